@@ -1,4 +1,4 @@
-//! Names the library, so that copies of it know each other in a process.
+//! Gives the library a soname, by which copies of the library in one process recognise each other.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

@@ -1,9 +1,9 @@
 //! The account of the GPU time that a tenant uses without a daemon. All processes of the tenant
 //! share one account for each GPU.
 //!
-//! The account keeps two facts. The first fact is *when* the tenant's work was on the GPU. By it,
-//! time in which two processes had work on the GPU counts once. The second fact is the moment
-//! *until which* the tenant must pause for the GPU time that it used.
+//! The account keeps two facts. The first fact is *when* the tenant's work was on the GPU. By the
+//! first fact, the account counts time in which two processes had work on the GPU only once. The
+//! second fact is the moment *until which* the tenant must pause for the GPU time that it used.
 //!
 //! Each fact consists of words that change independently. So if a process is killed at any
 //! instruction, the account stays correct, except for work that this process had not reported yet.
@@ -18,15 +18,15 @@
 use crate::PPM;
 use crate::sync::{AtomicU64, Ordering};
 
-/// The length of a tick, ns. An interval counts for each tick that begins in it. On average over
-/// all intervals, this is right.
+/// The length of a tick, ns. An interval covers each tick that begins in the interval. On average
+/// over all intervals, the covered ticks are as long as the intervals.
 pub const TICK_NS: u64 = 8192;
 const TICKS_PER_BLOCK: u64 = u32::BITS as u64;
 /// The number of blocks in the ring. The ring covers about a second. Launches are shorter, and
 /// meters report sooner.
 #[cfg(not(loom))]
 const BLOCKS: usize = 4096;
-/// Few, because the model checker cannot follow many blocks.
+/// The number of blocks under the model checker, which cannot follow many blocks.
 #[cfg(loom)]
 const BLOCKS: usize = 2;
 /// The number of ticks that the ring surely covers. This is one block less than the ring has,
@@ -64,7 +64,7 @@ impl Allowance {
     /// Returns the part of this time that no process had reported, in whole ticks, ns.
     pub fn cover(&self, start_ns: u64, end_ns: u64) -> u64 {
         let (mut tick, end) = (start_ns.div_ceil(TICK_NS), end_ns.div_ceil(TICK_NS));
-        // The ring no longer knows older time, so older time counts as unreported.
+        // The ring no longer knows older time, so the method takes older time as unreported.
         let remembered = end.saturating_sub(TICKS_REMEMBERED);
         let mut fresh = remembered.saturating_sub(tick);
         tick = tick.max(remembered);

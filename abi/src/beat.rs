@@ -31,8 +31,8 @@ impl BeatPage {
         }
     }
 
-    /// Returns when the arbiter of `gpu` last wrote the time, ns of `CLOCK_MONOTONIC`; 0 if it
-    /// never did.
+    /// Returns when the arbiter of `gpu` last wrote the time, ns of `CLOCK_MONOTONIC`; 0 if the
+    /// arbiter never wrote it.
     pub fn last_ns(&self, gpu: usize) -> u64 {
         self.beats_ns.get(gpu).map_or(0, |beat| beat.load(Ordering::Relaxed))
     }

@@ -11,11 +11,11 @@ pub enum Class {
     /// The tenant gets the share for which it asked, regardless of other tenants. If the guarantee
     /// does not fit beside the guarantees of others, the daemon refuses the guarantee.
     Guaranteed = 1,
-    /// The tenant gets a part by its weight. If the shares of all tenants do not fit together, they
-    /// shrink in proportion.
+    /// The tenant gets its share, or a part of the rest by its priority. If the shares of all
+    /// tenants do not fit together, the shares of fair tenants shrink in proportion.
     #[default]
     Fair = 2,
-    /// The tenant gets the GPU while no tenant of another class wants it.
+    /// The tenant gets the GPU while no tenant of another class wants the GPU.
     BestEffort = 3,
 }
 

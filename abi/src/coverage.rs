@@ -8,7 +8,7 @@
 use crate::driver::ApiId;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// Room for the functions of the table and for future ones.
+/// Room for the functions of the table and for future functions.
 pub const PLACES: usize = 896;
 const WORDS: usize = PLACES / u32::BITS as usize;
 const _: () = assert!(ApiId::COUNT <= PLACES && PLACES.is_multiple_of(u32::BITS as usize));
@@ -219,8 +219,8 @@ impl Bypasses {
 pub struct Coverage {
     /// [`crate::driver::TABLE_HASH`] of the session, or 0 until the session has written the block.
     pub table: AtomicU64,
-    /// Look-ups of hooked functions that got the driver's own function, because it belongs to a
-    /// second copy of the driver.
+    /// Look-ups of hooked functions that got the driver's own function, because the function
+    /// belongs to a second copy of the driver.
     pub other_instance: AtomicU64,
     /// Look-ups of hooked functions that got the driver's own function, because no export of the
     /// driver has its address.

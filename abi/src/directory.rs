@@ -11,8 +11,8 @@ pub const SOCKET_VARIABLE: &str = "DEEPRES_SOCKET";
 const RUNTIME_VARIABLE: &str = "XDG_RUNTIME_DIR";
 
 /// The directory in [`Directory`] that contains only the tenant socket. The directory stays when a
-/// daemon ends. So a container that mounts it finds the next daemon in it, and never sees the admin
-/// socket.
+/// daemon ends. So a container that mounts the directory finds the next daemon there, and never
+/// sees the admin socket.
 pub const TENANT_DIRECTORY: &str = "tenant";
 /// The tenant socket, in the tenant directory.
 pub const TENANT_SOCKET: &str = "tenant.sock";
@@ -20,9 +20,9 @@ pub const TENANT_SOCKET: &str = "tenant.sock";
 pub const ADMIN_SOCKET: &str = "admin.sock";
 
 const SYSTEM_DIRECTORY: &[u8] = b"/run/deepres";
-/// The rule appends this to the user's runtime directory.
+/// The text that the rule appends to the user's runtime directory.
 const IN_RUNTIME_DIRECTORY: &[u8] = b"/deepres";
-/// The rule appends the user's number to this.
+/// The text to which the rule appends the user's number.
 const TEMPORARY_PREFIX: &[u8] = b"/tmp/deepres-";
 const ROOT: u32 = 0;
 
@@ -39,9 +39,10 @@ pub struct Places<T> {
 /// A directory for the sockets and files of deepres.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Directory<'a> {
-    /// The directory that the environment names, by itself or by the socket in it.
+    /// The directory that the environment names, by its own path or by the path of the socket in
+    /// the directory.
     Named(&'a [u8]),
-    /// The system's directory. The daemon of root uses it, and serves all users.
+    /// The system's directory. Root's daemon uses this directory, and serves all users.
     System,
     /// The user's own directory, inside this runtime directory.
     Runtime(&'a [u8]),
@@ -51,7 +52,8 @@ pub enum Directory<'a> {
 }
 
 impl<T: AsRef<[u8]>> Places<T> {
-    /// Returns the values for the user with the number `user`. Reads the environment by `variable`.
+    /// Returns the values for the user with the number `user`. The function calls `variable` to
+    /// read a variable of the environment.
     pub fn read(user: u32, variable: impl Fn(&'static str) -> Option<T>) -> Self {
         let named = |name| variable(name).filter(|value| !value.as_ref().is_empty());
         Self {
@@ -62,8 +64,8 @@ impl<T: AsRef<[u8]>> Places<T> {
         }
     }
 
-    /// Returns the tenant socket that the environment names. If there is one, a job uses no other
-    /// socket.
+    /// Returns the tenant socket that the environment names. If the environment names a socket, a
+    /// job uses no other socket.
     pub fn socket(&self) -> Option<&T> {
         self.socket.as_ref()
     }

@@ -1,8 +1,8 @@
 //! The limits that a job keeps by itself while it has no session.
 //!
-//! `deepres run` learns the limits from the daemon, and hands them on to the job's processes in one
-//! variable of the environment. A process with a session ignores them, because the daemon's record
-//! is newer.
+//! `deepres run` learns the limits from the daemon, and hands the limits on to the job's processes
+//! in one variable of the environment. A process with a session ignores the variable, because the
+//! daemon's record is newer.
 
 use core::fmt;
 
@@ -13,7 +13,7 @@ use crate::wish::{Key, Value};
 /// The environment variable with the limits, as [`Fallback`] writes and reads them.
 pub const FALLBACK_VARIABLE: &str = "DEEPRES_FALLBACK";
 
-/// The name of the fail mode in the text, and the name of [`FailMode::Closed`].
+/// The name of the fail mode in the text of [`Fallback`], and the name of [`FailMode::Closed`].
 const FAIL_MODE: &str = "fail_mode";
 const CLOSED: &str = "closed";
 

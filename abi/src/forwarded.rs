@@ -1,6 +1,6 @@
-//! The functions that the interposer forwards on purpose, each with a reason. Together with the
-//! hooked and the counted functions ([`crate::coverage`]), they are the whole table. So a developer
-//! must assign each function that a new header adds.
+//! The functions that the interposer forwards on purpose, each with a reason. The forwarded, the
+//! hooked and the counted functions ([`crate::coverage`]) together are the whole table. So a
+//! developer must assign each function that a new header adds to one of these groups.
 
 use crate::driver::ApiId;
 
@@ -20,8 +20,8 @@ pub enum Reason {
     Graph,
     /// The function orders work on streams, for example by an event, and runs no work.
     Order,
-    /// The function maps or opens memory. The interposer charged that memory when a process made
-    /// it.
+    /// The function maps or opens memory that the interposer charged when a process made the
+    /// memory.
     Address,
     /// The function gives back memory that the interposer did not charge.
     Release,

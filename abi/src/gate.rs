@@ -56,8 +56,8 @@ pub enum Verdict {
 }
 
 /// Returns the decision about a launch that will take `estimate_ns` of GPU time. `queued_ns` is the
-/// GPU time in flight. `terms` are the terms that the caller read; `None` if it could not read them
-/// whole.
+/// GPU time in flight. `terms` are the terms of the lease that the caller read; `None` if the
+/// caller could not read all the terms.
 pub fn judge(
     gate: Gate,
     terms: Option<LeaseTerms>,
@@ -87,8 +87,8 @@ pub fn judge(
 #[derive(Debug)]
 pub struct OnlyLaunch(AtomicU32);
 
-/// Stands for "the process used no such lease". No lease has this epoch, because epochs have only
-/// 30 bits.
+/// The value that stands for no used lease. No lease has this epoch, because epochs have only 30
+/// bits.
 const NO_EPOCH: u32 = u32::MAX;
 
 impl Default for OnlyLaunch {
@@ -125,7 +125,7 @@ impl OnlyLaunch {
     }
 
     /// Forgets a lease that a thread used under the former grant after [`Self::forget`]. If a
-    /// thread used the lease that `slot` has now, keeps the record.
+    /// thread used the lease that `slot` has now, the method keeps the record.
     pub fn reset(&self, slot: &GrantSlot) {
         let used = self.0.load(Ordering::Relaxed);
         if used != slot.gate().epoch {
@@ -154,9 +154,9 @@ pub trait Process {
     fn is_called_away(&self, _now_ns: u64) -> bool {
         false
     }
-    /// Sleeps until some work completes, but only for a short time. The caller calls this while the
-    /// window is full; `is_full` returns whether the window is still full. Returns true if nothing
-    /// completed for so long that the launch may go as debt.
+    /// Sleeps until some work completes, but only for a short time. The caller calls this method
+    /// while the window is full; `is_full` returns whether the window is still full. Returns true
+    /// if nothing completed for so long that the launch may go as debt.
     fn is_stuck(&mut self, now_ns: u64, is_full: impl Fn(&Self) -> bool) -> bool;
 }
 
@@ -165,7 +165,7 @@ pub trait Process {
 pub struct ControllerGone;
 
 /// Reads the gate once, and returns the decision about a launch. A thread that acts on the decision
-/// must count as launching before this call.
+/// must call [`MeterSlot::start_launching`] before this function.
 fn look(slot: &GrantSlot, process: &impl Process, estimate_ns: u64) -> Verdict {
     let gate = slot.gate();
     match gate.state {
@@ -186,16 +186,16 @@ pub fn pass<'m>(
     process: &impl Process,
     estimate_ns: u64,
 ) -> Result<(Verdict, Launching<'m>), Verdict> {
-    // A thread that must wait must not count as launching. Otherwise the thread would delay the
-    // hand-off for which it waits.
+    // If the thread must wait, the function returns before the meter shows a launch. Otherwise the
+    // launch in the meter would delay the hand-off for which the thread waits.
     if let wait @ Verdict::Wait(Reason::Closed | Reason::Paused) = judge(slot.gate(), None, 0, 0, 0) {
         return Err(wait);
     }
     pass_beside(slot, meter, process, estimate_ns, false)
 }
 
-/// Does the same as [`pass`], without the first look. With `as_debt`, the launch may go although
-/// the window is full. Every other reason to wait still holds.
+/// Does the same as [`pass`], without the first look at the gate. With `as_debt`, the launch may go
+/// although the window is full, but every other reason to wait still holds.
 fn pass_beside<'m>(
     slot: &GrantSlot,
     meter: &'m MeterSlot,
@@ -203,7 +203,7 @@ fn pass_beside<'m>(
     estimate_ns: u64,
     as_debt: bool,
 ) -> Result<(Verdict, Launching<'m>), Verdict> {
-    // The thread counts as launching before it reads the gate. So a daemon that closes the gate
+    // The meter shows the launch before the thread reads the gate. So a daemon that closes the gate
     // after this read sees the launch.
     let launching = meter.start_launching();
     match look(slot, process, estimate_ns) {
@@ -230,8 +230,8 @@ pub fn wait<'m>(
         return Err(ControllerGone);
     }
     meter.enter_wait();
-    // The thread begins to count as launching before it stops counting as waiting. So the session
-    // always shows that it wants the GPU.
+    // The meter shows the launch before it stops showing the wait. So the session always shows that
+    // it wants the GPU.
     let passed = wait_counted(slot, meter, process, estimate_ns, began_ns);
     meter.leave_wait();
     passed

@@ -23,7 +23,8 @@ const STATE_MASK: u32 = (1 << STATE_BITS) - 1;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum GateState {
-    /// Another tenant has the GPU. The thread counts as waiting, rings the bell, and waits.
+    /// Another tenant has the GPU. The thread shows in the meter page that it waits, rings the
+    /// bell, and waits.
     Closed = 0,
     /// The launch may go, as long as the terms of the lease hold.
     Leased = 1,
@@ -67,21 +68,21 @@ impl Gate {
         word & STATE_MASK == GateState::Open as u32
     }
 
-    /// Returns whether `epoch` comes after `than`. The two must be less than half of all epochs
-    /// apart.
+    /// Returns whether `epoch` comes after `than`. The two epochs must be less than half of all
+    /// epochs apart.
     pub const fn is_later(epoch: u32, than: u32) -> bool {
         let ahead = epoch.wrapping_sub(than) & (u32::MAX >> STATE_BITS);
         ahead != 0 && ahead <= (u32::MAX >> STATE_BITS) / 2
     }
 
-    /// Returns the gate that follows this one, in `state`.
+    /// Returns the gate that follows this gate, in `state`.
     pub const fn next(self, state: GateState) -> Self {
         Self { epoch: self.epoch.wrapping_add(1) & (u32::MAX >> STATE_BITS), state }
     }
 }
 
-/// The terms of a lease. They bind while the gate of the same epoch is [`GateState::Leased`]. While
-/// the gate is open, only the window binds ([`GrantSlot::run_ahead_ns`]).
+/// The terms of a lease. The terms bind while the gate of the same epoch is [`GateState::Leased`].
+/// While the gate is open, only the window binds ([`GrantSlot::run_ahead_ns`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LeaseTerms {
     /// The epoch of the gate to which these terms belong.
@@ -164,9 +165,9 @@ impl GrantSlot {
         self.terms.write([u64::from(terms.epoch), terms.expires_ns, terms.window_ns, terms.spin_ns]);
     }
 
-    /// Returns the terms. Returns `None` if the caller cannot read them whole, because the daemon
-    /// died while it wrote them. If their epoch is not the epoch of the gate, the terms belong to
-    /// another lease. The caller must then read the gate again.
+    /// Returns the terms of the lease. Returns `None` if the daemon died while it wrote the terms,
+    /// so that a reader cannot trust them. If the terms and the gate have different epochs, the
+    /// terms belong to another lease. The caller must then read the gate again.
     pub fn terms(&self) -> Option<LeaseTerms> {
         let [epoch, expires_ns, window_ns, spin_ns] = self.terms.read()?;
         Some(LeaseTerms { epoch: epoch as u32, expires_ns, window_ns, spin_ns })
@@ -188,9 +189,8 @@ impl GrantSlot {
     }
 
     /// Returns whether the memory limit is still `bytes`. A thread calls this after it has made a
-    /// reservation under that limit. Either the thread sees that the daemon lowered the limit, or
-    /// the daemon sees the reservation. For this, the daemon reads the ledger after it lowers the
-    /// limit.
+    /// reservation under that limit. The daemon reads the ledger after it lowers the limit. So
+    /// either the thread sees the lower limit, or the daemon sees the reservation.
     #[inline(always)]
     pub fn memory_limit_is(&self, bytes: u64) -> bool {
         self.memory_limit_bytes.load(Ordering::SeqCst) == bytes
@@ -214,27 +214,27 @@ impl GrantSlot {
         self.entitled_ppm.load(Ordering::Relaxed)
     }
 
-    /// Sets whether the time of copies counts as GPU time
+    /// Sets whether the session adds the time of copies to the GPU time
     /// ([`crate::meter::MeterSlot::compute_ns`]). An older library does not read this field. Under
-    /// an older daemon, the field is 0, and copies do not count.
+    /// an older daemon, the field is 0, and the session does not add copies.
     pub fn set_charge_copies(&self, charge_copies: bool) {
         self.charge_copies.store(charge_copies.into(), Ordering::Relaxed);
     }
 
-    /// Returns whether the time of copies counts as GPU time.
+    /// Returns whether the session adds the time of copies to the GPU time.
     pub fn charge_copies(&self) -> bool {
         self.charge_copies.load(Ordering::Relaxed) != 0
     }
 }
 
-/// The behaviour of a waiting thread once the daemon counts as gone.
+/// The behaviour of a waiting thread once the session takes the daemon for gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(u32)]
 pub enum FailMode {
-    /// Launches without leases until a daemon is back.
+    /// The thread launches without leases until a daemon is back.
     #[default]
     Open = 0,
-    /// Returns an error from the launch.
+    /// The launch of the thread returns an error.
     Closed = 1,
 }
 
@@ -267,16 +267,17 @@ unsafe impl Page for GrantPage {
 
 impl GrantPage {
     /// Sets the values of the whole session: its number, the heartbeat limit (ns) and the fail
-    /// mode. If the heartbeat is older than the heartbeat limit, the daemon counts as gone.
+    /// mode. If the heartbeat is older than the heartbeat limit, the session takes the daemon for
+    /// gone.
     pub fn set_session(&self, session_id: u64, heartbeat_limit_ns: u64, fail_mode: FailMode) {
         self.session_id.store(session_id, Ordering::Relaxed);
         self.heartbeat_limit_ns.store(heartbeat_limit_ns, Ordering::Relaxed);
         self.fail_mode.store(fail_mode as u32, Ordering::Relaxed);
     }
 
-    /// Begins the epochs of all gates at a number that follows from `seed`. The caller does this
-    /// before any thread reads the page. If a page replaces the page of an earlier session, no
-    /// launch then takes a gate word of the earlier session for a word of this one.
+    /// Begins the epochs of all gates at a number that follows from `seed`. The caller calls this
+    /// before any thread reads the page. If a page replaces an earlier session's page, no launch
+    /// then takes a gate word of the earlier session for a word of this session.
     pub fn begin_epochs(&self, seed: u64) {
         /// A multiplier that mixes the bits of the seed.
         const MIX: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -290,13 +291,13 @@ impl GrantPage {
         self.session_id.load(Ordering::Relaxed)
     }
 
-    /// Returns the heartbeat limit: the age of the heartbeat from which the daemon counts as gone,
-    /// ns.
+    /// Returns the heartbeat limit: the age of the heartbeat from which the session takes the
+    /// daemon for gone, ns.
     pub fn heartbeat_limit_ns(&self) -> u64 {
         self.heartbeat_limit_ns.load(Ordering::Relaxed)
     }
 
-    /// Returns the behaviour of a waiting thread once the daemon counts as gone.
+    /// Returns the behaviour of a waiting thread once the session takes the daemon for gone.
     pub fn fail_mode(&self) -> FailMode {
         FailMode::from_number(self.fail_mode.load(Ordering::Relaxed))
     }

@@ -4,8 +4,8 @@
 use core::fmt;
 use core::str::{self, FromStr};
 
-/// The most bytes of all labels of a tenant together. Each label counts with its `=`, and a
-/// separator between two labels counts as a byte.
+/// The most bytes of all labels of a tenant together. The sum includes the `=` of each label, and a
+/// separator between two labels.
 pub const LABELS_BYTES: usize = 192;
 /// The byte between two labels.
 const SEPARATOR: u8 = b',';

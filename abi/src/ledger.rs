@@ -18,12 +18,12 @@
 //! are *pending*. Each word sums up the whole life of the slot, modulo 2⁶⁴, so only differences
 //! between words count.
 //!
-//! *The tenant never passes its limit.* [`Account::reserve`] first adds to `promised`. Then it
-//! reads the sum of `promised` less `released` over all slots. All additions have one (sequentially
-//! consistent) order. If several requests together would exceed the limit, the request with the
-//! last addition sees all others. [`Reservation::commit`] adds to `taken`, which does not change
-//! that sum. The sum reads `released` before `promised`, so it never counts a release without its
-//! promise.
+//! *The tenant never passes its limit.* [`Account::reserve`] first adds to `promised`. Then the
+//! method reads the sum of `promised` less `released` over all slots. All additions have one
+//! (sequentially consistent) order. If several requests together would exceed the limit, the
+//! request with the last addition sees all others. [`Reservation::commit`] adds to `taken`, which
+//! does not change that sum. The sum reads `released` before `promised`, so it never counts a
+//! release without its promise.
 //!
 //! *No request that fits is refused.* Pending and leaving bytes of other requests may still vanish.
 //! If only such bytes are in the way, a request withdraws its promise and tries again. A request is
@@ -31,9 +31,9 @@
 //! caller stopped trying.
 //!
 //! A reader reads the slots one by one. If one session frees bytes while another session takes
-//! them, the reader could count them twice. So the reader reads `leaving`, which only grows, again
-//! at the end. If `leaving` has not grown, at least the counted bytes were staying when the first
-//! reading of `leaving` ended.
+//! them, the reader could count them twice. So at the end, the reader reads `leaving` again, which
+//! only grows. If `leaving` has not grown, all counted bytes were staying at one moment: when the
+//! first reading of `leaving` ended.
 
 use core::ops::Range;
 
@@ -44,14 +44,14 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering, spin_hint};
 /// The most sessions that a tenant can have at a time.
 #[cfg(not(loom))]
 pub const MAX_SESSIONS: usize = 512;
-/// Few, because the model checker cannot follow many sessions.
+/// The most sessions under the model checker, which cannot follow many sessions.
 #[cfg(loom)]
 pub const MAX_SESSIONS: usize = 3;
 
 /// The number of tries after which [`Account::reserve`] asks its caller whether to go on.
 #[cfg(not(loom))]
 const SPINS: u32 = 64;
-/// One, because the model checker needs only one retry to see the path.
+/// The number of tries under the model checker, which needs only one retry to see the path.
 #[cfg(loom)]
 const SPINS: u32 = 1;
 
@@ -125,8 +125,8 @@ impl Slot {
         ahead(self.promised_bytes.load(Ordering::SeqCst), released)
     }
 
-    /// Returns the pending bytes. Reads `taken` first. So a reservation that its session commits
-    /// during the call still counts as pending. In the opposite order, the result could leave out
+    /// Returns the pending bytes. Reads `taken` first. So the result still includes a reservation
+    /// that its session commits during the call. In the opposite order, the result could leave out
     /// pending bytes.
     fn pending_bytes(&self) -> u64 {
         let taken = self.taken_bytes.load(Ordering::SeqCst);
@@ -137,7 +137,8 @@ impl Slot {
     #[inline(always)]
     fn take(&self, bytes: u64) {
         let taken = self.taken_bytes.fetch_add(bytes, Ordering::SeqCst).wrapping_add(bytes);
-        // `taken` is ahead only if another process cleared the slot while its owner was alive.
+        // If another process cleared the slot while the slot's owner was alive, `taken` may be
+        // ahead of `promised`.
         if ahead(taken, self.promised_bytes.load(Ordering::SeqCst)) != 0 {
             self.promise_up_to(taken);
         }
@@ -191,17 +192,17 @@ impl Slot {
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct LedgerGpu {
-    /// The slots in use are below this number. The daemon raises the number before it gives out a
-    /// slot.
+    /// All slots in use have numbers below this number. The daemon raises the number before it
+    /// gives out a slot.
     slots_used: AtomicU32,
-    /// How often the daemon made room.
+    /// The number of times that the daemon made room.
     rooms_made: AtomicU32,
     /// The most bytes that the tenant was seen to hold at once.
     peak_bytes: AtomicU64,
     /// The most memory for which the daemon can make room, bytes; 0 if it can make no room. No
     /// session waits for more.
     obtainable_bytes: AtomicU64,
-    /// How often another tenant began to wait for memory that this tenant has.
+    /// The number of times that another tenant began to wait for memory that this tenant has.
     presses: AtomicU32,
     slots: [Slot; MAX_SESSIONS],
 }
@@ -229,9 +230,9 @@ impl LedgerPage {
         self.gpus.get(gpu)
     }
 
-    /// Returns the ledger of the host's memory. It counts the host memory that sessions reserved
-    /// because the driver may move their oversubscribed memory there. On a page of an older daemon,
-    /// no session has a slot in this ledger.
+    /// Returns the ledger of the host's memory. This ledger counts the host memory that sessions
+    /// reserved, because the driver may move their oversubscribed memory to the host. On a page of
+    /// an older daemon, no session has a slot in this ledger.
     pub fn host(&self) -> &LedgerGpu {
         &self.host
     }
@@ -272,8 +273,8 @@ impl Default for LedgerGpu {
 
 impl LedgerGpu {
     /// Returns the most bytes that the tenant held at once. The result includes other threads'
-    /// reservations at that moment. For a tenant with a limit, the result misses no peak. Without a
-    /// limit, the result is the most that anyone saw.
+    /// reservations at that moment. For a tenant with a limit, the result misses no peak. For a
+    /// tenant without a limit, the result is the most that the daemon or a session saw.
     pub fn peak_bytes(&self) -> u64 {
         self.peak_bytes.load(Ordering::Relaxed)
     }
@@ -289,7 +290,7 @@ impl LedgerGpu {
 
     /// Returns the bytes for which a session waits, because the driver lacked memory; 0 if no
     /// session waits. If several sessions wait, returns the smallest amount, because the daemon can
-    /// make room for it first.
+    /// make room for the smallest amount first.
     pub fn needed_bytes(&self) -> u64 {
         let needs = self.used().iter().map(|slot| slot.needed_bytes.load(Ordering::SeqCst));
         needs.filter(|bytes| *bytes > 0).min().unwrap_or(0)
@@ -422,9 +423,9 @@ impl<'a> Account<'a> {
     /// Reserves `bytes`, if the tenant then holds at most `limit_bytes`. The caller must reserve
     /// the bytes before it asks the driver for them.
     ///
-    /// If only unfinished requests and frees of others are in the way, the function tries again.
-    /// Between tries it calls `goes_on`, which may sleep. If `goes_on` returns false, the function
-    /// stops.
+    /// If only unfinished requests and frees of other threads are in the way, the method tries
+    /// again. Between tries the method calls `goes_on`, which may sleep. If `goes_on` returns
+    /// false, the method stops.
     ///
     /// # Errors
     /// [`Refused`] if staying bytes leave no room, or if `goes_on` returned false.
@@ -446,7 +447,7 @@ impl<'a> Account<'a> {
     #[inline(always)]
     fn reserve_at_once(self, bytes: u64, limit_bytes: u64) -> Option<Reservation<'a>> {
         // A request that can never fit adds nothing to `promised`, because the addition would be in
-        // the way of others.
+        // the way of other requests.
         if bytes > limit_bytes.min(MOST_BYTES) {
             return None;
         }
@@ -459,7 +460,8 @@ impl<'a> Account<'a> {
         None
     }
 
-    /// Continues [`Account::reserve`] after a first try without success. Returns the same.
+    /// Continues [`Account::reserve`] after a first try without success, and returns the result of
+    /// [`Account::reserve`].
     #[cold]
     fn reserve_among_others(
         self,
@@ -494,8 +496,8 @@ impl<'a> Account<'a> {
     }
 
     /// Marks `bytes` that were committed or charged as leaving, and returns them. The caller calls
-    /// this before it tells the driver to free the bytes. The tenant holds them until the driver
-    /// has freed them. But no request is refused because of leaving bytes.
+    /// this before it tells the driver to free the bytes. The tenant holds the bytes until the
+    /// driver has freed them. But the ledger refuses no request because of leaving bytes.
     #[inline(always)]
     pub fn leave(self, bytes: u64) -> Leaving<'a> {
         Leaving { account: self, bytes: self.slot.leave(bytes) }
@@ -551,9 +553,9 @@ impl Waiting<'_> {
         self.account.gpu.rooms_made.load(Ordering::SeqCst) != self.rooms_made
     }
 
-    /// Returns whether the thread should wait on. The call also records again how much the thread
-    /// needs. All threads of the session share that record, and a thread that ends its wait resets
-    /// it. So each waiting thread must call this now and then.
+    /// Returns whether the thread should wait on. The call also records again how much memory the
+    /// thread needs. All threads of the session share that record, and a thread that ends its wait
+    /// resets the record. So each waiting thread must call this method now and then.
     pub fn goes_on(&self) -> bool {
         // The daemon makes no room for 0 bytes, so such a request would wait for ever.
         if self.bytes == 0 || self.bytes > self.account.gpu.obtainable_bytes.load(Ordering::SeqCst) {
@@ -593,7 +595,7 @@ impl<'a> Reservation<'a> {
     }
 
     /// Commits `bytes` of the reservation, which the driver allocated, and withdraws the rest. The
-    /// method withdraws the rest first, so that the rest never counts as staying.
+    /// method withdraws the rest first, so that no reader takes the rest for memory that stays.
     pub fn commit_part(mut self, bytes: u64) {
         if bytes < self.bytes {
             let less = self.bytes - bytes;

@@ -3,9 +3,9 @@
 //! reads shares and sizes as people write them ([`quantity`]).
 //!
 //! Two processes of different builds may share a page. So each page carries magic, version and size
-//! ([`page`]), and consists only of atomics. No reader uses a value of a page as an index without a
-//! check. The crate is `no_std` and does not allocate, because the interposer uses it on the launch
-//! path.
+//! ([`page`]), and consists only of atomics. Before a reader uses a value of a page as an index,
+//! the reader checks the value. The crate is `no_std` and does not allocate, because the interposer
+//! uses it on the launch path.
 //!
 //! | page | written by | read by | one for each |
 //! |---|---|---|---|

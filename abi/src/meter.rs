@@ -2,8 +2,8 @@
 //! daemon reads it.
 //!
 //! A tenant can write wrong numbers here, but only about itself. The daemon takes a [`Reading`],
-//! which holds plain numbers. It bounds each number by the time that passed ([`Reading::since`]).
-//! The daemon uses no number as an index or a length.
+//! which holds plain numbers. The daemon bounds each number by the time that passed
+//! ([`Reading::since`]). The daemon uses no number as an index or a length.
 
 use crate::MAX_GPUS;
 use crate::coverage::{Bypasses, Coverage};
@@ -106,8 +106,9 @@ pub const fn wait_bucket(wait_ns: u64) -> usize {
 pub struct MeterSlot {
     /// Threads that wait at this moment, at the gate or in a driver call of a suspended tenant.
     pub waiters: AtomicU32,
-    /// Odd while work is in flight: from the first counted launch until the session has seen all
-    /// work complete. The other bits distinguish one such period from the next.
+    /// The lowest bit is set while work is in flight: from the first counted launch until the
+    /// session has seen all work complete. The other bits distinguish one such period from the
+    /// next.
     pub in_flight: AtomicU32,
     /// Estimated GPU time in flight.
     pub in_flight_ns: AtomicU64,
@@ -157,8 +158,8 @@ pub struct MeterSlot {
 pub struct BeyondSlot {
     /// All of this memory, bytes.
     pub held_bytes: AtomicU64,
-    /// The part that the interposer moved to the GPU and did not move off again, bytes. The driver
-    /// may have moved some of it off by itself.
+    /// The part of this memory that the interposer moved to the GPU and did not move off again,
+    /// bytes. The driver may have moved some of this part off by itself.
     pub brought_bytes: AtomicU64,
 }
 
@@ -203,16 +204,16 @@ pub struct EdgeSlot {
 /// The number of intervals in [`Intervals`].
 #[cfg(not(loom))]
 pub const INTERVALS: usize = 256;
-/// Few, because the model checker cannot follow many intervals.
+/// The number of intervals under the model checker, which cannot follow many intervals.
 #[cfg(loom)]
 pub const INTERVALS: usize = 2;
 
 /// The recent times at which a session's kernels and graphs were on one GPU. If sessions of one
 /// tenant overlap, the arbiter charges the tenant once. An older library leaves the ring empty.
 ///
-/// Only the thread that adds to [`MeterSlot::compute_ns`] writes the ring. It writes an interval
-/// before it adds the interval's time there. A reader that is late, or reads during a write, misses
-/// some intervals.
+/// Only the thread that adds to [`MeterSlot::compute_ns`] writes the ring. This thread writes an
+/// interval before it adds the interval's time to `compute_ns`. A reader that is late, or reads
+/// during a write, misses some intervals.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Intervals {
@@ -316,9 +317,10 @@ unsafe impl Page for MeterPage {
 }
 
 impl MeterPage {
-    /// Says that the page now contains all counters of the process's earlier sessions. The session
-    /// told the daemon beforehand to expect them ([`crate::wire::Hello::sessions_before`]). Until
-    /// this call, the daemon charges nothing by this page.
+    /// Records that the page now contains all counters of the process's earlier sessions. The
+    /// session told the daemon beforehand to expect these counters
+    /// ([`crate::wire::Hello::sessions_before`]). Until this call, the daemon charges nothing by
+    /// this page.
     pub fn set_carried(&self) {
         self.carried.store(1, Ordering::Release);
     }
@@ -462,7 +464,7 @@ impl MeterSlot {
     }
 
     /// Counts a thread that is about to read the gate, and to launch if the gate permits. Returns a
-    /// value; until its drop, the thread counts as work in flight.
+    /// value. Until the drop of this value, the meter shows the thread as work in flight.
     pub fn start_launching(&self) -> Launching<'_> {
         self.launching.fetch_add(1, Ordering::SeqCst);
         fence_after_exchange();
@@ -477,7 +479,7 @@ impl MeterSlot {
     /// Records that a thread launched work, and that the session has not seen the work complete.
     pub fn set_in_flight(&self) {
         let mark = |word: u32| Some(word.wrapping_add(MARK) | BUSY);
-        // This cannot fail, because every mark has a next one.
+        // The update cannot fail, because every mark has a next mark.
         let _ = self.in_flight.fetch_update(Ordering::SeqCst, Ordering::SeqCst, mark);
     }
 
@@ -538,7 +540,7 @@ impl MeterSlot {
     /// than [`Self::read`].
     pub fn rests_since(&self, earlier: &Reading) -> bool {
         let same = |counter: &AtomicU64, earlier: u64| counter.load(Ordering::Relaxed) == earlier;
-        // The order of these reads is that of `read`.
+        // These reads have the same order as the reads of `read`.
         self.waiters.load(Ordering::SeqCst) == 0
             && self.launching.load(Ordering::SeqCst) == 0
             && self.in_flight().is_none()
@@ -679,7 +681,7 @@ mod tests {
         (0..INTERVALS as u64).for_each(|number| intervals.add(number, number + 10));
         let (written, all) = told(2);
         assert_eq!((written, all.len(), all[0]), (INTERVALS as u64 + 2, INTERVALS, (0, 10)));
-        // This makes the oldest interval look as if the session were overwriting it.
+        // This addition makes the oldest interval look as if the session were overwriting it.
         intervals.begun.fetch_add(1, Ordering::Relaxed);
         assert_eq!(told(2).1[0], (1, 11));
         assert_eq!(told(u64::MAX).1.len(), INTERVALS - 1, "of another page");

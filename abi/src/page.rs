@@ -7,13 +7,13 @@ use core::{cmp, fmt};
 /// The major version of the layout. A reader refuses a page of another major version. The minor
 /// version of the page may be older or newer than the reader's.
 pub const MAJOR: u16 = 2;
-/// The minor version of the layout. A change that adds a field raises it. New fields use reserved
-/// space, which was zero before, or the end of a page or frame.
+/// The minor version of the layout. A change that adds a field raises the minor version. New fields
+/// use reserved space, which was zero before, or the end of a page or frame.
 pub const MINOR: u16 = 4;
 
 /// The bytes `deepres\0` as a little-endian word.
 const MAGIC: u64 = u64::from_le_bytes(*b"deepres\0");
-/// The value of [`Head::ready`] from which on a reader may read the rest of the page.
+/// The value of [`Head::ready`] in a finished page. A reader may then read the rest of the page.
 const READY: u32 = 1;
 
 /// The kind of a page.

@@ -8,7 +8,7 @@
 //! A chunk is a [`ChunkHead`], followed by records. A record is a length in bytes and a [`Record`]
 //! in bincode's format. So a reader can skip records of later minor versions.
 //!
-//! Only this module uses bincode. It bounds the size of each record that it decodes.
+//! Only this module uses bincode. The module bounds the size of each record that it decodes.
 
 use bincode::config::{Configuration, Limit, standard};
 use bincode::error::DecodeError;
@@ -21,8 +21,8 @@ pub const FILE_MAGIC: [u8; 8] = *b"deepres\x01";
 pub const CHUNK_MAGIC: [u8; 4] = *b"dchk";
 /// The major version. A reader cannot read files of another major version.
 pub const MAJOR: u16 = 2;
-/// The minor version. A change that adds a record or a field raises it. A change of the table of
-/// functions raises it too, because records contain numbers of the table.
+/// The minor version. A change that adds a record or a field raises the minor version. So does a
+/// change of the table of functions, because records contain numbers of the table.
 pub const MINOR: u16 = 0;
 /// The most bytes of records in a chunk.
 pub const MAX_CHUNK_BYTES: usize = 1 << 20;

@@ -11,7 +11,8 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering, fence, spin_hint};
 /// writer stays mapped in its readers.
 #[cfg(not(loom))]
 const READ_ATTEMPTS: u32 = 1_000;
-/// Two, because the model checker needs only two attempts to see both outcomes.
+/// The number of attempts under the model checker, which needs only two attempts to see both
+/// outcomes.
 #[cfg(loom)]
 const READ_ATTEMPTS: u32 = 2;
 
@@ -19,7 +20,7 @@ const READ_ATTEMPTS: u32 = 2;
 #[derive(Debug)]
 #[repr(C)]
 pub struct SeqLock<const N: usize> {
-    /// Odd while a write is in progress.
+    /// A counter of the writes. The counter is odd while a write is in progress.
     sequence: AtomicU32,
     words: [AtomicU64; N],
 }
@@ -31,7 +32,7 @@ impl<const N: usize> Default for SeqLock<N> {
 }
 
 impl<const N: usize> SeqLock<N> {
-    /// Replaces the words. Only one thread of the whole system may call this for a lock.
+    /// Replaces the words. For each lock, only one thread of the whole system may call this.
     pub fn write(&self, words: [u64; N]) {
         let sequence = self.sequence.load(Ordering::Relaxed);
         // An odd value means that a writer died during its write. This write makes the words whole

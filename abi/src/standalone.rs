@@ -13,8 +13,8 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::turn::Turn;
 use crate::wire::Uuid;
 
-/// Ranks that were seen to depend on each other pause together for this time, ns. After that, the
-/// interposer checks anew whether they depend on each other, which costs one spin.
+/// The time for which ranks pause together after one rank spun for another rank, ns. After this
+/// time, the interposer checks anew whether the ranks depend on each other, which costs one spin.
 pub const DEPENDENCE_NS: u64 = 30_000_000_000;
 /// A note that a rank spins is valid for this time, ns, because the rank's process may have died.
 const SPIN_NS: u64 = 20_000_000;
@@ -31,11 +31,11 @@ pub struct StandaloneGpu {
     share_ppm: AtomicU32,
     /// The turn of the process that has the GPU.
     pub turn: Turn,
-    /// When a rank on this GPU was last seen to spin for a rank on another, ns of
-    /// `CLOCK_MONOTONIC`; 0 if none spins now.
+    /// When a rank on this GPU was last seen to spin for a rank on another GPU, ns of
+    /// `CLOCK_MONOTONIC`; 0 if no rank spins.
     spins_ns: AtomicU64,
-    /// When the ranks on this GPU and on another were last seen to depend on each other, ns of
-    /// `CLOCK_MONOTONIC`; 0 for never.
+    /// When a process last saw that the ranks on this GPU and on another GPU depend on each other,
+    /// ns of `CLOCK_MONOTONIC`; 0 for never.
     depends_ns: AtomicU64,
     /// The tenant's GPU time.
     pub allowance: Allowance,
@@ -81,8 +81,9 @@ impl StandalonePage {
         self.gpus.iter().enumerate().filter(is_other).map(|(_, gpu)| gpu)
     }
 
-    /// Returns whether a rank on another GPU spins for a rank on the GPU at `place`, which waits at
-    /// its gate. If so, notes that the ranks on both GPUs depend on each other.
+    /// Returns whether a rank on another GPU spins for a rank that waits at its gate on the GPU at
+    /// `place`. If such a rank spins, the method notes that the ranks on both GPUs depend on each
+    /// other.
     pub fn is_spun_for(&self, place: usize, now_ns: u64) -> bool {
         let mut is_spun_for = false;
         for other in self.others(place).filter(|other| other.spins(now_ns)) {
@@ -127,8 +128,8 @@ impl StandaloneGpu {
         is_recent(&self.spins_ns, now_ns, SPIN_NS)
     }
 
-    /// Returns whether the ranks on this GPU and on another were seen to depend on each other
-    /// within the last [`DEPENDENCE_NS`].
+    /// Returns whether a process saw within the last [`DEPENDENCE_NS`] that the ranks on this GPU
+    /// and on another GPU depend on each other.
     pub fn depends(&self, now_ns: u64) -> bool {
         is_recent(&self.depends_ns, now_ns, DEPENDENCE_NS)
     }

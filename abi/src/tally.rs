@@ -5,7 +5,7 @@
 //! counts without a read-modify-write. The owner or another thread closes the segment. That thread
 //! *accounts for* the launches since the last segment: it takes their number and their times.
 //!
-//! If the system preempts the owner while it counts, another thread may close the segment
+//! If the system pre-empts the owner while the owner counts, another thread may close the segment
 //! meanwhile. The launch then comes too late for this segment, and belongs to no segment yet.
 //! [`Tally::settle`] accounts for such late launches. So the tally accounts for each launch once.
 //!
@@ -14,19 +14,20 @@
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// No segment is open. Only the owner leaves this state.
+/// The state without an open segment. Only the owner leaves this state.
 const IDLE: u32 = 0;
-/// A segment is open, and the owner counts in it. A thread that changes the state to [`CLOSING`]
-/// closes the segment.
+/// The state in which a segment is open, and the owner counts in the segment. A thread that changes
+/// the state to [`CLOSING`] closes the segment.
 const OPEN: u32 = 1;
-/// A thread records the end of the segment.
+/// The state in which a thread records the end of the segment.
 const CLOSING: u32 = 2;
-/// A segment is open, and the owner is inside the driver with a launch of this segment. No thread
-/// but the owner closes the segment now, except by [`Tally::seize`].
+/// The state in which a segment is open, and the owner is inside the driver with a launch of this
+/// segment. No thread but the owner closes the segment now, except by [`Tally::seize`].
 const LAUNCHING: u32 = 3;
 
-/// The launches of a lane, as the module's documentation explains. The caller chooses the unit: it
-/// adds one unit for each launch, and may keep two counts in one number. Numbers wrap around.
+/// The launches of a lane, as the module's documentation explains. The caller chooses the unit: the
+/// caller adds one unit for each launch, and may keep two counts in one number. Numbers wrap
+/// around.
 #[derive(Debug)]
 pub struct Tally {
     state: AtomicU32,
@@ -245,9 +246,9 @@ impl Tally {
         self.state.store(IDLE, Ordering::SeqCst);
     }
 
-    /// Accounts for launches that came too late for the last segment, and returns them. Does
-    /// nothing while a segment is open, or if no launch came late. The result is negative if the
-    /// driver refused a launch after a segment had counted it. Any thread may call this.
+    /// Accounts for launches that came too late for the last segment, and returns these launches.
+    /// Does nothing while a segment is open, or if no launch came late. The result is negative if
+    /// the driver refused a launch after a segment had counted it. Any thread may call this.
     pub fn settle(&self) -> Option<Taken> {
         let accounted = self.accounted.load(Ordering::Acquire);
         let launched = self.launched.load(Ordering::Acquire);

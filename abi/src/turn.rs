@@ -8,7 +8,8 @@
 
 use crate::sync::{AtomicU64, Ordering};
 
-/// A word keeps a time in units of 1.024 µs. The remaining bits hold the slot.
+/// The number of low bits that a claim's time drops. So a word keeps the time in units of 1.024 µs,
+/// and the slot in the remaining bits.
 const TIME_SHIFT: u32 = 10;
 const SLOT_BITS: u32 = 10;
 const SLOT_MASK: u64 = (1 << SLOT_BITS) - 1;
@@ -23,9 +24,9 @@ pub struct Turn {
     held: AtomicU64,
     /// The process that has asked for the turn longest, and the end of its wish.
     wanted: AtomicU64,
-    /// When that process first asked, ns of `CLOCK_MONOTONIC`. The process writes `wanted` and this
-    /// word in two stores. If the two words do not match, they match again after the process
-    /// repeats its wish.
+    /// When the process in `wanted` first asked, ns of `CLOCK_MONOTONIC`. The process writes
+    /// `wanted` and this word in two stores. If the two words do not match, they match again after
+    /// the process repeats its wish.
     since_ns: AtomicU64,
 }
 

@@ -97,20 +97,20 @@ pub trait Frame: FromBytes + IntoBytes + Immutable + KnownLayout {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Role {
-    /// A process begins a session. It gets a [`Welcome`] with pages.
+    /// A process begins a session. The process gets a [`Welcome`] with pages.
     Session = 1,
-    /// `deepres run` keeps its tenant in the daemon while the connection lasts. It gets a
-    /// [`Welcome`] without pages. If the daemon refuses the wishes, `deepres run` learns so before
-    /// the job starts.
+    /// `deepres run` keeps its tenant in the daemon while the connection lasts. `deepres run` gets
+    /// a [`Welcome`] without pages. If the daemon refuses the wishes, `deepres run` learns so
+    /// before the job starts.
     Keeper = 2,
-    /// A process asks for the limits and the use of its tenant, on the GPUs in its hello. It gets a
-    /// [`View`], and the connection ends.
+    /// A process asks for the limits and the use of its tenant, on the GPUs in its hello. The
+    /// process gets a [`View`], and the connection ends.
     Viewer = 3,
     /// A process is about to begin a session in another connection. While this connection lasts,
     /// the daemon does not list the process as unmanaged. The process gets no answer.
     Arriving = 4,
-    /// A process asks how much memory it holds on the one GPU in its hello, by NVML's answer. It
-    /// gets a [`View`], and the connection ends.
+    /// A process asks how much memory it holds on the one GPU in its hello, by NVML's answer. The
+    /// process gets a [`View`], and the connection ends.
     Appraised = 5,
 }
 
@@ -249,7 +249,7 @@ pub struct View {
     pub gpus: [ViewGpu; MAX_GPUS],
     /// The ids of the tenant's processes, as the daemon sees them.
     processes: [u32; VIEW_PROCESSES],
-    /// Memory of the process that asked on the first GPU of the hello, bytes, by NVML's answer
+    /// Memory of the asking process on the first GPU of the hello, bytes, by NVML's answer
     /// ([`Role::Appraised`]).
     asker_bytes: u64,
     /// 1 if NVML answered.
@@ -272,13 +272,13 @@ impl View {
         }
     }
 
-    /// Sets the memory of the process that asked, on the first GPU of the hello, by NVML's answer.
+    /// Sets the memory of the asking process on the first GPU of the hello, by NVML's answer.
     pub fn set_asker_bytes(&mut self, bytes: u64) {
         (self.asker_bytes, self.is_appraised) = (bytes, 1);
     }
 
-    /// Returns the memory of the process that asked, on the first GPU of the hello, by NVML's
-    /// answer, bytes. Returns `None` if the process did not ask for it, or if NVML did not answer.
+    /// Returns the memory of the asking process on the first GPU of the hello, by NVML's answer,
+    /// bytes. Returns `None` if the process did not ask for its memory, or if NVML did not answer.
     pub fn asker_bytes(&self) -> Option<u64> {
         (self.is_appraised == 1).then_some(self.asker_bytes)
     }

@@ -18,7 +18,7 @@ use core::str;
 pub const WISHES_BYTES: usize = 320;
 /// The bytes before each value: the tag and the length.
 const HEAD_BYTES: usize = 2;
-/// Stands in place of a tag and ends the list of wishes.
+/// The byte that stands in place of a tag and ends the list of wishes.
 const END: u8 = 0;
 
 macro_rules! wishes {
@@ -107,7 +107,7 @@ wishes! {
     Memory = 2: memory_bytes, "memory", "memory", "DEEPRES_MEMORY", Bytes(u64);
     /// The class of the tenant.
     Class = 3: class, "class", "class", "DEEPRES_CLASS", Class(Class);
-    /// How critical the job is.
+    /// The criticality of the job.
     Criticality = 4: criticality, "criticality", "criticality", "DEEPRES_CRITICALITY", Criticality(Criticality);
     /// The time within which the job must be done, ns from the moment of the wish.
     Deadline = 5: deadline_ns, "deadline", "deadline", "DEEPRES_DEADLINE", Time(u64);
@@ -305,8 +305,8 @@ impl Wish {
         Key::ALL.into_iter().filter_map(|key| Some((key, self.get(key)?)))
     }
 
-    /// Returns the wishes `keys` of an environment. Calls `refuse` with each text that is no value,
-    /// and leaves that wish out.
+    /// Returns the wishes `keys` of an environment. If the text of a wish is no value, the function
+    /// calls `refuse` with the text, and leaves the wish out.
     pub fn read<T: AsRef<str>>(
         keys: impl IntoIterator<Item = Key>,
         variable: impl Fn(&str) -> Option<T>,

@@ -145,7 +145,7 @@ fn a_session_killed_while_it_reserves_and_commits_leaves_nothing_behind() {
         let account = ledger.account(VICTIM).unwrap();
         account.reserve(30, LIMIT_BYTES, || false).unwrap().commit();
     };
-    // The changes: promised, taken, recorded as the peak.
+    // The changes: the promise, the taken bytes, the peak.
     walk(reserve_and_commit, &[20, 50, 50, 50]);
 }
 
@@ -155,7 +155,7 @@ fn a_session_killed_while_it_takes_a_part_of_its_reservation_leaves_nothing_behi
         let account = ledger.account(VICTIM).unwrap();
         account.reserve(30, LIMIT_BYTES, || false).unwrap().commit_part(10);
     };
-    // The changes: promised, the rest withdrawn, taken, recorded as the peak.
+    // The changes: the promise, the withdrawal of the rest, the taken bytes, the peak.
     walk(reserve_and_commit_part, &[20, 50, 30, 30, 30]);
 }
 
@@ -165,7 +165,7 @@ fn a_session_killed_while_it_withdraws_leaves_nothing_behind() {
         let account = ledger.account(VICTIM).unwrap();
         drop(account.reserve(30, LIMIT_BYTES, || false).unwrap());
     };
-    // The changes: promised, withdrawn.
+    // The changes: the promise, the withdrawal.
     walk(reserve_and_withdraw, &[20, 50, 20]);
 }
 
@@ -180,6 +180,6 @@ fn a_session_killed_while_it_is_refused_leaves_nothing_behind() {
 
 #[test]
 fn a_session_killed_while_it_gives_back_leaves_nothing_behind() {
-    // The changes: leaving, released.
+    // The changes: the leaving bytes, the release.
     walk(|ledger| ledger.account(VICTIM).unwrap().release(BEFORE_BYTES), &[20, 20, 0]);
 }

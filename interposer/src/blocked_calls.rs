@@ -1,13 +1,14 @@
-//! Counts calls that pass no gate and wait in the driver, while the tenant is suspended. Meanwhile,
-//! each such call counts as a thread that waits at the gate. Without this count, the tenant would
-//! look idle, and the daemon brings idle tenants back last.
+//! Counts calls that pass no gate and wait in the driver, while the tenant is suspended. During the
+//! wait, the meter shows each such call as a thread that waits at the gate. Without this count, the
+//! tenant would look idle, and the daemon brings idle tenants back last.
 
 use crate::meter::gpu::Gpu;
 use crate::os::{self, Uncancelled};
 use crate::process;
 use deepres_abi::meter::MeterSlot;
 
-/// A call that may wait in the driver. The call counts as waiting until the drop of this value.
+/// A call that may wait in the driver. The meter shows the call as waiting until the drop of this
+/// value.
 #[must_use = "dropped, it says that the call is through"]
 pub struct BlockedCall {
     meter: &'static MeterSlot,

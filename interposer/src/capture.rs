@@ -38,7 +38,8 @@ impl Capture {
 }
 
 /// The number of active captures, and a bit that says whether the interposer records the process
-/// ([`crate::record`]). Both share a word, so that a launch loads only one word in most cases.
+/// ([`crate::record`]). The number and the bit share a word, so that a launch loads only one word
+/// in most cases.
 static ACTIVE: AtomicU32 = AtomicU32::new(0);
 /// The bit of [`ACTIVE`] for a process that the interposer records.
 const RECORDED: u32 = 1 << 31;
@@ -48,14 +49,14 @@ static CAPTURES: Mutex<{ Rank::Captures as u8 }, Vec<Capture>> = Mutex::new(Vec:
 /// capture until it has recorded the marker. A thread that makes a stream capture holds the lock
 /// exclusively.
 static MARKERS: RwLock<()> = RwLock::new(());
-/// The longest time for which a thread waits for the lock, ns. A call of the driver takes some µs.
-/// But a call that finds a full queue waits for the GPU, which may wait for this thread.
+/// The longest time for which a thread waits for [`MARKERS`], ns. A call of the driver takes some
+/// µs. But a call that finds a full queue waits for the GPU, which may wait for this thread.
 const MARKERS_LIMIT_NS: u64 = 1_000_000_000;
 
-/// Until this time, no thread waits for the lock, because a thread waited in vain; ns of
+/// The time until which no thread waits for [`MARKERS`], because a thread waited in vain; ns of
 /// `CLOCK_MONOTONIC`.
 static HASTY_UNTIL_NS: AtomicU64 = AtomicU64::new(0);
-/// The length of that time, ns.
+/// The time for which no thread waits for [`MARKERS`] after a thread waited in vain, ns.
 const HASTY_NS: u64 = 10 * MARKERS_LIMIT_NS;
 
 fn patiently<G>(lock: impl Fn() -> TryLockResult<G>) -> Option<G> {
@@ -76,15 +77,17 @@ fn patiently<G>(lock: impl Fn() -> TryLockResult<G>) -> Option<G> {
     }
 }
 
-/// Prevents all streams from beginning or joining a capture while the result lives. Returns `None`
-/// if another thread is about to begin or join a capture and takes long.
+/// Takes the lock of markers, shared, and returns the guard. While the guard lives, no stream
+/// begins or joins a capture. Returns `None` if another thread is about to begin or join a capture
+/// and takes long.
 pub fn marking() -> Option<RwLockReadGuard<'static, ()>> {
     patiently(|| MARKERS.try_read())
 }
 
-/// Prevents all threads from recording a marker while the result lives. Otherwise a marker on a
-/// stream that has just begun to capture would become part of the graph. A query of such a marker
-/// would end the capture. Returns `None` if another thread records a marker and takes long.
+/// Takes the lock of markers, exclusively, and returns the guard. While the guard lives, no thread
+/// records a marker. Otherwise a marker on a stream that has just begun to capture would become
+/// part of the graph. A query of such a marker would end the capture. Returns `None` if another
+/// thread records a marker and takes long.
 pub fn joining() -> Option<RwLockWriteGuard<'static, ()>> {
     patiently(|| MARKERS.try_write())
 }

@@ -1,5 +1,5 @@
-//! The wishes that the environment names. If a value makes no sense, the interposer reports it in
-//! one line and ignores it.
+//! The wishes that the environment names. If a value makes no sense, the interposer reports the
+//! value in one line and ignores it.
 
 use std::env;
 use std::ffi::OsString;
@@ -30,7 +30,8 @@ const PRESSURE: &str = "DEEPRES_PRESSURE";
 /// to the file.
 const RECORD: &str = "DEEPRES_RECORD";
 /// HAMi's names of the limits, for users who come from HAMi. A name applies to all GPUs; with a
-/// suffix such as `_0`, to one GPU. If the job sets deepres's own variables too, these win.
+/// suffix such as `_0`, to one GPU. If the job also sets deepres's own variables, deepres's
+/// variables decide.
 const SHARE_ALIAS: &str = "CUDA_DEVICE_SM_LIMIT";
 const MEMORY_ALIAS: &str = "CUDA_DEVICE_MEMORY_LIMIT";
 
@@ -161,8 +162,8 @@ impl Config {
         believed(&self.sockets)
     }
 
-    /// Returns the limits that the process keeps by itself on the GPU with this ordinal. Of the
-    /// limits for which the job asks and those that the daemon granted, the lower ones hold.
+    /// Returns the limits that the process keeps by itself on the GPU with this ordinal. If the
+    /// job's wish and the daemon's grant differ, the lower limit holds.
     pub fn limit(&self, ordinal: usize) -> Limit {
         self.limits.get(ordinal).copied().unwrap_or_default().within(&self.fallback)
     }
@@ -173,7 +174,7 @@ impl Config {
     }
 
     /// Returns the wishes for a daemon. The daemon knows one limit for all GPUs, so the result has
-    /// the smallest. A deadline counts from the job's start, `age_ns` ago.
+    /// the smallest limit of any GPU. A deadline counts from the job's start, `age_ns` ago.
     pub fn wishes(&self, age_ns: u64) -> Wish {
         let least = |of: fn(&Limit) -> u64| self.limits.iter().map(of).filter(|limit| *limit != 0).min();
         Wish {
@@ -190,7 +191,8 @@ impl Config {
     }
 }
 
-/// Returns the same as [`Config::believed_sockets`], and reads nothing else from the environment.
+/// Returns the sockets that [`Config::believed_sockets`] returns, without reading the rest of the
+/// environment.
 pub fn tenant_sockets() -> Vec<PathBuf> {
     believed(&Socket::all(&places()))
 }

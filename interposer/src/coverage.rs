@@ -2,8 +2,8 @@
 //! up, the functions that it got, and its bypasses. [`bypass`] counts each call that a hook lets
 //! through unmetered. A call through an open gate counts nothing.
 //!
-//! A process looks functions up before it has a session. So this module keeps the coverage here,
-//! and copies it to the meter page now and then.
+//! A process looks functions up before it has a session. So this module keeps the coverage in the
+//! process, and copies it to the meter page now and then.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,7 +13,7 @@ use deepres_abi::meter::MeterPage;
 
 use crate::log::say;
 
-/// The time between two copies to the page, ns.
+/// The time between two copies of the counters to the shared page, ns.
 const PUBLISH_NS: u64 = 100_000_000;
 
 /// The coverage of this process.
@@ -40,7 +40,7 @@ pub fn forget_calls() {
     BYPASSES.forget();
 }
 
-/// Notes a look-up of `id` by its exported name, and whether it got the hook.
+/// Notes a look-up of `id` by its exported name. `is_hooked`: the caller got the hook.
 pub fn note(id: ApiId, is_hooked: bool) {
     OWN.note(id, is_hooked);
 }

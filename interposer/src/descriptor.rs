@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::os;
 
-/// A signal number that the interposer sets on its anonymous files, as a mark. These files never
-/// send the signal. The kernel gives all anonymous files the same inode, so only the mark
-/// distinguishes the interposer's files from the job's.
+/// A signal number that the interposer sets on its anonymous files, as a mark. The files never send
+/// the signal. The kernel gives all anonymous files the same inode, so only the mark distinguishes
+/// the interposer's files from the job's.
 const MARK: i32 = 63;
 /// The commands of `fcntl` that set and read this signal number (`fcntl.h`).
 const F_SETSIG: i32 = 10;
@@ -43,9 +43,9 @@ impl OwnDescriptor {
         if let Ok(status) = status(number)
             && is_anonymous(&status)
         {
-            // If the kernel refuses the call, the file looks like any other anonymous file without
-            // a mark.
-            // SAFETY: the call takes no pointers. A file sends a signal only if it has `O_ASYNC`.
+            // If the kernel refuses this call, the file looks like any anonymous file without a
+            // mark. SAFETY: the call takes no pointers. A file sends a signal only if it has
+            // `O_ASYNC`.
             unsafe { libc::fcntl(number, F_SETSIG, MARK) };
         }
         Self { number, identity: identity(number).unwrap_or(UNKNOWN) }
@@ -63,8 +63,8 @@ impl OwnDescriptor {
     pub fn number(self) -> Option<RawFd> {
         let is_ours = match identity(self.number) {
             Ok(identity) => identity == self.identity || self.identity == UNKNOWN,
-            // A system call filter of the job may refuse each check. In this case, the number
-            // counts as unchanged.
+            // A system call filter of the job may refuse each check. In this case, the method takes
+            // the number as unchanged.
             Err(error) => error.raw_os_error() != Some(libc::EBADF),
         };
         is_ours.then_some(self.number)
@@ -81,8 +81,8 @@ impl OwnDescriptor {
         self.number().is_some()
     }
 
-    /// Returns whether the process may open many more files than it has open. If not, the job needs
-    /// all its descriptors itself.
+    /// Returns whether the process may open many more files than it has open. If this is false, the
+    /// job needs all descriptors itself, and the interposer leaves them to the job.
     pub fn is_to_spare(self) -> bool {
         let Some(number) = self.number() else { return false };
         // `number` was the lowest free number. If the kernel gives no number so far above it, the
@@ -103,8 +103,8 @@ impl OwnDescriptor {
         }
     }
 
-    /// Adds one to the eventfd. If the eventfd is full, it counts as rung already. Returns false if
-    /// the descriptor no longer belongs to the interposer.
+    /// Adds one to the eventfd. If the eventfd is full, another thread has rung it already. Returns
+    /// false if the descriptor no longer belongs to the interposer.
     pub fn ring(self) -> bool {
         self.number().map(|number| os::write(number, &1_u64.to_ne_bytes())).is_some()
     }
@@ -144,7 +144,8 @@ impl Place {
         unpack(self.0.swap(pack(new), Ordering::AcqRel))
     }
 
-    /// Replaces `from` by `to`, if `from` is the present descriptor. Returns whether it was.
+    /// Replaces `from` by `to`, if `from` is the present descriptor. Returns whether `from` was the
+    /// present descriptor.
     pub fn exchange(&self, from: Option<OwnDescriptor>, to: Option<OwnDescriptor>) -> bool {
         self.0.compare_exchange(pack(from), pack(to), Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
@@ -215,7 +216,7 @@ fn identity(number: RawFd) -> io::Result<u32> {
 mod tests {
     use super::*;
 
-    /// Puts another file at the number of `own`. `own` does not notice.
+    /// Puts another file at the number of `own`, as a job may do.
     fn replace(own: OwnDescriptor, other: OwnDescriptor) {
         // SAFETY: only this test uses the two descriptors.
         assert_eq!(unsafe { libc::dup2(other.unchecked(), own.unchecked()) }, own.unchecked());

@@ -1,8 +1,8 @@
 //! The gate of this process: [`deepres_abi::gate`] with the process's clock, bell and window.
 //!
-//! A launch that begins a segment passes the gate. While the gate is open, it reads one word.
-//! Otherwise the launch needs a lease that has not expired, and room in the lease's window. The
-//! launches that join the segment need no pass, as long as the pass's [`Leave`] covers them. A
+//! A launch that begins a segment passes the gate. While the gate is open, such a launch reads one
+//! word. Otherwise the launch needs a lease that has not expired, and room in the lease's window.
+//! The launches that join the segment need no pass, as long as the pass's [`Leave`] covers them. A
 //! thread never waits here while it holds a lock of the interposer.
 
 use std::cell::Cell;
@@ -24,11 +24,11 @@ pub const STUCK_NS: u64 = 1_000_000_000;
 /// heartbeat again.
 const WINDOW_NAP_NS: u64 = 1_000_000;
 /// The time for which a launch still waits after a signal handler of the job ran in its thread, ns.
-/// Then the launch goes, because the handler may have work for the thread that called the launch.
-/// Python runs the job's handler only once the launch has returned.
+/// After this time the launch goes, because the handler may have work for the thread that called
+/// the launch. Python runs the job's handler only once the launch has returned.
 const HANDLER_WAITS_NS: u64 = 500_000_000;
-/// The most handlers within that time that can call a thread away. More handlers belong to a timer
-/// of the job, for example a profiler's.
+/// The most handlers within [`HANDLER_WAITS_NS`] that can call a thread away from the gate. More
+/// handlers belong to a timer of the job, for example a profiler's.
 const MOST_HANDLERS: u32 = 3;
 /// The shortest time between two launches of a process that handlers call away, ns.
 const CALLED_AWAY_NS: u64 = 1_000_000_000;
@@ -51,8 +51,9 @@ impl Handlers {
         }
     }
 
-    /// Returns whether a handler has work for the thread. Returns true at most once in
-    /// [`CALLED_AWAY_NS`] for all threads whose calls use `last_ns`.
+    /// Returns whether the thread must leave the gate, because a handler may have work for the
+    /// thread. Returns true at most once in [`CALLED_AWAY_NS`] for all threads whose calls use
+    /// `last_ns`.
     fn call_away(&self, now_ns: u64, last_ns: &AtomicU64) -> bool {
         if self.count.get() == 0 || now_ns.saturating_sub(self.first_ns.get()) < HANDLER_WAITS_NS {
             return false;
@@ -66,24 +67,24 @@ impl Handlers {
     }
 }
 
-/// A window has room for at least this many segments. Room in the window comes back by whole
-/// segments, so the GPU has the other segments to run meanwhile.
+/// The number of segments for which a window has room at least. Room in the window comes back by
+/// whole segments, so the GPU has the other segments to run meanwhile.
 const SEGMENTS_PER_WINDOW: u64 = 4;
 
-/// The launches that may follow a launch through the gate without a pass of their own.
+/// A leave: the launches that may follow a launch through the gate without a pass of their own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Leave {
-    /// The gate word at which they may go.
+    /// The gate word under which the launches may go. If the gate changes, the leave ends.
     pub word: u32,
-    /// All their estimates together are less than this, ns.
+    /// The bound on the GPU time of all these launches together, by their estimates, ns.
     pub room_ns: u64,
 }
 
 impl Leave {
-    /// No launch may follow.
+    /// The leave under which no launch may follow.
     pub const NONE: Self = Self { word: 0, room_ns: 0 };
 
-    /// Returns the leave of an open gate.
+    /// Returns the leave of a launch that passed an open gate.
     pub const fn open(word: u32) -> Self {
         Self { word, room_ns: u64::MAX / 2 }
     }
@@ -112,7 +113,7 @@ pub struct Passed {
     /// The launch's estimate, ns, if the launch passed under a lease. The estimate is part of the
     /// GPU's queued time.
     pub counted_ns: Option<u64>,
-    /// The launches that may follow.
+    /// The launches that may follow this launch without a pass.
     pub leave: Leave,
     /// Counts the thread as launching. The caller drops the value after the launch's segment is
     /// open. `None` if there is no meter.
@@ -124,8 +125,8 @@ pub fn pass_open(gpu: &Gpu) -> Option<Passed> {
     if !gpu.is_open() {
         return None;
     }
-    // The thread counts as launching before the second look. So an arbiter that closes the gate
-    // after this look sees that a launch comes.
+    // The meter shows the launch before the second look. So an arbiter that closes the gate after
+    // this look sees that a launch comes.
     let launching = gpu.start_launching();
     let word = gpu.gate_word();
     word.is_none_or(Gate::is_open).then(|| Passed {
@@ -199,7 +200,7 @@ struct Around<'a> {
     session: &'a Session,
     only_launch: &'a OnlyLaunch,
     /// The last count of completions that differed from the count before, and when the thread saw
-    /// it.
+    /// that count.
     full_since: Option<(u32, u64)>,
     handlers: Handlers,
 }

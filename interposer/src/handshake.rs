@@ -40,7 +40,7 @@ const NS_PER_S: u64 = 1_000_000_000;
 /// The reason for which the process has no session.
 #[derive(Debug)]
 pub enum ConnectError {
-    /// No daemon listens at any socket. The path is the first that the process tried.
+    /// No daemon listens at any socket. The path is the first path that the process tried.
     Absent(PathBuf, io::Error),
     /// The connection broke, or no answer came in time.
     Io(io::Error),
@@ -52,15 +52,15 @@ pub enum ConnectError {
     Page(PageError),
     /// The daemon numbers this process's GPUs differently from the daemon before.
     Renumbered,
-    /// The welcome came with fewer descriptors than it promises.
+    /// The welcome came with fewer descriptors than the welcome promises.
     Descriptors(usize),
     /// The daemon does not manage all GPUs of this process, which has limits to keep on each.
     Unmanaged,
 }
 
 impl ConnectError {
-    /// Returns whether the same daemon would answer the same again, so that only another daemon can
-    /// help.
+    /// Returns whether another attempt would fail too. Only another daemon would then accept the
+    /// process.
     pub fn is_lasting(&self) -> bool {
         match self {
             Self::Absent(..) | Self::Io(_) => false,
@@ -137,8 +137,8 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Returns the connection, if the process can keep its limits by it. A process with limits
-    /// needs a daemon that manages all of its `gpus` GPUs.
+    /// Returns the connection, if the daemon can hold the process to its limits. A process with
+    /// limits needs a daemon that manages all of its `gpus` GPUs.
     ///
     /// # Errors
     /// [`ConnectError::Unmanaged`].
@@ -300,7 +300,7 @@ impl Pending {
 pub struct Question(Unshared);
 
 impl Question {
-    /// Asks the question, and returns it.
+    /// Sends the question to the daemon, and returns the pending question.
     ///
     /// # Errors
     /// [`ConnectError`] if the process cannot connect or send.
@@ -352,15 +352,15 @@ impl Arrival {
     }
 }
 
-/// Returns whether the process may open many more files than it has open. If not, the job needs all
-/// its descriptors itself.
+/// Returns whether the process may open many more files than it has open. If this is false, the job
+/// needs all descriptors itself.
 fn has_descriptors_to_spare() -> bool {
     let Ok(socket) = Unshared::packets(0) else { return false };
     socket.descriptor().is_to_spare()
 }
 
 /// Returns the hello of this process. The job started `age_ns` ago, and its deadline counts from
-/// then.
+/// its start.
 fn hello(config: &Config, gpus: &[Uuid], sessions_before: u32, age_ns: u64) -> Hello {
     let mut hello = Hello::new(Role::Session);
     hello.monotonic_ns = os::now_ns();

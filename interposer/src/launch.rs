@@ -17,9 +17,9 @@ use crate::{os, thread};
 /// The estimate for a launch about which the interposer knows nothing, ns.
 const UNKNOWN_NS: u64 = 10_000;
 
-/// Returns whether the launch may go at once. It may if the process has no session. It also may if
-/// the stream's open segment has counted the launch, and the gate is still as the segment found it.
-/// The function calls `launch` only if it needs the result.
+/// Returns whether the launch may go at once. A launch may go at once if the process has no
+/// session. A launch may also go at once if the stream's open segment has counted it, and the gate
+/// is as the segment found it. The function calls `launch` only if it needs the result.
 #[inline(always)]
 pub fn goes_at_once(stream: Stream, launch: impl FnOnce() -> Launch) -> bool {
     let Some(process) = process::current() else {
@@ -35,7 +35,7 @@ pub fn goes_at_once(stream: Stream, launch: impl FnOnce() -> Launch) -> bool {
     }
 }
 
-/// Takes a launch that went at once out of the count, because the driver refused it.
+/// Uncounts a launch that went at once, because the driver refused the launch.
 #[cold]
 #[inline(never)]
 pub fn take_back(stream: Stream, kind: Kind) {
@@ -44,7 +44,7 @@ pub fn take_back(stream: Stream, kind: Kind) {
     }
 }
 
-/// The longest sleep between two checks, ns.
+/// The longest sleep between two checks of a launch that waits in [`hold_back`], ns.
 const NAP_NS: u64 = 5_000_000;
 
 /// The most segments that may be queued on a stream without any measurement, while the gate is
@@ -53,9 +53,9 @@ const NAP_NS: u64 = 5_000_000;
 const UNMEASURED_AHEAD: u32 = 8;
 
 /// Waits until the work in flight before this launch is below a bound. While the gate is open, the
-/// bound is the run-ahead of the GPU. While the gate is not open, the function waits only if no
-/// launch of the lane was measured. The launch may have no estimate. The wait is not at the gate,
-/// and does not count as such.
+/// bound is the run-ahead of the GPU. While the gate is not open, the function waits only if the
+/// meter has measured no launch of the lane. The launch may have no estimate. The meter does not
+/// show this wait as a wait at the gate.
 fn hold_back(calls: &Calls, lane: &Lane, launch: Option<Launch>) {
     let gpu = lane.gpu;
     let is_far_ahead = || {
@@ -87,8 +87,9 @@ fn hold_back(calls: &Calls, lane: &Lane, launch: Option<Launch>) {
     }
 }
 
-/// Waits until a launch on the stream may go, as [`enter`] does, but uses no lease. Some callers
-/// must not wait in [`enter`], because they would hold something that others need.
+/// Waits until a launch on the stream may go, as [`enter`] does, but uses no lease. A caller that
+/// holds something that other threads need must not wait in [`enter`], and waits here before it
+/// takes that thing.
 #[cold]
 pub fn await_turn(stream: Stream) {
     let _uncancelled = os::uncancelled();
@@ -110,7 +111,8 @@ pub fn await_turn(stream: Stream) {
 
 /// The next step for a launch that does not go at once.
 pub enum Entry {
-    /// The launch goes without another step. It is counted already, or is a bypass.
+    /// The launch goes without another step. The meter has counted the launch already, or the
+    /// launch is a bypass.
     Pass,
     /// The meter measures the launch. The caller must call [`leave`] after the launch.
     Metered(Metered),
@@ -138,7 +140,7 @@ pub fn enter(stream: Stream, launch: Launch) -> Entry {
     })
 }
 
-/// Does the same as [`enter`], but returns the reason for a bypass as an error.
+/// Prepares a launch as [`enter`] does, but returns the reason for a bypass as an error.
 ///
 /// # Errors
 /// The reason for which the launch is a bypass.
@@ -270,7 +272,7 @@ pub fn flush() {
 /// When a stream last began to wait for the host, ns; 0 if never. For a time after that, other
 /// streams may wait for this stream.
 static AWAITED_HOST_NS: AtomicU64 = AtomicU64::new(0);
-/// The length of that time, ns.
+/// The time for which other streams may wait for a stream after it began to wait for the host, ns.
 const AWAITS_HOST_NS: u64 = 2_000_000_000;
 
 fn awaits_host() -> bool {
@@ -313,8 +315,8 @@ pub fn interrupt_context(context: impl FnOnce() -> Option<Context>) {
 
 /// When the job last queued a host function, ns; 0 if never.
 static HOST_FUNCTION_NS: AtomicU64 = AtomicU64::new(0);
-/// If a wait ends without a completion, a host function may be the cause. This is the longest time
-/// from the queueing of that function to the end of the wait, ns.
+/// The longest time, ns, from the queueing of a host function to the end of a wait for which the
+/// function may be the cause. Such a wait ends without a completion.
 const HELD_BY_FUNCTION_NS: u64 = 2 * gate::STUCK_NS;
 /// Whether any host function seems to wait for a later launch. Most host functions only compute for
 /// a moment. For such functions, the interposer need not queue more work.

@@ -2,7 +2,7 @@
 //!
 //! A thread that holds a lock of a [`Rank`] waits only for locks of later ranks. So no two threads
 //! wait for each other. A thread may try any lock, because a try does not wait. A thread does not
-//! wait for a lock of a rank that it holds, and so not for the same lock.
+//! wait for a lock of a rank that it already holds, and so never for its own lock.
 //!
 //! A build with debug assertions checks each wait. Each thread has a count of its held locks for
 //! each rank. The counts have no destructor and no allocation. So the check works in any thread, at
@@ -40,7 +40,7 @@ ranks! {
     Context,
     /// The memory that the driver takes by itself on one GPU, while a thread asks NVML.
     OverheadTurn,
-    /// The charge of one memory pool, while a thread allocates from the pool or trims it.
+    /// The charge of one memory pool, while a thread allocates from the pool or trims the pool.
     PoolCharge,
     /// The turn of a small allocation, which then runs alone.
     SlabsTurn,
@@ -98,7 +98,7 @@ impl<const RANK: u8, T> Mutex<RANK, T> {
         Self(sync::Mutex::new(value))
     }
 
-    /// Takes the lock, and waits while another thread has it. Returns the guard.
+    /// Takes the lock, and waits while another thread has the lock. Returns the guard.
     pub fn lock(&self) -> Guard<'_, T> {
         held::check(RANK);
         let value = self.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -46,8 +46,8 @@ impl Patience {
 
 /// Sleeps for `ns`, or until a signal comes. The function does not use the standard library's
 /// sleep. If a system call filter of the job refuses that sleep's system call, the standard library
-/// ends the process. No program can do without futex calls, because locks need them. No thread can
-/// be cancelled in a futex call either.
+/// ends the process. No program can do without futex calls, because locks need them. A futex call
+/// is no cancellation point either.
 pub fn sleep(ns: u64) {
     let nobody = AtomicU32::new(0);
     futex_wait_private(&nobody, 0, ns);
@@ -85,7 +85,7 @@ fn set_cancel_state(state: libc::c_int) -> libc::c_int {
     before
 }
 
-/// Writes, but is no cancellation point. Returns the number of bytes written.
+/// Writes bytes to a descriptor, without a cancellation point. Returns the number of bytes written.
 ///
 /// # Errors
 /// The kernel's error.
@@ -95,12 +95,12 @@ pub fn write(number: RawFd, bytes: &[u8]) -> io::Result<usize> {
     usize::try_from(written).map_err(|_| io::Error::last_os_error())
 }
 
-/// Writes as much as possible without a wait, and raises no signal. Returns the number of bytes
-/// written. So if nobody reads a pipe, or its reader is gone, a log line does not delay or end the
-/// job.
+/// Writes as many bytes as possible without a wait, and raises no signal. Returns the number of
+/// bytes written. So if nobody reads a pipe, or its reader is gone, a log line does not delay or
+/// end the job.
 ///
 /// # Errors
-/// The kernel's error, or [`io::ErrorKind::WouldBlock`] if there is no room.
+/// The kernel's error, or [`io::ErrorKind::WouldBlock`] if the file has no room.
 pub fn write_gently(number: RawFd, bytes: &[u8]) -> io::Result<usize> {
     let mut polled = libc::pollfd { fd: number, events: libc::POLLOUT, revents: 0 };
     let at_once = timespec(0);
@@ -165,7 +165,7 @@ impl Drop for Silence {
     }
 }
 
-/// Reads, but is no cancellation point. Returns the number of bytes read.
+/// Reads bytes from a descriptor, without a cancellation point. Returns the number of bytes read.
 ///
 /// # Errors
 /// The kernel's error.
@@ -224,7 +224,7 @@ pub fn thread_id() -> u32 {
 pub fn is_thread_alive(thread_id: u32) -> bool {
     // SAFETY: signal 0 only checks the thread.
     let result = unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread_id as i32, 0) };
-    // A system call filter of the job may refuse the call. In this case, the thread counts as
-    // alive.
+    // A system call filter of the job may refuse the call. In this case, the function takes the
+    // thread as alive.
     result == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
 }

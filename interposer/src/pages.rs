@@ -42,8 +42,8 @@ impl<P: Page> Mapped<P> {
     /// # Errors
     /// [`PageError`] if the system does not map the page, or if the page has another layout.
     pub fn new(memory: &OwnedFd, protection: Protection) -> Result<Self, PageError> {
-        // Most memory has room for the whole page. A shorter page of an older version gets a place
-        // first, and is then laid there with zeros behind it.
+        // Most memory has room for the whole page. For a shorter page of an older version, the code
+        // first reserves a place, and then maps the page and zeros there.
         let is_whole = length(memory).map_err(PageError::Map)? >= size_of::<P>();
         let (protection_now, flags, number) = match is_whole {
             true => (protection, libc::MAP_SHARED, memory.as_raw_fd()),
@@ -132,8 +132,8 @@ fn length(memory: &OwnedFd) -> io::Result<usize> {
     Ok(usize::try_from(status.st_size).unwrap_or(0))
 }
 
-/// Maps `memory` at `address`. If the memory is shorter than a page `P`, maps zeros behind it. So
-/// fields that an older daemon does not know are zero.
+/// Maps `memory` at `address`. If the memory is shorter than a page `P`, maps zeros behind the
+/// memory. So fields that an older daemon does not know are zero.
 ///
 /// # Safety
 /// `address` is the start of a mapping of a page's size, and the mapping belongs to the interposer.

@@ -1,5 +1,5 @@
-//! The state of this process after a session has begun. Before that, and in a forked child, there
-//! is no state, and each hook forwards its call.
+//! The state of this process after a session has begun. Before a session, and in a forked child,
+//! the process has no state, and each hook forwards its call.
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::{fmt, io, ptr};
@@ -31,12 +31,11 @@ use crate::{capture, coverage, os, record, thread};
 /// The longest time for which the end of the process waits until the meter thread is out of the
 /// driver, ns.
 const STOP_WAIT_NS: u64 = 20_000_000;
-/// The time between two checks during that wait, ns.
+/// The time between two checks in the wait of [`STOP_WAIT_NS`], ns.
 const STOP_LOOK_NS: u64 = 50_000;
 /// The time between two checks of a thread that waits for another thread's handshake, ns.
 const START_LOOK_NS: u64 = 100_000;
-/// The longest sleep of the meter thread, ns, if it must check its connection itself because the
-/// connection cannot wake it.
+/// The longest sleep of the meter thread, ns, if its connection cannot wake the thread.
 const STEP_NS: u64 = 100_000_000;
 /// The longest sleep of the meter thread until it checks whether the session has begun, ns.
 const HELD_NAP_NS: u64 = 1_000_000_000;
@@ -61,14 +60,14 @@ pub struct Process {
     before: Shared<Session>,
     /// All contexts. The process keeps the states of destroyed contexts, and uses them again.
     contexts: Mutex<{ Rank::Contexts as u8 }, Vec<&'static ContextState>>,
-    /// Any of the contexts. Most processes have only one. Then no thread needs to remember a
+    /// One of the contexts. In a process with a single context, no thread needs to remember a
     /// context itself.
     first_context: Shared<ContextState>,
     /// The primary context of each GPU. A thread holds a GPU's lock while it makes or ends the
     /// GPU's primary context.
     primaries: [Mutex<{ Rank::Primary as u8 }, Option<Context>>; MAX_GPUS],
-    /// 1 while the meter thread sleeps. A ring of [`Self::wake`] ends the sleep. If that descriptor
-    /// is gone, the thread sleeps on this word.
+    /// 1 while the meter thread sleeps. A ring of the eventfd [`Self::wake`] ends the sleep. If the
+    /// job has closed this eventfd, the thread sleeps on this word.
     is_meter_asleep: AtomicU32,
     wake: Place,
     /// Whether the meter thread may run: [`HELD`], [`RUNS`] or [`DISMISSED`]. The thread waits on
@@ -76,18 +75,18 @@ pub struct Process {
     meter: AtomicU32,
     is_stopping: AtomicBool,
     is_stopped: AtomicBool,
-    /// Until this time, no thread asks the daemon for NVML's numbers, ns of `CLOCK_MONOTONIC`.
+    /// The time until which no thread asks the daemon for NVML's numbers, ns of `CLOCK_MONOTONIC`.
     unappraised_ns: AtomicU64,
 }
 
 static PROCESS: AtomicPtr<Process> = AtomicPtr::new(ptr::null_mut());
 
-/// Whether this process has tried to begin a session.
+/// The progress of this process's attempt to begin a session.
 static START: AtomicU8 = AtomicU8::new(NOT_STARTED);
 const NOT_STARTED: u8 = 0;
 const STARTING: u8 = 1;
 const STARTED: u8 = 2;
-/// The process has limits, and nothing can hold it to them.
+/// The value of [`START`] for a process with limits to which nothing can hold the process.
 const UNHELD: u8 = 3;
 
 /// The values of [`Process::meter`].
@@ -114,8 +113,9 @@ pub fn count_early() {
 }
 
 /// Announces to the daemon that a session is about to begin. The announcement holds while the
-/// result lives. It is necessary because the driver uses the GPU while it starts, for seconds at
-/// times. Returns `None` if the process has tried to begin a session, or if no daemon answers.
+/// result lives. Without the announcement, the daemon would list the process as unmanaged, because
+/// a driver that starts uses the GPU, for seconds at times. Returns `None` if the process has tried
+/// to begin a session, or if no daemon answers.
 pub fn announce() -> Option<Arrival> {
     if is_disabled() || START.load(Ordering::Acquire) != NOT_STARTED {
         return None;
@@ -124,7 +124,8 @@ pub fn announce() -> Option<Arrival> {
     Arrival::announce(&config::tenant_sockets())
 }
 
-/// The error of a process that has limits to which nothing can hold it.
+/// The error of a process that has limits, if neither a daemon nor the process itself can keep
+/// them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Unheld;
 
@@ -508,8 +509,8 @@ impl Process {
         contexts.iter().copied().filter(|context| !context.is_dead()).collect()
     }
 
-    /// Returns whether a context is gone, and with the context everything in it. Returns false for
-    /// 0, which means no context.
+    /// Returns whether a context has ended, and with the context everything in it. Returns false
+    /// for 0, which means no context.
     pub fn is_gone(&self, context: usize) -> bool {
         let contexts = self.contexts.lock();
         context != 0 && !contexts.iter().any(|known| known.is_alive_as(Context(context)))
@@ -622,8 +623,8 @@ impl Process {
 
     /// Runs `destroy`, which may destroy the context `handle`, while no other thread uses this
     /// context. `is_destroyed` then says whether the context is destroyed, by the result and by the
-    /// state of a known context. If so, the function forgets the context and the memory in it.
-    /// Returns the result of `destroy`.
+    /// state of a known context. If the context is destroyed, the function forgets the context and
+    /// its memory. Returns the result of `destroy`.
     pub fn destroy_context<T>(
         &self,
         handle: Context,

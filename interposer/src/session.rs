@@ -41,7 +41,8 @@ pub struct Session {
     grant: &'static GrantPage,
     meter: &'static MeterPage,
     beat: &'static BeatPage,
-    /// The ledger, only to read. The process changes its held memory through `ledgers`.
+    /// The ledger, from which the process only reads. The process changes its held memory through
+    /// `ledgers`.
     ledger: &'static LedgerPage,
     /// The ledgers to which the process charges its memory. If a daemon takes over a process that
     /// began without a daemon, the process keeps this value.
@@ -227,7 +228,7 @@ impl Session {
 
     /// Hands the process over from this session, which has no daemon, to `next`. `index` has the
     /// GPUs' new numbers. The caller calls [`Accounts::move_to`] afterwards. The old pages stay
-    /// mapped. So a thread that still uses them changes nothing of the new session.
+    /// mapped. So a thread that still uses the old pages changes nothing of the new session.
     ///
     /// [`Accounts::move_to`]: crate::memory::Accounts::move_to
     pub fn hand_over(&self, next: &'static Self, place: &Shared<Self>, gpus: &[Gpu], index: &[u8; MAX_GPUS]) {
@@ -251,7 +252,8 @@ impl Session {
         let (ledger, slot) = next.first_ledger;
         self.ledgers.follow(ledger, slot);
         place.set(Some(next));
-        // This carries over the changes that came in between.
+        // The loop carries over the changes that threads made to the old page between the copy and
+        // the exchange.
         for (old, new, before) in moved {
             new.grow(&held(old), &before);
         }
@@ -371,7 +373,8 @@ impl Session {
             let next_ns = if is_gone {
                 GUARD_NAP_NS
             } else {
-                // An earlier check could not find the arbiter gone.
+                // Until that time, the session takes the arbiter as alive, so an earlier check
+                // would find nothing.
                 self.believed_until_ns(index).saturating_sub(now_ns).saturating_add(1)
             };
             again_ns = again_ns.min(next_ns);
@@ -433,13 +436,14 @@ impl Session {
         self.is_gone.load(Ordering::Acquire)
     }
 
-    /// Returns whether the process looks for a daemon: the connection has ended, or there was none.
+    /// Returns whether the process looks for a daemon, because the connection has ended or never
+    /// existed.
     pub fn seeks_daemon(&self) -> bool {
         self.is_waiting || self.is_gone()
     }
 
-    /// Returns the heartbeat limit: the age of the heartbeat from which the daemon counts as gone,
-    /// ns.
+    /// Returns the heartbeat limit: the age of the heartbeat from which the session takes the
+    /// daemon for gone, ns.
     pub fn heartbeat_limit_ns(&self) -> u64 {
         match self.grant.heartbeat_limit_ns() {
             0 => HEARTBEAT_LIMIT_NS,
@@ -455,8 +459,8 @@ impl Session {
             || gpu.index().is_none_or(|index| now_ns > self.believed_until_ns(index))
     }
 
-    /// Returns until when the arbiter counts as alive without another heartbeat, ns of
-    /// `CLOCK_MONOTONIC`.
+    /// Returns the time until which the session takes the arbiter as alive without another
+    /// heartbeat, ns of `CLOCK_MONOTONIC`.
     fn believed_until_ns(&self, index: usize) -> u64 {
         let last_ns = self.beat.last_ns(index).max(self.connected_ns.load(Ordering::Relaxed));
         last_ns.saturating_add(self.heartbeat_limit_ns())
@@ -503,7 +507,7 @@ fn map<P: Page>(memory: &OwnedFd, protection: Protection) -> Result<Mapped<P>, C
 }
 
 /// # Safety
-/// As [`replace`].
+/// The same requirements as for [`replace`].
 unsafe fn put<P: Page>(
     place: &'static P,
     memory: &OwnedFd,

@@ -12,15 +12,15 @@ use crate::meter::context::ContextState;
 use crate::meter::lane::LaneOwner;
 use crate::os;
 
-/// The number of streams of which a thread can remember the lane.
+/// The most streams whose lanes a thread can remember.
 const PLACES: usize = 64;
 /// The number of places that a stream may have. The places of two streams are nearly independent.
 /// So a stream that loses its place finds another place at its next launch. Cuckoo hashing is
 /// similar, but moves the entries.
 const PROBES: usize = 4;
 
-/// Changes when a stream or context ends, because a remembered lane may then serve another stream.
-/// While the number stays, the thread owns each lane that it remembers.
+/// A number that changes when a stream or context ends, because a remembered lane may then serve
+/// another stream. While the number stays, a thread owns each lane that it remembers.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
 /// Makes every thread look its lanes up again.

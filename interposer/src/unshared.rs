@@ -3,9 +3,9 @@
 //!
 //! A thread may fork at any moment. So the interposer keeps a note of each socket, from the call
 //! that makes the socket to the call that closes it. No fork may come between the making of a
-//! socket and its note, or between the ends of the two. So the thread that makes a socket and the
-//! thread that forks wait for each other. Both wait only for a bounded time, because a signal
-//! handler may fork after it interrupted the thread that makes a socket.
+//! socket and of its note, or between the end of a socket and of its note. So the thread that makes
+//! a socket and the thread that forks wait for each other. Both wait only for a bounded time,
+//! because a signal handler may fork after it interrupted the thread that makes a socket.
 
 use std::io;
 use std::mem::ManuallyDrop;
@@ -15,11 +15,12 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use crate::descriptor::{OwnDescriptor, Place};
 use crate::os::Patience;
 
-/// The longest time for which one thread waits for the other, ns. The making of a socket takes a
-/// microsecond, and the fork of a large process takes some milliseconds.
+/// The longest time for which a thread that makes a socket and a thread that forks wait for each
+/// other, ns. The making of a socket takes a microsecond, and the fork of a large process takes
+/// some milliseconds.
 const APART_NS: u64 = 100_000_000;
-/// The most sockets at a time. Fewer connect at once: one socket is the session's, and one is a
-/// hello's. The others belong to threads that ask for their tenant's part.
+/// The most sockets at a time. One socket is the session's, and one is a hello's. The other sockets
+/// belong to threads that ask for their tenant's part.
 const MOST: usize = 64;
 
 /// The notes of the existing sockets.
@@ -105,7 +106,7 @@ impl Drop for Unshared {
     }
 }
 
-/// While this value lives, no other thread forks.
+/// A guard: while this value lives, no other thread forks.
 struct Making;
 
 impl Making {
@@ -131,8 +132,8 @@ impl Drop for Making {
     }
 }
 
-/// Counts down, but not below zero. A child begins at zero, and may return into code that its
-/// parent had begun.
+/// Decrements the count, but not below zero. A child begins at zero, and may return into code that
+/// its parent had begun.
 fn count_down(count: &AtomicU32) {
     let _ = count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |count| count.checked_sub(1));
 }

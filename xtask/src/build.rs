@@ -75,8 +75,8 @@ pub fn artefacts() -> Result<Artefacts> {
     laid_out("release", "deepres")
 }
 
-/// Builds the stand-ins for NVIDIA's libraries for release. Returns cargo's folder with them. They are
-/// no artefacts: only tests and the demo use them.
+/// Builds the stand-ins for NVIDIA's libraries for release. Returns cargo's folder with them. The
+/// stand-ins are no artefacts: only tests and the demo use them.
 pub fn stand_ins() -> Result<PathBuf> {
     let mut build = cargo();
     build.args(["build", "--release"]);

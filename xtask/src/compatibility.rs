@@ -1,9 +1,9 @@
 //! `cargo xtask compatibility`: lists the programs that have run with deepres, and writes
 //! `docs/compatibility.md`.
 //!
-//! Each row of the page names the test that shows it. The command writes the page after these tests
-//! have passed. `cargo xtask test` runs the same tests, and checks that the page matches the rows
-//! and the pinned versions.
+//! Each row of the page names the test that shows the row's result. The command writes the page
+//! after these tests have passed. `cargo xtask test` runs the same tests, and checks that the page
+//! matches the rows and the pinned versions.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -284,7 +284,7 @@ pub fn run(options: &Options) -> Result<()> {
         return Ok(());
     }
     let is_run = |row: &Row| row.reach != Reach::Large || options.large;
-    // If a row's test does not run now, the page must have the row unchanged.
+    // If this run leaves a row's test out, the page must have the row unchanged.
     for row in ROWS.iter().filter(|row| !is_run(row)) {
         row.day(&found)?;
     }

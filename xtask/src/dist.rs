@@ -1,7 +1,7 @@
 //! `cargo xtask dist`: builds the product for users, so that it runs on old distributions.
 //!
-//! The linker is zig's (from PyPI; cargo-zigbuild calls it). It links against the symbol versions
-//! of a chosen glibc, whatever glibc the build machine has.
+//! The linker is zig's (from PyPI; cargo-zigbuild calls it). This linker links against the symbol
+//! versions of a chosen glibc, with any glibc on the build machine.
 
 use std::fs;
 use std::path::Path;
@@ -15,7 +15,7 @@ use crate::{build, command, ebpf, elf};
 /// Target with the glibc against which the product is built. All distributions that current drivers
 /// support have a newer glibc.
 const TARGET: &str = "x86_64-unknown-linux-gnu.2.17";
-/// The newest glibc that the product may need: RHEL 8's.
+/// The newest glibc that the product may need: the glibc of RHEL 8.
 const NEWEST_GLIBC: (u32, u32) = (2, 28);
 /// The most bytes of the whole product.
 const SIZE_LIMIT_BYTES: u64 = 64 << 20;

@@ -120,15 +120,15 @@ fn toolchain() -> Result<Toolchain> {
     bail!("{DEBIAN_RUSTC} has no source of `core` although {packages} are installed")
 }
 
-/// Whether the toolchain in use has its own source. If the source is missing, the function first
-/// asks rustup for it.
+/// Returns whether the toolchain in use has its own source. If the source is missing, the function
+/// first asks rustup for it.
 pub fn has_own_source() -> bool {
     let mut add = Command::new("rustup");
     add.args(["component", "add", "rust-src"]).current_dir(crate::workspace());
     has_source(Path::new("rustc")) || command::prepare(&mut add).is_ok() && has_source(Path::new("rustc"))
 }
 
-/// Whether a compiler comes with the source of `core`.
+/// Returns whether a compiler comes with the source of `core`.
 fn has_source(rustc: &Path) -> bool {
     sysroot(rustc).is_ok_and(|sysroot| sysroot.join("lib/rustlib/src/rust/library/core/Cargo.toml").exists())
 }

@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result};
 
 use crate::{build, command};
 
-/// Options of `cargo xtask eval`, which are those of the program it runs.
+/// Options of `cargo xtask eval`, which passes them to the evaluation program.
 #[derive(clap::Args)]
 #[command(disable_help_flag = true)]
 pub struct Options {
@@ -17,7 +17,7 @@ pub struct Options {
     arguments: Vec<OsString>,
 }
 
-/// Fails if a figure of deepres is below its bar in any scenario.
+/// Checks that no figure of deepres is below its bar in any scenario.
 pub fn check_bars() -> Result<()> {
     run(&Options { arguments: vec!["--bars".into()] })
 }

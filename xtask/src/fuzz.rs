@@ -32,9 +32,9 @@ pub struct Options {
 pub const FLAGS: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
                      -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
                      -Cllvm-args=-sanitizer-coverage-trace-compares";
-/// If an input takes longer than this, it counts as hanging, s.
+/// The time after which the fuzzer takes an input for hanging, s.
 const TIMEOUT_S: u32 = 10;
-/// If a target uses more memory than this, the input is a finding, MiB.
+/// The memory of a target above which the input is a finding, MiB.
 const MEMORY_MIB: u32 = 2048;
 /// The longest input, bytes. Frames, meters and configurations are shorter. libFuzzer cuts images
 /// to this length.
@@ -92,7 +92,7 @@ fn calls(seconds: u32) -> Result<()> {
     command::run(&mut cargo).context("put the pair that was printed last into tests/fuzz/seeds/calls")
 }
 
-/// Returns the names of all targets. They are the names of the folders of seeds, and a test
+/// Returns the names of all targets. These are the names of the folders of seeds, and a test
 /// requires a folder for each target.
 fn all() -> Result<Vec<String>> {
     let folder = seeds();
@@ -123,7 +123,7 @@ fn fuzz(program: &Path, folder: &Path, target: &str, options: &Options) -> Resul
     let mut command = Command::new(program);
     command
         .env("DEEPRES_FUZZ_TARGET", target)
-        // If a target keeps memory for the next input, this is no leak.
+        // Memory that a target keeps for the next input is no leak.
         .env("ASAN_OPTIONS", "detect_leaks=0")
         .arg(&corpus)
         .arg(seeds().join(target))

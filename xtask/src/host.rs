@@ -33,7 +33,8 @@ pub enum Device {
 }
 
 impl Device {
-    /// Returns the machine's GPU if there is one with an installed driver, else a simulated GPU.
+    /// Returns the machine's GPU if the machine has a GPU and an installed driver, else a simulated
+    /// GPU.
     pub fn of_this_machine(config: PathBuf) -> Self {
         if Path::new("/dev/nvidia0").exists() && driver_is_installed() {
             Self::Real
@@ -74,7 +75,7 @@ impl Host {
         Self::configured(artefacts, device, interrupt, None)
     }
 
-    /// Does the same as [`Self::start`], with a configuration file for the daemon.
+    /// Starts a daemon as [`Self::start`] does, with a configuration file.
     pub fn configured(
         artefacts: &Artefacts,
         device: Device,
@@ -191,7 +192,7 @@ fn environment(command: &mut Command, directory: &Path, device: &Device, simgpu:
     command.env("LD_LIBRARY_PATH", env::join_paths(&library_path).unwrap_or_else(|_| OsString::new()));
 }
 
-/// A connection to the daemon's admin socket. With it, a request needs no new process.
+/// A connection to the daemon's admin socket. With this connection, a request needs no new process.
 pub struct Admin(BufReader<UnixStream>);
 
 impl Admin {
@@ -277,8 +278,8 @@ pub struct Session {
 }
 
 impl Ps {
-    /// Returns the tenant of this name with its figures on GPU 0; `None` before it has a session
-    /// there.
+    /// Returns the tenant of this name with its figures on GPU 0; `None` until the tenant has a
+    /// session there.
     pub fn on_first_gpu(&self, name: &str) -> Option<(&Tenant, &TenantGpu)> {
         let tenant = self.tenants.iter().find(|tenant| tenant.name == name)?;
         Some((tenant, tenant.gpus.iter().find(|gpu| gpu.gpu == 0)?))

@@ -44,7 +44,8 @@ enum Task {
     ///
     /// The last line of the output is `N passed, N failed`.
     Test(test::Options),
-    /// Feed hostile inputs to the code at trust boundaries (libFuzzer), and report the edges reached
+    /// Feed hostile inputs to the code at trust boundaries (libFuzzer), and report the edges
+    /// reached
     ///
     /// The corpus is kept in target/fuzz/corpus for the next run. An input that breaks something is
     /// put into target/fuzz/findings. It belongs into tests/fuzz/seeds once the bug is fixed.
@@ -93,7 +94,7 @@ fn main() -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the root of the workspace, whatever the current directory is.
+/// Returns the root of the workspace, in any current directory.
 fn workspace() -> PathBuf {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
     manifest.parent().expect("xtask is a folder of the workspace").to_owned()

@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 
 use crate::command;
 
-/// Time that a process has for its end after SIGTERM.
+/// Time that a process gets for its end after SIGTERM.
 const GRACE: Duration = Duration::from_secs(3);
 /// Time between two checks for an end or a signal.
 const POLL: Duration = Duration::from_millis(10);
@@ -72,8 +72,8 @@ impl Running {
         i32::try_from(self.child.id()).ok().and_then(Pid::from_raw)
     }
 
-    /// Whether the process has ended. The zombie stays, so that the kernel does not reuse the
-    /// group's number.
+    /// Returns whether the process has ended. The zombie stays, so that the kernel does not reuse
+    /// the group's number.
     fn is_over(&self, pid: Pid) -> bool {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         !matches!(rustix::process::waitid(WaitId::Pid(pid), options), Ok(None))
@@ -103,7 +103,7 @@ impl Drop for Running {
 pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    /// Installs the handlers of the signals.
+    /// Installs the handlers of the signals, and returns the flag.
     pub fn catch() -> Result<Self> {
         let flag = Arc::new(AtomicBool::new(false));
         for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP]
@@ -113,7 +113,7 @@ impl Interrupt {
         Ok(Self(flag))
     }
 
-    /// Fails if a signal has come.
+    /// Checks that no signal has come.
     pub fn check(&self) -> Result<()> {
         if self.0.load(Ordering::Relaxed) {
             bail!("interrupted; xtask ended all programs that it had started");
@@ -145,8 +145,8 @@ mod tests {
     use super::*;
 
     fn lives(pid: u32) -> bool {
-        // A zombie of another parent still has a folder. The state in its stat file shows that it
-        // is a zombie.
+        // A zombie of another parent still has a folder. The state in the stat file shows that the
+        // process is a zombie.
         std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
     }
 

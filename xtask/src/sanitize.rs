@@ -1,7 +1,7 @@
 //! `cargo xtask sanitize`: runs the tests under a sanitizer.
 //!
 //! Sanitizers are an unstable feature of the compiler. The stable toolchain has their run-time
-//! libraries, and `RUSTC_BOOTSTRAP` enables them. So no other toolchain is needed. For
+//! libraries, and `RUSTC_BOOTSTRAP` enables them. So the command needs no other toolchain. For
 //! AddressSanitizer, as for the fuzz targets, only the packages of this workspace are built anew. A
 //! wrapper between cargo and the compiler adds the flags.
 
@@ -34,15 +34,15 @@ pub struct Options {
 /// and procedural macros then use the existing standard library.
 const PLATFORM: &str = "x86_64-unknown-linux-gnu";
 const EXECUTABLE: u32 = 0o755;
-/// Tests that a sanitizer does not run. They test arithmetic in safe code without threads, with ten
-/// thousand cases each.
+/// The prefix of the tests that a sanitizer does not run. These tests check arithmetic in safe code
+/// without threads, with ten thousand cases each.
 pub const LEFT_OUT: &str = "policy::";
 
 impl Sanitizer {
     /// Both sanitizers.
     pub const ALL: [Self; 2] = [Self::Address, Self::Thread];
 
-    /// Returns the packages whose tests the sanitizer runs. The interposer is not among them,
+    /// Returns the packages whose tests the sanitizer runs. The packages leave out the interposer,
     /// because its tests define `dlsym`, which sanitizers need for themselves. The fuzz targets
     /// cover the interposer's handling of a daemon's messages.
     const fn packages(self) -> &'static [&'static str] {
@@ -75,7 +75,7 @@ impl Sanitizer {
 }
 
 /// Returns a cargo command that builds the packages of this workspace with AddressSanitizer and for
-/// libFuzzer. It builds all other packages as usual.
+/// libFuzzer. The command builds all other packages as usual.
 pub fn with_address_sanitizer() -> Result<Command> {
     let wrapper = build::target().join("address-sanitizer/rustc");
     // Only the wrapper sets the variable. Otherwise cargo would build each package anew that reads

@@ -20,7 +20,7 @@ pub fn simgpu_config() -> PathBuf {
     crate::workspace().join("tests/workloads/simgpu-demo.toml")
 }
 
-/// Does the same for the PyTorch script.
+/// Returns the configuration of the simulated GPU, with the times of the PyTorch script's kernels.
 fn torch_simgpu_config() -> PathBuf {
     crate::workspace().join("tests/workloads/simgpu-torch.toml")
 }
@@ -76,8 +76,8 @@ impl Trainer {
         }
     }
 
-    /// Returns the command `deepres run OPTIONS -- SCRIPT ARGUMENTS` on a host. Files of the script go
-    /// to the file `cache`.
+    /// Returns the command `deepres run OPTIONS -- SCRIPT ARGUMENTS` on a host. Files of the script
+    /// go to the file `cache`.
     pub fn run(&self, host: &Host, options: &[&str], arguments: &[&str], cache: &Path) -> Result<Command> {
         let (venv, stand_ins) = match self {
             Self::Tinygrad(venv) => return run(host, venv, options, arguments, cache),

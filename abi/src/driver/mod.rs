@@ -77,8 +77,8 @@ macro_rules! expand {
             $(Row { symbol: stringify!($symbol), family: $family, since: $since, stream: StreamKind::$stream },)*
         ];
 
-        /// The errors that the reference of each function names. They are apart from the rows, so that
-        /// the interposer does not have them.
+        /// The errors that the reference of each function names. The errors are apart from the
+        /// rows, so that the interposer does not contain the errors.
         static ERRORS: [&[CUresult]; ApiId::COUNT] = [$(&$errors),*];
     };
 }
@@ -92,7 +92,7 @@ macro_rules! function_macro {
         /// `driver_function!(SYMBOL => [MACRO] MORE)` becomes
         /// `MACRO! { SYMBOL Any|Legacy|PerThread (name: type, …) MORE }`.
         ///
-        /// The types are from `driver::types`. The caller must have them in scope.
+        /// The types are from `driver::types`, and must be in the caller's scope.
         #[macro_export]
         macro_rules! driver_function {
             $(($symbol => [$d($d callback:tt)+] $d($d more:tt)*) => {
@@ -125,10 +125,10 @@ pub const TABLE_HASH: u64 = {
 };
 
 impl ApiId {
-    /// The number of functions. Each id is smaller.
+    /// The number of functions. Every id is below this number.
     pub const COUNT: usize = Self::ALL.len();
 
-    /// Returns the function with this id, or `None` if there is none.
+    /// Returns the function with this id, or `None` if no function has the id.
     #[must_use]
     pub fn from_index(id: usize) -> Option<Self> {
         Self::ALL.get(id).copied()
@@ -171,7 +171,7 @@ impl ApiId {
 }
 
 /// Returns the function that the driver exports as `symbol` (without a terminating NUL), or `None`
-/// if there is none.
+/// if the driver exports no such function.
 #[must_use]
 pub fn by_symbol(symbol: &[u8]) -> Option<ApiId> {
     if !symbol.starts_with(b"cu") {

@@ -41,13 +41,13 @@ pub type VdpDevice = u32;
 pub type VdpOutputSurface = u32;
 pub type VdpVideoSurface = u32;
 
-/// The legacy default stream. It waits for all blocking streams of the context.
+/// The legacy default stream, which waits for all blocking streams of the context.
 pub const CU_STREAM_LEGACY: CUstream = 0x1 as CUstream;
 /// The calling thread's own default stream.
 pub const CU_STREAM_PER_THREAD: CUstream = 0x2 as CUstream;
 /// The host, in place of a device.
 pub const CU_DEVICE_CPU: CUdevice = -1;
-/// Stands for no device.
+/// The value that stands for no device.
 pub const CU_DEVICE_INVALID: CUdevice = -2;
 
 /// Identifies a device.

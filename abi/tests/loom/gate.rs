@@ -40,7 +40,7 @@ impl Sleepers {
         self.woken.notify_all();
     }
 
-    /// Rings as on an eventfd: several rings count as one, and no ring is lost.
+    /// A bell like an eventfd: several rings become one ring, and no ring gets lost.
     fn ring(&self) {
         *self.lock.lock().unwrap() = true;
         self.woken.notify_all();

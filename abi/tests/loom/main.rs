@@ -3,8 +3,8 @@
 //!
 //! The checked code is the shipped code: the crate behind its facade of atomics. The tests model
 //! only things outside the crate (a futex, an eventfd, a clock), by loom's own mutexes and
-//! condition variables. loom treats most `SeqCst` accesses as `AcqRel` accesses, which allows more
-//! than the machine does. So a property that holds here holds on the machine.
+//! condition variables. The model checker treats most `SeqCst` accesses as `AcqRel` accesses, which
+//! allows more orders than the machine does. So a property that holds here holds on the machine.
 #![cfg(loom)]
 
 mod gate;

@@ -18,8 +18,8 @@
 //! no room, the command says `no room` and waits for the next line. Once stdin has ended, the
 //! command tries again every [`RETRY`].
 //!
-//! The command ignores the signals by which a service manager stops a service, because nobody else
-//! could bring the processes back.
+//! The command ignores the signals by which a service manager stops a service, because no other
+//! process could bring the processes back.
 //!
 //! With `--back`, the command begins by bringing the processes back, whatever state they are in.
 //! The daemon uses this option if the earlier `deepres away` of these processes has ended.
@@ -72,8 +72,8 @@ fn ignore_signals() {
 
 /// The driver's checkpoint functions, and the processes that the command moves.
 struct Driver {
-    /// The processes that lived when the command began. Another process may have the id of one
-    /// later.
+    /// The processes that lived when the command began. Later, another process may have the id of
+    /// such a process.
     processes: BTreeMap<i32, ProcessKey>,
     lock: pfn::cuCheckpointProcessLock,
     checkpoint: pfn::cuCheckpointProcessCheckpoint,
@@ -117,8 +117,8 @@ pub fn run(args: &Args) -> Result<()> {
                 return Ok(());
             }
             Err(NotBack::Failed(error)) => return Err(error),
-            // If nobody reads, the daemon has ended, and only this process can bring the others
-            // back.
+            // If no process reads stdout, the daemon has ended, and only this process can bring the
+            // other processes back.
             Err(NotBack::NoRoom) if has_daemon && say("no room").is_ok() => {}
             Err(NotBack::NoRoom) => std::thread::sleep(RETRY),
         }
@@ -166,7 +166,7 @@ impl Driver {
         }
     }
 
-    /// Moves all processes off the GPU. If that fails for one of them, moves none.
+    /// Moves all processes off the GPU. If the driver cannot move one process, moves none.
     fn take_off(&self, pids: &[i32]) -> Result<()> {
         for (at, pid) in pids.iter().enumerate() {
             let mut limit = LockArgs { timeout_ms: LOCK_LIMIT_MS, reserved: [0; 15] };
@@ -188,8 +188,8 @@ impl Driver {
         Ok(())
     }
 
-    /// Undoes the steps that [`Self::take_off`] has done. If that fails for a living process, says
-    /// `lost`.
+    /// Undoes the steps that [`Self::take_off`] has done. If the driver cannot undo a step for a
+    /// living process, says `lost`.
     fn undo(&self, checkpointed: &[i32], locked: &[i32]) -> Result<()> {
         let mut is_done = true;
         for pid in checkpointed {
@@ -203,7 +203,8 @@ impl Driver {
         if is_done { Ok(()) } else { say("lost") }
     }
 
-    /// Brings back all processes that are alive. If that fails for one of them, brings back none.
+    /// Brings back all processes that are alive. If the driver cannot bring back one process,
+    /// brings back none.
     fn bring_back(&self, pids: &[i32]) -> Result<(), NotBack> {
         let living = || pids.iter().copied().filter(|pid| self.lives(*pid));
         let mut restored = Vec::new();
@@ -236,12 +237,12 @@ impl Driver {
         Ok(())
     }
 
-    /// Whether a process that lived when the command began still lives.
+    /// Returns whether a process that lived when the command began still lives.
     fn lives(&self, pid: i32) -> bool {
         self.processes.get(&pid).is_some_and(|process| process.is_alive())
     }
 
-    /// Whether the driver reports that a process is in the state `wanted`.
+    /// Returns whether the driver reports that a process is in the state `wanted`.
     fn is_in(&self, pid: i32, wanted: CUprocessState) -> bool {
         let mut state = CU_PROCESS_STATE_RUNNING;
         // SAFETY: the driver writes the result to a variable that lives across the call.

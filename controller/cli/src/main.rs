@@ -111,13 +111,14 @@ pub fn main() -> ExitCode {
     })
 }
 
-/// Whether output to `stream` may have colours: `stream` is a terminal, and `NO_COLOR` is not set
-/// (<https://no-color.org>).
+/// Returns whether output to `stream` may have colours: `stream` is a terminal, and `NO_COLOR` is
+/// not set (<https://no-color.org>).
 fn has_colours(stream: &impl IsTerminal) -> bool {
     stream.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|wish| wish.is_empty())
 }
 
-/// Returns an error and its causes in one line. Leaves out a cause that the line already contains.
+/// Returns the text of an error and its causes in one line. Leaves out a cause that the line
+/// already contains.
 fn explain(error: &anyhow::Error) -> String {
     error.chain().skip(1).map(ToString::to_string).fold(error.to_string(), |line, cause| {
         if line.contains(&cause) { line } else { format!("{line}: {cause}") }

@@ -17,7 +17,7 @@ use serde_json::Value;
 use std::io::{self, Write};
 use std::time::Duration;
 
-/// Parts per million in a tenth of a percent. `deepres ps` rounds shares to this.
+/// The precision of shares in `deepres ps`, parts per million: a tenth of a percent.
 const SHOWN_PPM: u32 = 1_000;
 /// The fields of a tenant's account whose columns come before the tenant's memory limit.
 const USE: [&str; 10] = [
@@ -239,7 +239,7 @@ fn print_processes(status: &Status, out: &mut impl Write) -> io::Result<()> {
     print_table(&rows, out)
 }
 
-/// Names the tenants that have work on a GPU which does not end.
+/// Prints the names of the tenants that have work on a GPU which does not end.
 fn print_overdue(status: &Status, out: &mut impl Write) -> io::Result<()> {
     for tenant in &status.tenants {
         for session in &tenant.sessions {
@@ -259,8 +259,8 @@ fn print_overdue(status: &Status, out: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
-/// Prints rows with aligned columns. The first column is aligned to the left, the others to the
-/// right. The last column is printed as it is.
+/// Prints rows with aligned columns. The first column is aligned to the left, and the other columns
+/// to the right. The last column is not aligned.
 fn print_table(rows: &[Vec<String>], out: &mut impl Write) -> io::Result<()> {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width =
@@ -280,7 +280,7 @@ fn print_table(rows: &[Vec<String>], out: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns a process's id as text. If the process has another id in its own namespace, that id
+/// Returns a process's id as text. If the process has another id in its own namespace, the other id
 /// follows in parentheses.
 fn pid(pid: u32, container_pid: Option<u32>) -> String {
     container_pid.map_or_else(|| pid.to_string(), |inner| format!("{pid} ({inner})"))

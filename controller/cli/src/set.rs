@@ -63,7 +63,8 @@ pub fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// Says so if no process of the tenant uses a GPU, so that a change has no effect at present.
+/// Prints a message if no process of the tenant uses a GPU, because a change then has no effect at
+/// present.
 pub fn tell_of_rest(status: &Status, name: &str) {
     let tenant = status.tenants.iter().find(|tenant| tenant.name == name);
     if tenant.is_none_or(|tenant| tenant.sessions.is_empty()) {

@@ -32,7 +32,7 @@ const RING_BYTES: u32 = 64 << 20;
 const EVENTS_AT_ONCE: usize = 1 << 14;
 /// Pause between two looks for new processes of the tenant and for processes that have ended.
 const LOOK: Duration = Duration::from_millis(100);
-/// Shells add this number to the signal's number for the exit status of a killed process.
+/// The number that shells add to a signal's number for the exit status of a killed process.
 const SIGNALLED: i32 = 128;
 
 #[derive(Debug, clap::Args)]
@@ -135,8 +135,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
             if told_by() == libc::SIGTERM {
                 let _ = kill_process(Pid::from_child(child), Signal::TERM);
             }
-            // The child gets a terminal's SIGINT by itself. But if the child is stopped (`hold`),
-            // it acts on SIGINT only after SIGCONT.
+            // The child gets a terminal's SIGINT by itself. But if the daemon has stopped the child
+            // (`hold`), the child acts on SIGINT only after SIGCONT.
             let _ = kill_process(Pid::from_child(child), Signal::CONT);
         }
         if looked.is_none_or(|looked| looked.elapsed() >= LOOK) {

@@ -199,7 +199,7 @@ fn processor_time() -> Duration {
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
-/// A call of which the example measures the cost.
+/// A call whose cost the example measures.
 struct Case {
     name: &'static str,
     device: &'static str,

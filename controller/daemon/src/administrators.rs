@@ -21,15 +21,16 @@ use tokio::time::timeout;
 
 /// The most administrators connected at a time.
 const MAX_CONNECTIONS: usize = 64;
-/// The most further connections at a time to which the daemon says that there is no room. The
-/// daemon closes connections beyond these without an answer.
+/// The most further connections at a time to which the daemon answers that it has no room. The
+/// daemon closes connections beyond this number without an answer.
 const REFUSED_AT_A_TIME: usize = 64;
-/// How long a client without room may take to send its request. After this time, the daemon closes
-/// the connection without an answer.
+/// The time that a client without room may take to send its request. After this time, the daemon
+/// closes the connection without an answer.
 const ASK_LIMIT: Duration = Duration::from_secs(2);
-/// How long an administrator may neither ask nor read before the daemon drops the connection.
+/// The time after which the daemon drops the connection of an administrator who neither asks nor
+/// reads.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How long to wait for the watching thread, which answers within milliseconds.
+/// The longest wait for the watching thread, which answers within milliseconds.
 const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 /// Pause after a failed accept, so that the failure does not become a busy loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -63,7 +64,7 @@ pub async fn serve(listener: std::os::unix::net::UnixListener, shared: Rc<Shared
     }
 }
 
-/// Tells a client that there is no room for it, after reading the client's request. If the daemon
+/// Tells a client that the daemon has no room, after reading the client's request. If the daemon
 /// closed the connection before the request, the client would see an error and not the reason.
 async fn turn_away(stream: UnixStream) -> io::Result<()> {
     let (reading, mut writing) = stream.into_split();
@@ -212,7 +213,8 @@ fn no_answer() -> Reply {
     Reply::Error { message: "a GPU's arbiter does not answer; see the daemon's log".to_owned() }
 }
 
-/// Begins to meter an adopted process from outside. Returns the reason if this fails.
+/// Begins to meter an adopted process from outside. Returns the reason if the daemon cannot meter
+/// the process; else `None`.
 async fn meter(shared: &Shared, pid: u32, tenant: Option<String>) -> Option<String> {
     let purpose = Purpose { tenant, is_managed: false };
     match timeout(metering::LIMIT, shared.metering.meter(pid, purpose)).await {

@@ -28,7 +28,8 @@ const GROUP_SOCKET_MODE: u32 = 0o660;
 /// The kernel's table of Unix sockets, and its flag for listening sockets (`__SO_ACCEPTCON`).
 const UNIX_SOCKETS: &str = "/proc/net/unix";
 const LISTENING: u32 = 0x10000;
-/// How long, and how often, the daemon checks whether a process still listens at a socket.
+/// The time for which the daemon waits until no process listens at a socket, and the time between
+/// two checks.
 const LISTENED_LIMIT: Duration = Duration::from_millis(500);
 const LISTENED_POLL: Duration = Duration::from_millis(10);
 /// Write permission for group and others.
@@ -66,7 +67,7 @@ pub enum FilesError {
         .0.display(), bytes = .0.as_os_str().len(), most = MAX_SOCKET_BYTES
     )]
     TooLong(PathBuf),
-    /// There is no such group.
+    /// The system has no group of this name or number.
     #[error("there is no group `{0}` (admin_group); see `getent group`")]
     NoGroup(String),
     /// The file cannot be created.
@@ -79,8 +80,8 @@ pub enum FilesError {
     },
 }
 
-/// Sockets that a service manager opened for the daemon. The service manager keeps them when the
-/// daemon ends.
+/// Sockets that a service manager opened for the daemon. The service manager keeps these sockets
+/// when the daemon ends.
 #[derive(Debug, Default)]
 pub struct Inherited {
     /// The tenant socket.
@@ -114,7 +115,7 @@ fn id_at(path: &Path) -> Option<FileId> {
     std::fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
 }
 
-/// Sockets that the daemon made anew, because somebody had removed the earlier ones.
+/// Sockets that the daemon made anew, because somebody had removed the earlier sockets.
 #[derive(Debug, Default)]
 pub struct Renewed {
     /// The tenant socket.
@@ -181,7 +182,7 @@ impl Files {
         self.own_sockets().any(|made| !made.is_there())
     }
 
-    /// Makes the directory and the lost sockets anew, and returns these sockets. The earlier
+    /// Makes the directory and the lost sockets anew, and returns the new sockets. The earlier
     /// sockets still serve a container that mounts the former directory.
     ///
     /// # Errors

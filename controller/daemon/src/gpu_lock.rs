@@ -5,8 +5,9 @@
 //! and root's daemon meet, wherever only root may write to `/run/lock`.
 //!
 //! Root's daemon has precedence: it replaces another user's lock file by a file of its own. The
-//! other daemon sees this ([`GpuLock::is_taken_away`]) and ends, and then root's daemon begins. If
-//! a process that is no daemon holds the lock, root's daemon waits for at most [`YIELD_LIMIT`].
+//! other daemon sees the replacement ([`GpuLock::is_taken_away`]) and ends, and then root's daemon
+//! begins. If a process that is no daemon holds the lock, root's daemon waits for at most
+//! [`YIELD_LIMIT`].
 
 use deepres_model::directory::Directory;
 use deepres_model::text::harmless;
@@ -28,12 +29,12 @@ const ROOT_MODE: u32 = 0o600;
 const ROOT: u32 = 0;
 /// The most bytes that the daemon reads of the note in another daemon's lock file.
 const MAX_NOTE_BYTES: u64 = 4096;
-/// How long root's daemon waits for the end of a daemon whose lock file it replaced. The other
-/// daemon looks every [`LOOK_EVERY`], opens its gates and saves its state.
+/// The time for which root's daemon waits for the end of a daemon whose lock file it replaced. The
+/// other daemon looks every [`LOOK_EVERY`], opens its gates and saves its state.
 const YIELD_LIMIT: Duration = Duration::from_secs(5);
-/// How often a daemon checks whether its locks are still its own.
+/// The time between two checks of a daemon whether its locks are still its own.
 pub const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// How often root's daemon checks whether the other daemon has released its lock.
+/// The time between two checks of root's daemon whether the other daemon has released its lock.
 const YIELD_LOOK: Duration = Duration::from_millis(10);
 /// The most attempts to open a file that other processes create and remove again and again.
 const OPEN_ATTEMPTS: u32 = 10;
@@ -58,7 +59,7 @@ pub enum GpuLockError {
         /// The process id and directory that the other daemon wrote into its lock file.
         holder: String,
     },
-    /// Root's daemon has the GPU, or had it.
+    /// Root's daemon has the GPU, or had the GPU before.
     #[error(
         "root's deepres daemon manages GPU {uuid}, or did so before; use that daemon, or have root remove {}", path.display()
     )]
@@ -163,7 +164,8 @@ impl GpuLock {
 
 impl Drop for GpuLock {
     /// Removes the file before the lock is released. A process that has the file open then sees
-    /// that the file is gone. In a sticky directory, another user's file stays, which does no harm.
+    /// that the file is gone. In a sticky directory, the file of another user stays. A file that
+    /// stays does no harm.
     fn drop(&mut self) {
         if is_at(&self.file, &self.path) {
             let _ = std::fs::remove_file(&self.path);

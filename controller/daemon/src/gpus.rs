@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 
-/// How long to wait for an arbiter's answer. An arbiter answers within milliseconds. If no answer
+/// The longest wait for an arbiter's answer. An arbiter answers within milliseconds. If no answer
 /// comes, the arbiter's thread has ended.
 const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 /// The prefix of a GPU's UUID.
@@ -44,7 +44,7 @@ pub enum GpuError {
     /// NVML fails.
     #[error("NVML fails: {0}; does `nvidia-smi` work?")]
     Nvml(#[source] Arc<NvmlError>),
-    /// NVML does not answer for this long.
+    /// NVML did not answer within this time.
     #[error("NVML does not answer within {0:?}; does `nvidia-smi` work?")]
     Silent(Duration),
     /// NVML lists no GPU.
@@ -112,7 +112,7 @@ impl Gpus {
         self.0.iter().map(|(gpu, _)| gpu)
     }
 
-    /// Returns the number of the GPU with this UUID; `None` if the daemon does not manage it.
+    /// Returns the number of the GPU with this UUID; `None` if the daemon does not manage the GPU.
     pub fn number_of(&self, uuid: &Uuid) -> Option<usize> {
         self.iter().position(|gpu| gpu.uuid == *uuid)
     }

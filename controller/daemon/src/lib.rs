@@ -102,7 +102,7 @@ pub enum DaemonError {
     System(#[from] io::Error),
 }
 
-/// How often the daemon looks for tenants to forget.
+/// The time between two looks for tenants to forget.
 const SWEEP: Duration = Duration::from_millis(500);
 
 /// The state that the tasks of all connections share.
@@ -129,7 +129,7 @@ struct Shared {
     is_of_run: bool,
     /// Whether the daemon is ending and admits no more sessions.
     is_stopping: Cell<bool>,
-    /// Notified when a session came or went.
+    /// The notification that a session came or went.
     changed: Notify,
     /// Whether a session came or went since the saving task last looked.
     stirred: Cell<bool>,
@@ -144,7 +144,7 @@ impl Shared {
 
     /// Returns whether a session came or went, or a tenant wanted a GPU, since the last call.
     fn has_stirred(&self) -> bool {
-        // The expression evaluates both sides, because each resets its own mark.
+        // The expression evaluates both sides, because each side resets its own mark.
         self.stirred.take() | self.registry.borrow().gpus().have_stirred()
     }
 

@@ -12,14 +12,15 @@ use std::time::Duration;
 const LINES: u32 = 20;
 /// The length of a period. A period begins with a source's first line.
 const PERIOD: Duration = Duration::from_secs(60);
-/// The most sources that the daemon counts separately. It counts all further sources together.
+/// The most sources that the daemon counts separately. The daemon counts all further sources
+/// together.
 const SOURCES: usize = 1024;
 /// The pid of processes that are not visible in the daemon's pid namespace.
 const UNKNOWN: u32 = 0;
 /// The most refusals that the daemon remembers. A process that waits for admission asks twice a
 /// second, and causes one line.
 const REFUSALS: usize = 64;
-/// How often the daemon ends periods.
+/// The time between two looks for periods that are over.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// The lines that a source caused in its period.
@@ -101,18 +102,20 @@ impl Refusals {
 }
 
 impl Lines {
-    /// Returns whether the daemon may log a line about this source. Counts the lines that it may
-    /// not log.
+    /// Returns whether the daemon may log a line about this source. Counts a line that the daemon
+    /// may not log.
     pub fn allows(&self, source: &Source) -> bool {
         self.allows_of(Some(source))
     }
 
-    /// Does the same as [`Self::allows`] for a process that died before the daemon knew its source.
+    /// Returns whether the daemon may log a line about a process that died before the daemon knew
+    /// its source, as [`Self::allows`] does.
     pub fn allows_unknown(&self) -> bool {
         self.allows_of(None)
     }
 
-    /// Does the same as [`Self::allows`] for a refused process: returns true once for each reason.
+    /// Returns whether the daemon may log a line about a refused process, as [`Self::allows`] does.
+    /// Returns true only once for each reason.
     pub fn allows_refusal(&self, source: &Source, pid: u32, reason: &str) -> bool {
         self.refusals.borrow_mut().is_news(pid, reason) && self.allows(source)
     }

@@ -77,13 +77,14 @@ pub enum InheritError {
 }
 
 /// Returns the sockets that the service manager opened for the daemon (`LISTEN_FDS`). The names
-/// `tenant` and `admin` identify the sockets. Without names, the types of the sockets do.
+/// `tenant` and `admin` identify the sockets. Without names, the types of the sockets identify
+/// them.
 ///
 /// # Errors
 /// [`InheritError`].
 ///
 /// # Safety
-/// The caller calls this once, before the process opens any descriptor that it did not inherit.
+/// The caller calls this once, before the process opens a descriptor of its own.
 pub unsafe fn inherited() -> Result<Inherited, InheritError> {
     let mut inherited = Inherited::default();
     for (fd, name) in sd_notify::listen_fds_with_names().map_err(InheritError::Environment)? {

@@ -45,7 +45,7 @@ impl<P: Page> SharedPage<P> {
     /// Creates, initialises and seals a page. /proc shows the memfd under `name`.
     ///
     /// # Errors
-    /// The system's, for lack of memory or descriptors.
+    /// The system's error, for lack of memory or descriptors.
     pub fn create(name: &str, writer: Writer) -> io::Result<Self> {
         let descriptor = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&descriptor, size_of::<P>() as u64)?;

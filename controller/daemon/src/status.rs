@@ -91,7 +91,7 @@ fn with_starters(registry: &Registry, mut unmanaged: Vec<UnmanagedStatus>) -> Ve
     unmanaged
 }
 
-/// Returns how each session's process reaches the driver.
+/// Returns the coverage of each session's process: how the process reaches the driver.
 pub fn coverage(tenants: &Tenants) -> Vec<ProcessCoverage> {
     let of_tenant = |(name, tenant): (&str, &Tenant)| -> Vec<ProcessCoverage> {
         let sessions = tenant.members.sessions().values();

@@ -3,13 +3,13 @@
 //! A job can only ask. The configuration bounds the wishes of jobs, and an administrator overrules
 //! both.
 //!
-//! If a job asks for more than there is, the daemon does one of two things. **It refuses a job that
-//! has not started. It gives a job that already runs the most that there is.**
+//! A job may ask for more than there is. **If such a job has not started, the daemon refuses the
+//! job. If the job already runs, the daemon gives it the most that there is.**
 //!
 //! `deepres run` asks before its job starts. If the daemon refuses ([`refuse`]), `deepres run`
 //! prints the reason and does not start the job. A process that connects by itself already runs. If
-//! the daemon refused such a process, it would run without any limit. So the daemon gives it the
-//! cap ([`grant`]).
+//! the daemon refused such a process, the process would run without any limit. So the daemon gives
+//! the process the cap ([`grant`]).
 
 mod part;
 
@@ -109,7 +109,7 @@ pub struct Granted {
     /// The criticality.
     #[serde(default)]
     pub criticality: Given<Criticality>,
-    /// The deadline, ns after the job asked for it.
+    /// The deadline, ns after the job asked for the deadline.
     #[serde(default)]
     pub deadline_ns: Given<Option<u64>>,
     /// GPU time of the whole job, ns.

@@ -74,7 +74,7 @@ impl Peer {
     }
 }
 
-/// Whether the process of a descriptor from [`Peer::death`] has died.
+/// Returns whether the process of a descriptor from [`Peer::death`] has died.
 pub fn is_dead(death: BorrowedFd<'_>) -> bool {
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
     let mut polled = [PollFd::from_borrowed_fd(death, PollFlags::IN)];

@@ -14,23 +14,25 @@ status! {
     pub struct ProbesStatus {
         /// `starting`, `attached`, `waiting` for a device to appear, `unavailable` or `off`.
         pub state: String,
-        /// The way in which the probes are attached, or the reason why they are not.
+        /// The way in which the daemon attached the probes, or the reason why it did not.
         pub detail: String,
         /// Ioctls on the GPU's devices since the probes were attached.
         pub calls: u64,
-        /// Ioctls in `calls` that are in no process's counters, because there was no room.
+        /// Ioctls in `calls` that are in no process's counters, for lack of room.
         pub unattributed: u64,
-        /// Ioctls that were not counted at all, because too many threads were in an ioctl at once.
+        /// Ioctls that the probes did not count at all, because too many threads were in an ioctl
+        /// at once.
         pub untimed: u64,
-        /// Ioctls whose return the kernel did not report. These are in no counter, or in `untimed`.
+        /// Ioctls whose return the kernel did not report. Such ioctls are in no counter, or in
+        /// `untimed`.
         pub missed: u64,
-        /// Number of ioctls at whose beginning the kernel skipped the probe. The number includes other
-        /// processes and other devices, so at most this many ioctls are uncounted.
+        /// Number of ioctls at whose beginning the kernel skipped the probe. The number includes
+        /// other processes and other devices, so at most this many ioctls are uncounted.
         pub skipped: u64,
         /// Rows of counters that left the kernel, because others needed the room. The sums keep the
         /// counts of these rows.
         pub evicted: u64,
-        /// First ioctls of processes that the probes did not report at once, because there was no room.
+        /// First ioctls of processes that the probes did not report at once, for lack of room.
         pub news_lost: u64,
     }
 
@@ -39,7 +41,7 @@ status! {
     pub struct UnmanagedStatus {
         /// The process's id on the host.
         pub pid: u32 => "PID",
-        /// The process's id in its own namespace, if that is another namespace.
+        /// The process's id in its own pid namespace, if the daemon is in another namespace.
         pub container_pid: Option<u32>,
         /// The process's user.
         pub uid: u32 => "UID",
@@ -49,11 +51,12 @@ status! {
         pub command: String => "COMMAND",
         /// `compute`, or `control` for a process that only talks to the driver, as monitors do.
         pub kind: String => "KIND",
-        /// The ways by which the process was found: `ioctl`, `nvml`, `descriptor`, `mapping`.
+        /// The ways in which the daemon found the process: `ioctl`, `nvml`, `descriptor`,
+        /// `mapping`.
         pub seen_by: Vec<String> => "SEEN BY",
-        /// The time at which the process was found, ns of `CLOCK_MONOTONIC`.
+        /// The time at which the daemon found the process, ns of `CLOCK_MONOTONIC`.
         pub since_ns: u64,
-        /// The time since which the process is reported, ns of `CLOCK_MONOTONIC`.
+        /// The time since which the daemon reports the process, ns of `CLOCK_MONOTONIC`.
         pub reported_ns: u64,
         /// `reported`, `held` or `adopted`.
         pub state: String => "UNMANAGED",
@@ -70,7 +73,7 @@ status! {
     pub struct ActivityStatus {
         /// The process's id.
         pub pid: u32 => "PID",
-        /// The process's id in its own namespace, if that is another id.
+        /// The process's id in its own pid namespace, if this id differs from `pid`.
         pub container_pid: Option<u32>,
         /// The process's ioctls on the GPU's devices.
         pub calls: u64 => "CALLS",
@@ -111,8 +114,8 @@ status! {
         pub longest_ns: u64 => "LONGEST",
         /// Memory that calls asked for, mapped or moved, bytes.
         pub bytes: u64,
-        /// Calls by latency. The first bucket has calls of up to 256 ns. The bound doubles with each
-        /// bucket, and the last bucket has none.
+        /// Calls by latency. The first bucket has calls of up to 256 ns. The bound doubles with
+        /// each bucket, and the last bucket has no bound.
         pub buckets: Vec<u64>,
     }
 }
@@ -167,7 +170,7 @@ status! {
     pub struct MeteredStatus {
         /// The process's id on the host.
         pub pid: u32 => "PID",
-        /// The process's id in its own namespace, if that is another namespace.
+        /// The process's id in its own pid namespace, if the daemon is in another namespace.
         pub container_pid: Option<u32>,
         /// The process's user.
         pub uid: u32,
@@ -206,9 +209,9 @@ status! {
     pub struct MeteringStatus {
         /// The processes that are metered, or were until a moment ago.
         pub processes: Vec<MeteredStatus>,
-        /// Calls that were not counted, because there was no room.
+        /// Calls that the probes did not count, for lack of room.
         pub uncounted_calls: u64,
-        /// Child processes that were not followed, because there was no room.
+        /// Child processes that the probes did not follow, for lack of room.
         pub uncounted_processes: u64,
     }
 }

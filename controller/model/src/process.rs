@@ -1,4 +1,5 @@
-//! The identity of a process: its id and its start time. No other process has both.
+//! The identity of a process: its id and its start time. No other process has the same id and start
+//! time.
 
 use serde::{Deserialize, Serialize};
 
@@ -24,12 +25,12 @@ impl ProcessKey {
         Some(Self { pid, start_ticks: start_ticks(&stat(pid)?)? })
     }
 
-    /// Whether the process still lives.
+    /// Returns whether the process still lives.
     pub fn is_alive(self) -> bool {
         Self::of(self.pid) == Some(self)
     }
 
-    /// Whether the process lives and a signal or a debugger has stopped it.
+    /// Returns whether the process lives and a signal or a debugger has stopped it.
     pub fn is_stopped(self) -> bool {
         let stat = stat(self.pid).unwrap_or_default();
         start_ticks(&stat) == Some(self.start_ticks)
@@ -39,14 +40,15 @@ impl ProcessKey {
             }
     }
 
-    /// Whether a stop signal for the process is pending. If a thread waits for a device, the kernel
-    /// delivers the signal only after the device has answered.
+    /// Returns whether a stop signal for the process is pending. If a thread waits for a device,
+    /// the kernel delivers the signal only after the device has answered.
     pub fn is_being_stopped(self) -> bool {
         let is_sent = text(self.pid, "status").is_some_and(|status| has_pending_stop(&status));
         is_sent && self.is_alive()
     }
 
-    /// Whether a process is stopped of which the first thread has ended.
+    /// Returns whether any thread of the process is stopped. If the first thread has ended, the
+    /// other threads show whether the process is stopped.
     fn are_threads_stopped(self) -> bool {
         let threads = std::fs::read_dir(format!("/proc/{}/task", self.pid)).into_iter().flatten().flatten();
         let ids = threads.filter_map(|thread| thread.file_name().to_str()?.parse().ok());
@@ -73,7 +75,8 @@ fn is_stopped(state: Option<&str>) -> bool {
     matches!(state, Some("T" | "t"))
 }
 
-/// Whether SIGSTOP is pending for a process. `status` is the text of the process's status file.
+/// Returns whether SIGSTOP is pending for a process. `status` is the text of the process's status
+/// file.
 fn has_pending_stop(status: &str) -> bool {
     const SIGSTOP: u64 = 1 << (libc::SIGSTOP - 1);
     let pending = status.lines().find_map(|line| line.strip_prefix("ShdPnd:"));

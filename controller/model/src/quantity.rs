@@ -70,7 +70,7 @@ const UNLIMITED: &str = "unlimited";
 /// Reads a memory limit: a size, or `unlimited`. Returns bytes; [`NO_LIMIT`] for `unlimited`.
 ///
 /// # Errors
-/// As [`parse_memory`].
+/// The same errors as [`parse_memory`].
 pub fn parse_limit(text: &str) -> Result<u64, QuantityError> {
     if text == UNLIMITED { Ok(NO_LIMIT) } else { parse_memory(text) }
 }

@@ -2,14 +2,15 @@
 
 use deepres_abi::wire::TENANT_NAME_BYTES;
 
-/// Whether a character changes the direction of later text, so that a line reads differently.
+/// Returns whether a character changes the direction of later text, so that a line reads
+/// differently.
 fn is_directional(c: char) -> bool {
     matches!(c, '\u{202A}'..='\u{202E}' | '\u{2066}'..='\u{2069}')
 }
 
-/// Whether a character is invisible, so that two different names may look alike. Unicode lets
-/// programs ignore some characters (`Default_Ignorable_Code_Point`). The separators of lines and
-/// paragraphs are also invisible.
+/// Returns whether a character is invisible, so that two different names may look alike. Unicode
+/// lets programs ignore some characters (`Default_Ignorable_Code_Point`). The separators of lines
+/// and paragraphs are also invisible.
 fn is_invisible(c: char) -> bool {
     matches!(
         c,
@@ -33,7 +34,7 @@ fn is_invisible(c: char) -> bool {
     )
 }
 
-/// Whether a character can affect a terminal, or change how the other text reads.
+/// Returns whether a character can affect a terminal, or change how the other text reads.
 pub fn is_harmful(c: char) -> bool {
     c.is_control() || is_directional(c) || is_invisible(c)
 }
@@ -43,7 +44,7 @@ pub fn harmless(text: &str) -> String {
     text.chars().map(|c| if is_harmful(c) { '?' } else { c }).collect()
 }
 
-/// Whether a text can be a tenant's name.
+/// Returns whether a text can be a tenant's name.
 ///
 /// A name is not empty and fits into the field for names. A name has no harmful character. A name
 /// neither begins nor ends with a blank, because two names would look alike. A name does not begin

@@ -91,7 +91,7 @@ pub const fn example(kind: Kind) -> &'static str {
 /// Reads the text of a value of this kind.
 ///
 /// # Errors
-/// The text is not a value of this kind. The error says which texts are.
+/// The text is not a value of this kind. The error says which texts are values of this kind.
 pub fn parse(kind: Kind, text: &str) -> Result<Value, Box<dyn Error + Send + Sync>> {
     Ok(match kind {
         Kind::Share => Value::Share(parse_share(text)?),

@@ -104,7 +104,7 @@ macro_rules! calls {
         }
 
         impl Calls {
-            /// Looks the functions up, and returns them.
+            /// Looks up the driver functions that deepres calls, and returns them.
             ///
             /// # Errors
             /// The name of a function that the driver lacks.
@@ -148,7 +148,7 @@ impl Calls {
     /// Returns the current context, or `None` if no context is current.
     ///
     /// # Errors
-    /// The driver's error code if it does not answer.
+    /// The error code of the driver, if the driver does not tell the context.
     #[inline]
     pub fn ask_current_context(&self) -> Result<Option<Context>, u32> {
         let mut context = std::ptr::null_mut();
@@ -235,8 +235,8 @@ impl Calls {
         (0..ATTEMPTS).any(|_| is_told()).then_some(uuid.bytes)
     }
 
-    /// Returns whether work on `stream` may be part of a capture: the driver says so, or does not
-    /// answer.
+    /// Returns whether work on `stream` may be part of a capture. If the driver does not answer,
+    /// returns true.
     pub fn may_be_capturing(&self, stream: Stream) -> bool {
         self.is_capturing(stream) != Some(false)
     }
@@ -262,16 +262,16 @@ impl Calls {
         self.exchange(&mut { CU_STREAM_CAPTURE_MODE_RELAXED })
     }
 
-    /// Does what [`Self::relax_this_thread`] does, until the caller drops the result. Returns
-    /// `None` if the driver did not agree. A call of deepres could then invalidate a capture of the
-    /// job.
+    /// Permits this thread to make any call while other threads capture, until the caller drops the
+    /// result. Returns `None` if the driver did not agree. A call of deepres could then invalidate
+    /// a capture of the job.
     pub fn relaxed(&self) -> Option<Relaxed<'_>> {
         let mut mode = CU_STREAM_CAPTURE_MODE_RELAXED;
         self.exchange(&mut mode).then_some(Relaxed { calls: self, previous: Some(mode) })
     }
 
-    /// Does what [`Self::relaxed`] does if any capture is active. Otherwise the thread's mode may
-    /// stay.
+    /// Does what [`Self::relaxed`] does if any capture is active. If no capture is active, the
+    /// thread's mode may stay, and the result changes nothing.
     pub fn beside_captures(&self) -> Option<Relaxed<'_>> {
         if capture::is_active() { self.relaxed() } else { Some(Relaxed { calls: self, previous: None }) }
     }

@@ -114,7 +114,8 @@ impl PoolHandle {
                     let kind = self.attribute(CU_MEMPOOL_ATTR_ALLOCATION_TYPE);
                     kind == Some(u64::from(CU_MEM_ALLOCATION_TYPE_MANAGED))
                 };
-                // Managed memory may lie anywhere, so it is charged to the likely device.
+                // Managed memory may lie anywhere, so the interposer charges it to the likely
+                // device.
                 ordinal_at(location).or_else(|| is_managed().then_some(likely))
             }
             None => {
@@ -149,16 +150,16 @@ pub fn insist(mut free: impl FnMut() -> CUresult) -> bool {
     (0..ATTEMPTS).any(|_| free() == CUDA_SUCCESS)
 }
 
-/// Frees an allocation that the driver made in a context, and that the job may not have. The free
-/// waits for the GPU.
+/// Frees an allocation that the driver made in a context, because a limit forbids the allocation.
+/// The free waits for the GPU.
 pub fn take_back(calls: &Calls, context: Context, address: u64) {
     let Some(free) = real!(cuMemFree_v2) else { return };
     let Some(_relaxed) = calls.beside_captures() else { return };
     // SAFETY: the address is an allocation whose address no caller knows.
     let freed = || insist(|| unsafe { free(address) }).then_some(());
     if calls.in_context(context, freed).is_none() {
-        // The driver did not make the context current. The driver can free most addresses without
-        // it.
+        // The driver did not make the context current. Without a current context, the driver can
+        // still free most addresses.
         freed();
     }
 }

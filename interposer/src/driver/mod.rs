@@ -22,13 +22,14 @@ const SONAME_START: &[u8] = b"libcuda.so";
 /// the driver's version in the driver.
 const BESIDE_DRIVER: &[u8] = b"libnvidia-";
 
-/// The addresses of the real functions, by [`ApiId`]. 0 if not known yet.
+/// The addresses of the real functions, by [`ApiId`]. An address is 0 until the interposer knows
+/// it.
 pub static REAL: [AtomicUsize; ApiId::COUNT] = [const { AtomicUsize::new(0) }; ApiId::COUNT];
 /// An address inside the libcuda of the first known function. 0 if no function is known yet.
 static INSTANCE: AtomicUsize = AtomicUsize::new(0);
 /// An address inside the driver's libcuda, if the functions in `REAL` belong to a library that only
-/// forwards to it. Else 0. TensorFlow has such a library, which looks each function up at its first
-/// call.
+/// forwards to libcuda. Else 0. TensorFlow has such a library, which looks each function up at its
+/// first call.
 static BEHIND: AtomicUsize = AtomicUsize::new(0);
 /// By [`ApiId`]: whether a look-up of the forwarding library got the driver's address of the
 /// function.
@@ -57,7 +58,7 @@ pub fn address(id: ApiId) -> usize {
 }
 
 /// Returns the driver's own address of the function, for calls of deepres. These calls bypass a
-/// forwarding library, which is to see only the calls of the process.
+/// forwarding library, because such a library should see only the calls of the job.
 pub fn own_address(id: ApiId) -> usize {
     behind_symbol(id).unwrap_or_else(|| address(id))
 }
@@ -114,8 +115,8 @@ fn is_of_instance(found: usize) -> bool {
 /// Relation between a function that a look-up found and the function that the hook calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Found {
-    /// The hook may stand in for the function: the hook calls this function, or a library that
-    /// forwards to the function.
+    /// The hook may stand in for the function, because the hook calls the function, or calls a
+    /// library that forwards to the function.
     Hooked,
     /// The hook calls a forwarding library, and this library asks for the function to which it
     /// forwards. If the library got the hook, hook and library would call each other for ever.
@@ -164,8 +165,9 @@ pub fn place_answer(id: ApiId, found: usize) -> Found {
 /// if the library asks through a `dlsym` wrapper or `cuGetProcAddress`. So the first look-up gets
 /// the driver's function.
 ///
-/// Later look-ups get the hook. They may come from the forwarding library too, and then hook and
-/// library would call each other for ever. So the hook calls the driver itself from now on.
+/// Later look-ups get the hook. But a later look-up may come from the forwarding library, and then
+/// hook and library would call each other for ever. So the hook calls the driver itself from now
+/// on.
 fn tell(id: ApiId, found: usize) -> Found {
     REAL[id as usize].store(found, Ordering::Release);
     if TOLD[id as usize].swap(true, Ordering::AcqRel) { Found::Hooked } else { Found::Behind }

@@ -24,8 +24,8 @@ fn begin(stream: Stream, call: impl FnOnce() -> CUresult) -> CUresult {
     result
 }
 
-/// Ends a capture by `call`, and returns its result. The capture counts as ended if the call
-/// succeeded, or if the driver then says that the stream does not capture.
+/// Ends a capture by `call`, and returns its result. The function takes the capture as ended if the
+/// call succeeded, or if the driver then says that the stream does not capture.
 fn end(stream: Stream, call: impl FnOnce() -> CUresult) -> CUresult {
     let result = call();
     if let Some(process) = process::current()

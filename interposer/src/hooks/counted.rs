@@ -1,5 +1,5 @@
 //! Hooks of functions that put work on the GPU or take memory, and that deepres does not account
-//! for. Each hook counts the call and passes it on.
+//! for. Each hook counts the call and passes the call on to the driver.
 //!
 //! `deepres_abi::for_each_unaccounted_function!` lists the functions. A call costs one increment
 //! and one jump. The arguments stay where the caller put them, so the hooks need no types of the
@@ -22,7 +22,7 @@ extern "C" fn find(id: u32) -> usize {
 
 macro_rules! counted {
     ($($class:ident $symbol:ident;)+) => {
-        /// The hooks, by the functions that they stand for.
+        /// The table of the hooks, by the functions for which the hooks stand.
         pub const TABLE: Table = {
             let mut table = Table([std::ptr::null(); ApiId::COUNT]);
             $(table.0[ApiId::$symbol as usize] = exports::$symbol as *const ();)+

@@ -42,7 +42,7 @@ instantiate! {
 /// If the call succeeded, records that the job made `graph` executable.
 ///
 /// # Safety
-/// `exec` is null, or the driver wrote there if `result` is a success.
+/// `exec` is null, or the driver wrote to `exec` if `result` is a success.
 unsafe fn note(result: CUresult, exec: *const CUgraphExec, graph: CUgraph) {
     if result == CUDA_SUCCESS
         && graphs::is_used()
@@ -54,8 +54,8 @@ unsafe fn note(result: CUresult, exec: *const CUgraphExec, graph: CUgraph) {
     }
 }
 
-/// Makes the call `call`, which takes memory for graphs. If no graph of the process allocates
-/// memory, only makes the call. Returns the result.
+/// Makes the call `call`, which takes memory for graphs, and charges the memory. If no graph of the
+/// process allocates memory, charges nothing. Returns the result of `call`.
 fn taking(api: ApiId, taker: Taker, mut call: impl FnMut() -> CUresult) -> CUresult {
     match process::current().filter(|_| graphs::is_used()) {
         Some(process) => process.memory.take_for_graph(process, api, taker, call),

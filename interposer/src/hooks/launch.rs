@@ -34,7 +34,8 @@ fn metered(stream: Stream, launch: Launch, call: &mut dyn FnMut() -> CUresult) -
     }
 }
 
-/// Makes a launch by `call`, which goes at once and which the lane has counted. Returns the result.
+/// Makes a launch by `call`. The launch goes at once, because the lane has counted it. Returns the
+/// result of `call`.
 #[inline(always)]
 fn at_once(stream: Stream, kind: Kind, call: impl FnOnce() -> CUresult) -> CUresult {
     let result = call();
@@ -228,7 +229,7 @@ fn has_a_stream_twice(list: &[CUDA_LAUNCH_PARAMS]) -> bool {
     list.iter().enumerate().any(|(at, one)| list[..at].iter().any(|other| other.hStream == one.hStream))
 }
 
-/// Takes each launch through its gate and meter, and then makes all of them together by `call`.
+/// Takes each launch through its gate and meter, and then makes all launches together by `call`.
 /// Returns the result.
 fn on_each(of: Hooked, list: &[CUDA_LAUNCH_PARAMS], call: &mut dyn FnMut() -> CUresult) -> CUresult {
     let Some((one, rest)) = list.split_first() else { return call() };

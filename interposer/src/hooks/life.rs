@@ -53,7 +53,7 @@ fn make_context(
 /// Returns `result`, and the context that the call made.
 ///
 /// # Safety
-/// `context` is null, or the driver wrote there if `result` is a success.
+/// `context` is null, or the driver wrote to `context` if `result` is a success.
 unsafe fn made(result: CUresult, context: *mut CUcontext) -> (CUresult, Option<Context>) {
     // SAFETY: the caller guarantees that `context` is null, or that the driver wrote there.
     let handle = if result == CUDA_SUCCESS { unsafe { context.as_ref() } } else { None };
@@ -74,8 +74,8 @@ pub unsafe extern "C" fn retain_primary(context: *mut CUcontext, device: CUdevic
     let _uncancelled = os::uncancelled();
     let mut primary = process.primary(ordinal);
     let last = primary.as_deref().copied().flatten();
-    // If the driver does not say whether the primary context is active, it counts as active while
-    // the context that was last retained exists.
+    // The driver may not say whether the primary context is active. Then this code takes it as
+    // active while the context that the job retained last exists.
     let is_there = || {
         let is_active = process.calls.is_primary_active(device);
         is_active.unwrap_or_else(|| last.is_some_and(|last| process.memory.has_context(last)))

@@ -1,4 +1,4 @@
-//! Hooks of the calls that allocate and free device memory, and of the calls that report it.
+//! Hooks of the calls that allocate, free or report device memory.
 
 use deepres_abi::coverage::Bypass;
 use deepres_abi::driver::ApiId;
@@ -31,9 +31,9 @@ use crate::process::{self, Process};
 use crate::record;
 use crate::thread;
 
-/// Returns the process, and the context to which a call is charged: the current context, or the
-/// likely context if none is current. If there is no such context, counts a bypass and returns
-/// `None`.
+/// Returns the process, and the context to which the interposer charges a call: the current
+/// context, or the likely context if none is current. If there is no such context, counts a bypass
+/// and returns `None`.
 fn current() -> Option<(&'static Process, &'static ContextState)> {
     let process = process::current()?;
     let context = process.current_context().or_else(|| process.likely_context());
@@ -43,7 +43,7 @@ fn current() -> Option<(&'static Process, &'static ContextState)> {
     Some((process, context?))
 }
 
-/// Returns the process, and the context to which a call on `stream` is charged.
+/// Returns the process, and the context to which the interposer charges a call on `stream`.
 fn of(stream: Stream) -> Option<(&'static Process, &'static ContextState)> {
     if stream.is_default() {
         return current();
@@ -100,8 +100,8 @@ fn on_current_gpu<T: Copy>(
 }
 
 /// Returns `result`, the final result of a request. `was_given`: the driver gave an object in
-/// between. If deepres freed that object for lack of room, clears `place`, so that no dead address
-/// stays there.
+/// between. If deepres freed that object for lack of room, clears `place`, so that the job gets no
+/// dead address.
 ///
 /// # Safety
 /// If `was_given`, the driver wrote to `place`, and all zeroes is a value of `T`.
@@ -124,9 +124,9 @@ unsafe fn answer<T: Copy>(result: CUresult, place: *const T, named: impl FnOnce(
     (result, given.map(named))
 }
 
-/// Makes an allocation from `pool` by `call`, and charges it. Without `pool`, the allocation is
-/// from the pool of the stream's device. A captured allocation takes no memory, because the graph
-/// takes the memory at its launch. Returns the final result.
+/// Makes an allocation from `pool` by `call`, and charges the allocation. Without `pool`, the
+/// allocation is from the pool of the stream's device. A captured allocation takes no memory,
+/// because the graph takes the memory at its launch. Returns the final result.
 fn from_pool(
     api: ApiId,
     pool: Option<CUmemoryPool>,
@@ -168,7 +168,7 @@ fn from_pool(
 /// Returns the value that the driver wrote through `pointer`, after a success.
 ///
 /// # Safety
-/// The driver wrote there, or `pointer` is null.
+/// The driver wrote to `pointer`, or `pointer` is null.
 unsafe fn written<T: Copy>(pointer: *const T) -> Option<T> {
     // SAFETY: the caller guarantees that `pointer` is null, or that the driver wrote there.
     unsafe { pointer.as_ref() }.copied()
@@ -286,14 +286,15 @@ pub unsafe extern "C" fn create_pool(pool: *mut CUmemoryPool, properties: *const
     result
 }
 
-/// Returns the device to which a pool of this location and type of memory is charged, if any.
+/// Returns the device to which the interposer charges a pool of this location and type of memory,
+/// if any.
 fn ordinal_of_pool(
     process: &'static Process,
     location: CUmemLocation,
     kind: CUmemAllocationType,
 ) -> Option<usize> {
-    // Managed memory may lie anywhere. A managed pool without a device is charged to the current
-    // device, or to the first device if no context is current.
+    // Managed memory may lie anywhere. So the interposer charges a managed pool without a device to
+    // the current device, or to the first device if no context is current.
     let is_managed = kind == CU_MEM_ALLOCATION_TYPE_MANAGED;
     let current = || process.current_context().map_or(0, |context| context.ordinal);
     ordinal_at(location).or_else(|| is_managed.then(current))
@@ -328,8 +329,8 @@ gets_pool! {
     present_pool: cuMemGetMemPool;
 }
 
-/// Hook of `cuMemPoolImportFromShareableHandle`. The memory of the pool is charged to the process
-/// that exported the pool.
+/// Hook of `cuMemPoolImportFromShareableHandle`. The process that exported the pool pays for the
+/// pool's memory.
 pub unsafe extern "C" fn import_pool(
     pool: *mut CUmemoryPool,
     handle: *mut c_void,
@@ -451,8 +452,8 @@ pub unsafe extern "C" fn retain(handle: *mut CUmemGenericAllocationHandle, addre
     }
 }
 
-/// Hook of `cuMemExportToShareableHandle`. Exported memory is charged to this process until the
-/// memory is gone.
+/// Hook of `cuMemExportToShareableHandle`. This process pays for exported memory until the memory
+/// is gone.
 pub unsafe extern "C" fn export(
     place: *mut c_void,
     handle: CUmemGenericAllocationHandle,
@@ -468,8 +469,8 @@ pub unsafe extern "C" fn export(
     result
 }
 
-/// Hook of `cuMemImportFromShareableHandle`. Memory of another process is charged to that process.
-/// Memory that this process exported itself is charged to this process.
+/// Hook of `cuMemImportFromShareableHandle`. Each process pays for the memory that it exported:
+/// another process for its memory, and this process for memory that it exported itself.
 pub unsafe extern "C" fn import(
     handle: *mut CUmemGenericAllocationHandle,
     from: *mut c_void,
@@ -697,8 +698,8 @@ macro_rules! arrays {
             // SAFETY: the pointer is null, or the caller passes it as a descriptor for the driver
             // to read.
             let Some(shape) = unsafe { descriptor.as_ref() }.map(Describe::shape) else { return call() };
-            // An array without memory of its own is charged nothing here. Memory that the job maps
-            // into the array is charged by itself.
+            // Does not charge an array without memory of its own. The interposer charges memory
+            // that the job maps into the array by itself.
             if shape.is_unbacked {
                 return call();
             }

@@ -149,7 +149,7 @@ unsafe fn answer_list<T: OfProcess>(
 /// sample, returns `NOT_FOUND`, as NVML does.
 ///
 /// # Safety
-/// As for [`answer_list`].
+/// The same requirements as for [`answer_list`].
 unsafe fn answer_samples<T: OfProcess>(
     own: &OwnProcesses,
     count: *mut u32,

@@ -1,9 +1,9 @@
 //! The charging rule: the amount of memory for which an allocation counts. All accounts use this
 //! rule.
 //!
-//! The driver hands out device memory in blocks of [`BLOCK_BYTES`]. It serves small requests from
-//! shared blocks, in units of [`UNIT_BYTES`]. A larger request gets blocks of its own. The
-//! interposer charges whole blocks.
+//! The driver hands out device memory in blocks of [`BLOCK_BYTES`]. The driver serves small
+//! requests from shared blocks, in units of [`UNIT_BYTES`]. A larger request gets blocks of its
+//! own. The interposer charges whole blocks.
 
 /// The size of a block: the amount that the driver takes from the device at a time, bytes.
 pub const BLOCK_BYTES: u64 = 2 << 20;
@@ -20,7 +20,7 @@ pub fn blocks(bytes: u64) -> u64 {
     round_up(bytes, BLOCK_BYTES)
 }
 
-/// Returns the part of a limit that is left, in whole blocks, bytes. A job can allocate so much at
+/// Returns the unused part of a limit, in whole blocks, bytes. A job can allocate this amount at
 /// once.
 pub fn left(limit_bytes: u64, held_bytes: u64) -> u64 {
     let left_bytes = limit_bytes.saturating_sub(held_bytes);
@@ -34,7 +34,8 @@ pub fn managed(bytes: u64) -> u64 {
     round_up(bytes, unit)
 }
 
-/// Returns the distance between rows of `width` bytes, if deepres chooses it.
+/// Returns the distance between rows of `width` bytes, bytes, for memory whose layout deepres
+/// chooses.
 pub fn pitch(width: u64) -> u64 {
     round_up(width, PITCH_BYTES)
 }
@@ -51,7 +52,7 @@ pub fn pitched(width: u64, rows: u64) -> u64 {
 pub fn array(shape: Shape, levels: u32) -> u64 {
     let mut bytes = 0_u64;
     let halved = |extent: u64, level: u32| (extent.checked_shr(level).unwrap_or(0)).max(1);
-    // After every extent is 1, the driver makes no further levels.
+    // Once every extent is 1, the driver makes no further levels.
     let longest = shape.width.max(shape.height).max(if shape.is_layered { 0 } else { shape.depth });
     for level in 0..levels.clamp(1, longest.max(1).ilog2() + 1) {
         // Each level has half the depth of the level before. The number of layers stays the same.

@@ -3,12 +3,13 @@
 //! launch, and ends when the driver trims the memory.
 //!
 //! When the job makes a graph executable, the interposer computes the most memory that an upload or
-//! launch of the graph may need ([`super::needs`]). Before the upload or launch, it reserves that
-//! amount. It subtracts the driver's spare memory, and the memory that the graph itself left
+//! launch of the graph may need ([`super::needs`]). Before the upload or launch, the interposer
+//! reserves that amount, less the driver's spare memory and the memory that the graph itself left
 //! allocated. Afterwards the driver reports the actual amount.
 //!
-//! A launch that relies on spare memory holds a [`Claim`] meanwhile, so no other launch relies on
-//! the same memory. Until the claim ends, freed or trimmed memory counts as held.
+//! A launch that relies on spare memory holds a [`Claim`] during the call, so no other launch
+//! relies on the same memory. Until the claim ends, the account still includes freed or trimmed
+//! memory.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
@@ -103,7 +104,7 @@ pub struct Full<'p> {
     pub bytes: u64,
     /// The place of the charge.
     pub site: Site<'p>,
-    /// The reason why there is no room.
+    /// The reason for the lack of room.
     pub(super) why: Why,
 }
 
@@ -162,13 +163,14 @@ impl Graphs {
         }
     }
 
-    /// Removes `exec` before the job destroys it, and returns its needs. If the driver does not
-    /// destroy it, the caller passes the result to [`Self::put_back`].
+    /// Removes the record of `exec` before the job destroys `exec`, and returns the needs of
+    /// `exec`. If the driver does not destroy `exec`, the caller passes the result to
+    /// [`Self::put_back`].
     pub fn forget(&self, exec: ExecHandle) -> Option<Needs> {
         remove(&mut lock(&self.needs), exec)
     }
 
-    /// Restores `exec`, because the driver did not destroy it.
+    /// Restores the record of `exec`, because the driver did not destroy `exec`.
     pub fn put_back(&self, exec: ExecHandle, needs: Needs) {
         let mut all = lock(&self.needs);
         if !all.contains_key(&exec) {
@@ -187,7 +189,7 @@ impl Graphs {
         if is_used() { lock(&self.live).remove(&address) } else { None }
     }
 
-    /// Restores `address`, because the driver did not free it.
+    /// Restores `address`, because the driver did not free the memory at `address`.
     pub fn cancel_free(&self, address: u64, is_there: bool) {
         lock(&self.live).insert(address, is_there);
     }
@@ -260,8 +262,8 @@ impl Graphs {
     }
 
     /// Returns an estimate of the memory of a device's graphs, for a driver that does not report
-    /// it. The estimate is the charge. While any memory of a launch is still allocated, all of the
-    /// charge counts as used.
+    /// this memory. The estimate is the charge. While any memory of a launch is still allocated,
+    /// the estimate takes all of the charge as used.
     fn likely_stock(&self, held: &Held) -> Stock {
         let is_any_live = lock(&self.live).values().any(|is_there| *is_there);
         Stock { reserved_bytes: held.bytes, used_bytes: if is_any_live { held.bytes } else { 0 } }

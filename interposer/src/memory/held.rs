@@ -51,7 +51,7 @@ impl Held {
     }
 
     /// Charges `bytes` that the driver has just allocated, and returns the charge. `promise` is the
-    /// reservation for them.
+    /// reservation for these bytes.
     ///
     /// The caller holds the lock that will guard the charge. So a thread that moves all charges to
     /// a new ledger finds this charge, or the charge is in the new ledger already.
@@ -157,7 +157,7 @@ impl Held {
         }
     }
 
-    /// Moves the charge to the current ledger, if it is in a former ledger.
+    /// Moves the charge to the current ledger, if the charge is in a former ledger.
     pub fn follow(&mut self, session: &Session, gpu: &Gpu) {
         if self.generation == session.ledger_generation() {
             return;
@@ -170,7 +170,8 @@ impl Held {
         }
     }
 
-    /// Does the same as [`Self::follow`], for the GPU of the charge.
+    /// Moves the charge to the current ledger as [`Self::follow`] does, on the charge's GPU in
+    /// `gpus`.
     pub fn follow_on(&mut self, session: &Session, gpus: &[Gpu]) {
         if let Some(gpu) = gpus.get(self.ordinal) {
             self.follow(session, gpu);
@@ -202,7 +203,7 @@ impl Exit {
         }
     }
 
-    /// Does the same as [`Self::cancel`], in a given session.
+    /// Cancels the exit as [`Self::cancel`] does, in the session `session`.
     pub fn cancel_in(self, session: &Session) {
         if !session.has_ledger(self.generation) {
             mem::forget(self);

@@ -6,8 +6,8 @@
 //! its place among [`PLACES`]. The interposer does not count the calls that use a ledger. Instead,
 //! a call carries its ledger along ([`Ledger`]), and asks [`Ledgers::has`] before it settles.
 //!
-//! The address ranges stay mapped for good. So a call that is late by that many daemons still uses
-//! only memory of deepres.
+//! The address ranges stay mapped for good. So a call that outlasts so many daemons still uses only
+//! memory of deepres.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
@@ -90,7 +90,8 @@ impl Ledgers {
     /// contents are gone.
     #[inline]
     pub fn has(&self, generation: u32) -> bool {
-        // The result is false for the oldest place, because the next daemon's ledger takes it.
+        // The result is false for the oldest place, because the next daemon's ledger takes that
+        // place.
         self.generation().wrapping_sub(generation) < PLACES as u32 - 1
     }
 

@@ -6,8 +6,8 @@
 //!
 //! If several allocations share memory, the interposer charges the memory as a whole. Examples are
 //! blocks of small allocations ([`slabs`]), pools ([`pools`]) and the memory of graphs
-//! ([`graphs`]). The interposer charges memory that the driver takes by itself after the fact
-//! ([`overhead`]).
+//! ([`graphs`]). For memory that the driver takes by itself, the interposer learns the amount and
+//! adds the charge afterwards ([`overhead`]).
 
 pub mod charge;
 pub mod graphs;
@@ -51,7 +51,7 @@ use site::{Promise, Site};
 use slabs::Slabs;
 use tiles::Tile;
 
-/// The process writes one line on stderr for so many refusals by the limit.
+/// The number of refusals by the limit for which the process writes one line on stderr.
 const REFUSALS_PER_LINE: u64 = 1000;
 
 /// A hash table with fixed hash keys. The standard library's default asks the kernel for random
@@ -118,7 +118,7 @@ pub struct Request {
     pub bytes: u64,
 }
 
-/// The reason why an allocation was refused.
+/// The reason of a refused allocation.
 #[derive(Debug, Clone, Copy)]
 enum Why {
     /// The limit leaves no room for the request.
@@ -317,8 +317,8 @@ impl Accounts {
         let entry = Entry { held, context: request.context, uses: 1, is_exported: false };
         let replaced = entries.insert(name, entry);
         drop(entries);
-        // The driver gives a name out again only after its free. So if an entry was there, its free
-        // bypassed the interposer.
+        // The driver gives a name out again only after its free. So if the table still has an entry
+        // of that name, the free bypassed the interposer.
         if let Some(freed) = replaced {
             freed.held.give_back(process, None);
         }
@@ -420,8 +420,8 @@ impl Accounts {
         result
     }
 
-    /// Updates the accounts of pools and graphs, after the process has waited for the GPU. Both may
-    /// have returned memory to the driver meanwhile.
+    /// Updates the accounts of pools and graphs, after the process has waited for the GPU. Pools
+    /// and graphs may have returned memory to the driver meanwhile.
     #[inline]
     pub fn refresh(&self, process: &Process) {
         self.pools.refresh(process);

@@ -3,9 +3,9 @@
 //! this memory is one charge.
 //!
 //! In a *look*, the interposer asks NVML through the daemon. The interposer looks when a context
-//! begins or ends. It also looks if the GPU's free memory changed while the driver loaded or
-//! unloaded code. If the limit has no room for the growth, the interposer ends the new context or
-//! code again, and refuses the call.
+//! begins or ends. The interposer also looks if the GPU's free memory changed while the driver
+//! loaded or unloaded code. If the limit has no room for the growth, the interposer ends the new
+//! context or code again, and refuses the call.
 //!
 //! If NVML does not answer in time, the meter thread looks again later, and waits for no answer.
 
@@ -47,9 +47,10 @@ const TOLD_AFTER: u32 = 4;
 
 /// The state of one GPU.
 struct OnGpu {
-    /// A thread holds this lock while it looks, so that no older figure replaces a newer figure.
+    /// The lock that a thread holds while it looks, so that no older figure replaces a newer
+    /// figure.
     turn: Mutex<{ Rank::OverheadTurn as u8 }, ()>,
-    /// A thread holds this lock only for a few instructions at a time.
+    /// The charge. A thread holds this lock only for a few instructions at a time.
     held: Mutex<{ Rank::OverheadCharge as u8 }, Held>,
     /// The growth by the context that the interposer measured last, bytes.
     context_bytes: AtomicU64,
@@ -86,7 +87,8 @@ impl Default for Overhead {
 }
 
 impl Overhead {
-    /// Removes a context that has ended, and returns it if it was known.
+    /// Removes a context that has ended. Returns the context's entry, or `None` if the context is
+    /// unknown.
     fn forget(&self, handle: usize) -> Option<Known> {
         let mut contexts = lock(&self.contexts);
         let place = contexts.iter().position(|known| known.handle == handle)?;
@@ -135,8 +137,8 @@ fn account(site: &Site<'_>) -> (u64, bool) {
 
 impl Accounts {
     /// Makes a context on the GPU `ordinal` by `make`, and charges the memory that the driver takes
-    /// for the context. Returns the result for the job. If the context `is_there` already, only
-    /// runs `make`.
+    /// for the context. Returns the result for the job. If the context already exists (`is_there`),
+    /// only runs `make`.
     ///
     /// `make` returns the driver's result and the handle. If the limit has no room, `end` destroys
     /// the new context.
@@ -340,8 +342,8 @@ impl Accounts {
     /// has `account_bytes`.
     ///
     /// Managed memory may be on the GPU or not, so NVML's figure leaves a range. The result is the
-    /// former charge with its likely change. If that is outside the range, the result is the nearer
-    /// end of the range.
+    /// former charge with its likely change. If this sum is outside the range, the result is the
+    /// nearer end of the range.
     fn beyond(
         &self,
         site: &Site<'_>,
@@ -385,9 +387,9 @@ fn free_bytes(process: &Process) -> Option<u64> {
     managed::free_bytes()
 }
 
-/// Returns whether a figure belongs to the site's account. The figure does not if the account moved
-/// to a new ledger, or if the GPU's gate is paused. The memory of a suspended tenant is on the
-/// host.
+/// Returns whether a figure of NVML fits the site's account. If the account moved to a new ledger,
+/// the figure does not fit. If the GPU's gate is paused, the figure does not fit either, because
+/// the memory of a suspended tenant is on the host.
 fn is_usable(site: &Site<'_>) -> bool {
     site.is_present() && !site.gpu.is_paused()
 }
@@ -408,7 +410,7 @@ pub struct LateLooks {
     due_ns: u64,
     pause_ns: u64,
     asked: Option<Asked>,
-    /// The number of looks. It selects the GPU of the next look.
+    /// The number of looks, which selects the GPU of the next look.
     looks: usize,
     in_vain: u32,
 }

@@ -1,9 +1,9 @@
 //! Oversubscription: memory beyond the limit, for a tenant with `--oversubscribe managed`. This
 //! memory is managed memory, and is on the GPU while the tenant has a lease.
 //!
-//! No ledger contains such an allocation. This module counts it, and the meter page shows it beside
-//! the memory that the tenant holds. The memory that the tenant holds and the memory beyond the
-//! limit together stay below the size of the GPU.
+//! No ledger contains such memory. This module counts the memory, and the meter page shows it
+//! beside the memory that the tenant holds. The memory that the tenant holds and the memory beyond
+//! the limit together stay below the size of the GPU.
 //!
 //! The meter thread moves the memory to the GPU and back in parts ([`crate::meter::mover`]). The
 //! part of an allocation that is on the GPU is always its beginning.
@@ -41,7 +41,7 @@ const UNKNOWN: u8 = 0;
 const CAN: u8 = 1;
 const CANNOT: u8 = 2;
 
-/// The interposer leaves other programs the host's total memory divided by this number.
+/// The part of the host's memory, one in this many, that the interposer leaves to other programs.
 const HOST_RESERVE_PARTS: u64 = 16;
 
 /// The time for which a request waits for reservations of host memory by other processes of the
@@ -101,14 +101,15 @@ struct OnGpu {
 pub struct Oversubscription {
     /// Whether the job asked for oversubscription.
     is_wanted: AtomicBool,
-    /// Whether the process ever had such an allocation. Before that, a free pays only one load of
-    /// this field.
+    /// Whether the process ever had an allocation beyond the limit. Before the first such
+    /// allocation, a free pays only one load of this field.
     is_used: AtomicBool,
     gpus: [OnGpu; MAX_GPUS],
     pieces: Mutex<{ Rank::Oversubscribed as u8 }, BTreeMap<u64, Piece>>,
-    /// The host memory that these allocations have reserved and do not use yet, bytes.
+    /// The host memory that the allocations beyond the limit have reserved and do not use yet,
+    /// bytes.
     promised_bytes: AtomicU64,
-    /// A thread holds this lock while it copies `promised_bytes` to the tenant's ledger.
+    /// The lock that a thread holds while it copies `promised_bytes` to the tenant's ledger.
     telling: Mutex<{ Rank::HostAccount as u8 }, ()>,
 }
 
@@ -155,7 +156,8 @@ impl Oversubscription {
         self.is_used() && lock(&self.pieces).contains_key(&address)
     }
 
-    /// Returns whether a GPU supports memory beyond the limit. If it does not, warns once.
+    /// Returns whether a GPU supports memory beyond the limit. If the GPU does not support it,
+    /// warns once.
     fn is_able(&self, ordinal: usize) -> bool {
         let Some(gpu) = self.gpu(ordinal) else { return false };
         match gpu.ability.load(Ordering::Relaxed) {
@@ -223,8 +225,8 @@ impl Oversubscription {
         self.is_used.store(true, Ordering::Relaxed);
         self.promised_bytes.fetch_add(piece.promised_bytes(), Ordering::Relaxed);
         let replaced = lock(&self.pieces).insert(address, piece);
-        // The driver gives an address out again only after its free. So if an entry was there, its
-        // free bypassed the interposer.
+        // The driver gives an address out again only after its free. So if the table still has an
+        // entry of that address, the free bypassed the interposer.
         if let Some(gone) = replaced {
             self.uncount(&gone);
         }
@@ -293,8 +295,8 @@ impl Oversubscription {
     }
 
     /// Sets whether the GPU is the preferred location of the allocations on it. Returns the
-    /// allocations that changed; the caller tells the driver about them. For true, the method
-    /// leaves out allocations without a part on the GPU.
+    /// allocations that changed; the caller tells the driver about them. If `is_preferred` is true,
+    /// the method leaves out allocations without a part on the GPU.
     pub fn turn_preferred(&self, ordinal: usize, is_preferred: bool) -> Vec<(u64, Piece)> {
         let mut pieces = lock(&self.pieces);
         let others = pieces.iter_mut().filter(|(_, piece)| {
@@ -339,8 +341,9 @@ impl Oversubscription {
         });
     }
 
-    /// Changes the allocation of `part`, if it is still the same allocation. For this, its length
-    /// and context must agree, and its `brought_bytes` must be among the given values.
+    /// Changes the allocation of `part`, if the address still has the same allocation. The
+    /// allocation is the same if its length and context agree, and if its `brought_bytes` is among
+    /// the given values.
     fn change(&self, part: &Move, brought_bytes: &[u64], change: impl FnOnce(&mut Piece, &OnGpu)) {
         let mut pieces = lock(&self.pieces);
         let Some(piece) = pieces.get_mut(&part.base) else { return };
@@ -433,8 +436,8 @@ impl Accounts {
         };
         beyond.enter(address, piece, counted);
         beyond.publish(site.session, &process.gpus);
-        // The code withdraws the promise only now. So the amount counts twice for a moment, and is
-        // never left out.
+        // The code withdraws the promise only at this point. So the amount counts twice for a
+        // moment, and no moment misses the amount.
         site.withdraw(promise);
         // Nothing else wakes the meter thread, which must move the new memory to the GPU.
         process.wake_meter();

@@ -2,9 +2,9 @@
 //! on its device, in use or not.
 //!
 //! The driver decides how much a pool grows by an allocation. So before the call, the interposer
-//! reserves the largest possible growth. After the call, it asks the pool for its actual size. Each
-//! time the process has waited for the GPU, the interposer asks the pool again, because the pool
-//! may have returned memory.
+//! reserves the largest possible growth. After the call, the interposer asks the pool for its
+//! actual size. Each time the process has waited for the GPU, the interposer asks the pool again,
+//! because the pool may have returned memory.
 //!
 //! If the limit leaves no room for growth, the interposer first makes pools return unused memory.
 //! After that, an allocation may still succeed if it fits into the pool without growth.
@@ -42,8 +42,8 @@ pub struct Pool {
     /// The charge of the pool. A thread holds this lock while the pool may be growing, and while
     /// the thread destroys the pool.
     state: Mutex<{ Rank::PoolCharge as u8 }, Held>,
-    /// The live allocations of the pool, with their sizes. They belong to no context and outlive
-    /// contexts.
+    /// The live allocations of the pool, with their sizes. The allocations belong to no context and
+    /// outlive contexts.
     live: Mutex<{ Rank::PoolAllocations as u8 }, Plain<u64, u64>>,
 }
 
@@ -92,8 +92,8 @@ impl Pool {
         Some((self.ordinal?, Site::of(process, self.ordinal?)?))
     }
 
-    /// Charges the pool's reserved memory. If the driver does not report it, charges the former
-    /// amount and all possible growth.
+    /// Charges the pool's reserved memory. If the driver does not report the amount, charges the
+    /// former amount and all possible growth.
     fn settle(&self, held: &mut Held, site: &Site<'_>, promise: Promise) {
         if self.is_destroyed() {
             return site.withdraw(promise);
@@ -117,8 +117,9 @@ impl Pool {
     /// Trims the pool by `call`, and returns the answer of `call`. From this answer, `gave_all`
     /// computes whether only used memory is left.
     ///
-    /// Nobody knows beforehand how much memory the driver will take back. So all of the charge
-    /// counts as leaving during the call. Meanwhile, requests that lack this room wait.
+    /// The interposer does not know beforehand how much memory the driver will take back. So during
+    /// the call, the ledger shows all of the charge as leaving, and requests that lack this room
+    /// wait.
     fn trim_by<T>(
         &self,
         process: &Process,
@@ -190,7 +191,8 @@ impl Pool {
 
     /// Allocates within the pool's spare memory, and returns the driver's result. Returns `None`,
     /// and leaves the pool as it was, if the spare memory does not suffice. `can_trim` says whether
-    /// the pool can return memory. If it cannot, the interposer could not undo unexpected growth.
+    /// the pool can return memory. If the pool cannot return memory, the interposer could not undo
+    /// unexpected growth.
     fn allocate_spare(
         &self,
         state: &mut Held,
@@ -228,8 +230,8 @@ struct Within<'r, 'p> {
     bytes: u64,
 }
 
-/// Returns the living pool with this handle. If several pools have the handle, returns the last.
-/// The driver has destroyed the others, and the interposer has not marked them yet.
+/// Returns the living pool with this handle. If several pools have the handle, returns the last
+/// pool. The driver has destroyed the earlier pools, and the interposer has not marked them yet.
 fn find(pools: &[Arc<Pool>], handle: PoolHandle) -> Option<Arc<Pool>> {
     pools.iter().rfind(|pool| pool.handle == handle && !pool.is_destroyed()).cloned()
 }
@@ -245,7 +247,7 @@ impl Pools {
         self.get_or_add(handle, ordinal).0
     }
 
-    /// Returns the same pool as [`Self::get`], and whether the pool was known.
+    /// Returns the pool that [`Self::get`] returns, and whether the pool was known before.
     fn get_or_add(&self, handle: PoolHandle, ordinal: impl FnOnce() -> Option<usize>) -> (Arc<Pool>, bool) {
         let mut pools = lock(&self.pools);
         match find(&pools, handle) {
@@ -257,8 +259,8 @@ impl Pools {
     /// Forgets a pool that was unknown before a failed allocation. The handle of such a pool may be
     /// invalid.
     fn forget_unused(&self, pool: &Arc<Pool>) {
-        /// The list and the caller have a reference each. If there are no others, no other thread
-        /// is about to use the pool.
+        /// Number of references to a pool that no other thread is about to use: the reference of
+        /// the list, and the reference of the caller.
         const HOLDERS: usize = 2;
         let mut pools = lock(&self.pools);
         let has_nothing =
@@ -329,8 +331,8 @@ impl Pools {
     }
 
     /// Returns the pool from which `cuMemAllocAsync` allocates on a device. If the driver does not
-    /// name the pool, returns the last known pool, or else the device's default pool. If there is
-    /// neither, returns a stand-in without a handle.
+    /// name the pool, returns the last known pool, or else the device's default pool. If no pool is
+    /// known, returns a stand-in without a handle.
     fn present(&self, ordinal: usize) -> Arc<Pool> {
         let known = self.present.get(ordinal);
         match PoolHandle::current(ordinal) {

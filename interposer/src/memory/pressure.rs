@@ -9,7 +9,8 @@ use crate::log::say;
 use crate::meter::gpu::Gpu;
 use crate::session::Session;
 
-/// The state that the meter thread keeps for this, as the module's documentation explains.
+/// The limits and waits that the meter thread saw last, and the job's signal. The module's
+/// documentation explains more.
 pub struct Pressure {
     signal: Option<i32>,
     seen: Vec<Seen>,
@@ -28,7 +29,7 @@ struct Seen {
 }
 
 impl Seen {
-    /// Stores the new state. Returns whether the job must be told.
+    /// Stores the new state. Returns whether the interposer must send the job the signal.
     fn take_in(&mut self, passed_bytes: Option<u64>, generation: u32, presses: u32) -> bool {
         let is_lowered = passed_bytes.is_some_and(|now| self.passed_bytes.is_none_or(|before| now < before));
         // Waits of other tenants before the first check are not news.

@@ -11,8 +11,9 @@ use crate::session::Session;
 /// The time between two checks of a waiting request, ns. To move memory takes far longer.
 const LOOK_EVERY_NS: u64 = 1_000_000;
 
-/// Waits until the daemon has made room for `bytes`, because the driver has no memory left. The
-/// request holds no reservation meanwhile, so that nobody counts the new room twice.
+/// Waits until the daemon has made room for `bytes`, because the driver has no memory left. During
+/// the wait the request holds no reservation, so that the tenant's ledger does not count the new
+/// room twice.
 ///
 /// Returns false if the daemon can make no room. After any wait, returns true, even if the wait
 /// ended early. The caller then asks the driver again, because the tenant that held the memory may

@@ -1,5 +1,5 @@
-//! Physical memory (`cuMemCreate`). The driver keeps it until the last handle is released and the
-//! last mapping is gone, in any process.
+//! Physical memory (`cuMemCreate`). The driver keeps this memory until every process has released
+//! its last handle and removed its last mapping.
 //!
 //! The account counts the handles and mappings of this process that it knows. Memory that the
 //! process exported may live on by an import. So after each release that may matter, the interposer

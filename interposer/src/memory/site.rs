@@ -114,7 +114,7 @@ impl<'p> Site<'p> {
         }
     }
 
-    /// Runs `call`, and returns the result with the promise that is left. If the GPU lacks memory,
+    /// Runs `call`, and returns the result with the remaining promise. If the GPU lacks memory,
     /// waits until other tenants have made room for `bytes`, and runs `call` again. The request has
     /// no promise while it waits, so that the rest of the tenant can allocate.
     pub fn ask<T>(

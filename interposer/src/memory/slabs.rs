@@ -1,14 +1,14 @@
-//! Small allocations. The driver serves them from shared blocks, so the interposer charges whole
-//! blocks.
+//! Small allocations. The driver serves small allocations from shared blocks, so the interposer
+//! charges whole blocks.
 //!
 //! The interposer knows a block by its addresses. The charge of a block lasts from its first
 //! allocation until the job has freed its last allocation.
 //!
 //! A request normally reserves a whole block, because the driver may need a new block. If the limit
 //! leaves no room for a block, the request may still fit into an existing block. Such a request
-//! runs alone ([`Slabs::alone`]). It waits until no other request of the process has a reservation,
-//! and later small requests wait for it ([`Slabs::reserve`]). So no other request can take the free
-//! place that it found.
+//! runs alone ([`Slabs::alone`]). This request waits until no other request of the process has a
+//! reservation, and later small requests wait for this request ([`Slabs::reserve`]). So no other
+//! request can take the free place that this request found.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -54,7 +54,7 @@ type Piece = (u64, u64);
 pub struct Slabs {
     /// The blocks, by block number.
     blocks: Mutex<{ Rank::Blocks as u8 }, Plain<u64, Block>>,
-    /// The request that runs alone holds this lock.
+    /// The lock of the request that runs alone.
     turn: Mutex<{ Rank::SlabsTurn as u8 }, ()>,
     is_anyone_alone: AtomicBool,
 }
@@ -188,8 +188,9 @@ impl Slabs {
                 if block.pieces.is_empty() {
                     block.context = request.context;
                 }
-                // The driver gives a place out again only after its free. So if a piece was
-                // recorded there, its free bypassed the interposer, and the new piece replaces it.
+                // The driver gives a place out again only after its free. So if the block still has
+                // a piece at the place, the free bypassed the interposer, and the new piece
+                // replaces the old piece.
                 block.pieces.insert(place, units);
             }
             None => {

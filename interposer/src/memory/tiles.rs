@@ -1,5 +1,5 @@
-//! Physical memory that is mapped into sparse arrays. Such a mapping counts as a use of the memory,
-//! until the job unmaps the same part or destroys the array.
+//! Physical memory that is mapped into sparse arrays. The interposer charges the memory as long as
+//! such a mapping exists: until the job unmaps the same part or destroys the array.
 
 use deepres_abi::driver::result::CUDA_SUCCESS;
 

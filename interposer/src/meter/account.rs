@@ -1,5 +1,5 @@
-//! The GPU time that this process is charged on one GPU. The account adds up the times of all
-//! streams, and counts overlapping times once.
+//! The account of this process's GPU time on one GPU. The account adds up the times of all streams,
+//! and counts overlapping times once.
 //!
 //! Measured times have a place on the time line, and the account computes their exact union.
 //! Estimated times have no place. In a *spell*, a short time that comes every few milliseconds, the
@@ -17,32 +17,33 @@ const fn ns(duration: Duration) -> u64 {
 
 /// GPU time over which the account averages the overlap of streams.
 const OVERLAP_OVER_NS: u64 = ns(Duration::from_millis(20));
-/// If launches took less than this percentage of the time from their beginning to their end, they
-/// get no place on the time line.
+/// The least part of a segment, from its beginning to its end, that the segment's launches must
+/// fill, percent. If the launches fill less, the account gives them no place on the time line.
 const DENSE_PERCENT: u64 = 90;
-/// A single launch that takes at least this long gets a place on the time line outside spells too.
-/// A spell would hardly see the whole launch. If other launches wait for the launch's SMs, their
+/// The least length with which a single launch gets a place on the time line outside spells too. A
+/// spell would hardly see the whole launch. If other launches wait for the launch's SMs, their
 /// events make them seem to run beside it.
 const LONG_NS: u64 = ns(Duration::from_micros(500));
 /// Time between two spells. Streams with the same pace keep their relative positions for
 /// milliseconds, so many short spells show more than few long spells.
 const SPELL_EVERY_NS: u64 = ns(Duration::from_millis(8));
-/// A spell lasts for one part in this many of [`SPELL_EVERY_NS`].
+/// The number by which [`SPELL_EVERY_NS`] is divided to get the length of a spell.
 const SPELL_PART: u64 = 5;
-/// A spell ignores work in its first part of this length. Launches of older segments may have run
-/// beside such work, and these launches have no place.
+/// The length of the first part of a spell, in which the spell ignores work. Launches of older
+/// segments may have run beside such work, and these launches have no place.
 const SETTLING_NS: u64 = ns(Duration::from_micros(500));
-/// A spell ignores work in its last part of this length too. The meter thread may not yet have seen
-/// other work beside such work complete.
+/// The length of the last part of a spell, in which the spell ignores work too. The meter thread
+/// may not yet have seen other work beside such work complete.
 const TRAILING_NS: u64 = ns(Duration::from_micros(300));
 /// The weight that the results of earlier spells keep after each new spell. So about 16 spells
 /// count.
 const SPELL_KEPT: f64 = 1.0 - 1.0 / 16.0;
-/// Two streams run beside each other if the meter measured launches of both within this time.
+/// The time within which the meter must measure launches of two streams, so that the streams count
+/// as running beside each other.
 const BESIDE_NS: u64 = ns(Duration::from_millis(100));
-/// If the launches of all streams together are at least this far apart, the meter measures every
-/// launch all the time. Measuring each launch then costs no more than measuring segments, and the
-/// meter need not estimate.
+/// The least distance between the launches of all streams together at which the meter measures
+/// every launch all the time. Measuring each launch then costs no more than measuring segments, and
+/// the meter need not estimate.
 const APART_NS: u64 = ns(Duration::from_micros(40));
 /// Measured GPU time, ns, that the spells must have seen before the account uses their result.
 const TELLING_NS: f64 = 50_000.0;
@@ -147,7 +148,8 @@ impl Spell {
             self.singles_ns += end_ns.abs_diff(start_ns);
             self.added_ns += self.all.add(start_ns, end_ns);
         } else {
-            // This time counted for a single launch so far. From now on it belongs to the segment.
+            // Until now, this time counted for a single launch. From now on, the time belongs to
+            // the segment.
             let covered_ns = self.dense.add(start_ns, end_ns);
             self.added_ns = (self.added_ns + self.all.add(start_ns, end_ns)).saturating_sub(covered_ns);
         }
@@ -166,7 +168,7 @@ impl Account {
 
     /// Returns how far `now_ns` is from the expected end of the work in flight, before or after the
     /// end, ns. By its estimate, the work takes `queued_ns`. The work runs since the end of the
-    /// work before it.
+    /// earlier work.
     pub fn ns_from_end(&self, queued_ns: u64, now_ns: u64) -> u64 {
         let began_ns = self.computing_since_ns.unwrap_or(now_ns).max(self.ended_ns);
         queued_ns.abs_diff(now_ns.saturating_sub(began_ns))

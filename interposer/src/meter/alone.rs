@@ -84,9 +84,9 @@ fn is_ours(thread: u32) -> bool {
     OURS.iter().any(|own| own.load(Ordering::Relaxed) == thread)
 }
 
-/// Returns whether a thread has ended. If the first thread ends before the others, it stays as a
-/// zombie. A zombie has no program any more, so its `exe` link cannot be read. The check needs no
-/// further descriptor.
+/// Returns whether a thread has ended. If the first thread ends before the other threads, the first
+/// thread stays as a zombie. A zombie has no program any more, so its `exe` link cannot be read.
+/// The check needs no further descriptor.
 fn has_ended(folder: RawFd, thread: u32) -> bool {
     let mut name = String::new();
     if write!(name, "{thread}/exe\0").is_err() {

@@ -13,11 +13,11 @@
 
 /// The shortest window, ns, after which the alignment may move the time line forward.
 const WINDOW_NS: i64 = 1_000_000_000;
-/// The fewest looks in a window of that length. Looks are up to 0.4 ms apart, so the promptest of
-/// this many comes only some microseconds late.
+/// The fewest looks in a window of [`WINDOW_NS`]. Looks are up to 0.4 ms apart, so the promptest of
+/// these looks comes only some microseconds late.
 const LOOKS: u32 = 64;
-/// After a window of this length, ns, fewer looks are enough. Their delay is then less than the
-/// clocks would otherwise drift apart.
+/// The window length, ns, after which fewer looks are enough. In a longer window, the clocks would
+/// drift apart by more than the delay of these looks.
 const LONGEST_WINDOW_NS: i64 = 8_000_000_000;
 
 /// The alignment of one context's events.

@@ -12,11 +12,11 @@ use crate::driver::calls::{Calls, Context, Event, Stream};
 use crate::lock_order::{Guard, Mutex, Rank};
 use crate::os;
 
-/// If an event lies this far from the base event, the context gets a new base event. The driver
-/// gives the distance as a float of milliseconds, which after 10 s is precise to about 1 µs.
+/// The distance of an event from the base event at which the context gets a new base event. The
+/// driver gives the distance as a float of milliseconds, which after 10 s is precise to about 1 µs.
 const REBASE_NS: i64 = 5_000_000_000;
-/// If the driver does not make a context current for this long, the meter thread no longer waits
-/// for the context's work. So a hand-off waits no longer than this for such work.
+/// The time for which the meter thread waits for work of a context that the driver does not make
+/// current. So a hand-off waits at most this time for such work.
 const UNREACHABLE_NS: u64 = 1_000_000_000;
 
 /// The state of a context of the driver. The state lives as long as the process, because threads
@@ -152,8 +152,8 @@ impl ContextState {
                 let Some(contents) = lane.oldest(inner).map(Segment::contents) else { break };
                 let place = newest.and_then(|newest| inner.locate(calls, lane, newest, seen_ns));
                 if !contents.is_copy {
-                    // The measured time may include pauses, so the lower of the two times counts.
-                    // There may be no estimate.
+                    // The measured time may include pauses, so the lower of measured and estimated
+                    // time counts, if there is an estimate.
                     let took_ns =
                         place.filter(|_| !contents.is_end_only).map(|(start, end)| end.abs_diff(start));
                     let known_ns = (contents.expected_ns != 0).then_some(contents.expected_ns);
@@ -178,10 +178,10 @@ impl ContextState {
         self.is_dead.store(true, Ordering::Release);
     }
 
-    /// Called when the driver does not make the context current for the meter thread, at `now_ns`.
-    /// The work of the context then counts as in flight for one second, because the refusal may be
-    /// temporary. After that, the method charges the work by its estimates and returns true.
-    /// Before, it returns false.
+    /// Records that the driver does not make the context current for the meter thread at `now_ns`.
+    /// The refusal may be temporary. So for one second, the context's work stays in flight, and the
+    /// method returns false. After that second, the method charges the work by its estimates and
+    /// returns true.
     pub fn is_given_up(&self, _meter: MeterThread, inner: &mut Inner, now_ns: u64) -> bool {
         let since_ns = *inner.unreachable_since_ns.get_or_insert(now_ns);
         if now_ns.saturating_sub(since_ns) < UNREACHABLE_NS {

@@ -1,7 +1,7 @@
 //! The table of estimates: the mean time of each known launch, learned from segments with one
-//! launch. The interposer bounds the work in flight by the estimates. The meter thread charges
-//! launches by them that no event timed. The first few launches of each kernel all get a segment of
-//! their own. After these, the estimate is *settled*.
+//! launch. By the estimates, the interposer bounds the work in flight, and the meter thread charges
+//! launches that no event timed. The first few launches of each kernel all get a segment of their
+//! own. After these launches, the estimate is *settled*.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
@@ -12,28 +12,30 @@ use super::thread::MeterThread;
 /// learns them again.
 const BUCKETS: usize = 1024;
 const WAYS: usize = 4;
-/// An estimate is settled after this many measurements and bounds. The first launch of a kernel may
-/// include the time in which the driver loads the kernel, and one more may be interrupted.
+/// The number of measurements and bounds after which an estimate is settled. The first launch of a
+/// kernel may include the time in which the driver loads the kernel, and one more may be
+/// interrupted.
 const SETTLED: u8 = 3;
 /// The bit that marks an estimate that is not settled.
 const UNSETTLED: u64 = 1 << 63;
 /// The weight of a new measurement in the mean: one part in this many.
 const WEIGHT: u64 = 4;
-/// The table counts a measurement as at most this many times the mean. So one measurement that a
-/// busy machine made long does not change the estimate for all launches after it. If a kernel
-/// really takes longer from now on, the mean follows within a few measurements.
+/// The most, in multiples of the mean, for which the table counts a measurement. So one measurement
+/// that a busy machine made long does not change the estimate for all launches after it. If a
+/// kernel really takes longer from now on, the mean follows within a few measurements.
 const MOST_TIMES_KNOWN: u64 = 3;
-/// The steps by which each long measurement raises that limit, to four times its value. If a kernel
-/// takes long again and again, the machine is not the cause. If the table cut these long times off,
-/// no tenant would be charged for them.
+/// The steps by which each long measurement raises the limit [`MOST_TIMES_KNOWN`], to four times
+/// its value. If a kernel takes long again and again, the machine is not the cause. If the table
+/// cut these long times off, no tenant would pay for them.
 const MORE_PER_LONG: u8 = 64;
-/// The number of steps that double the limit. Each measurement within the limit takes one step
-/// back.
+/// The number of steps that double the limit [`MOST_TIMES_KNOWN`]. Each measurement within the
+/// limit takes one step back.
 const MORE_PER_DOUBLING: u8 = 32;
-/// The most steps. They raise the limit to 128 times its lowest value.
+/// The most steps above the limit [`MOST_TIMES_KNOWN`]. These steps raise the limit to 128 times
+/// its lowest value.
 const MOST_MORE: u8 = 224;
-/// If a kernel's times scatter, the table assumes that the shortest time is at least the mean
-/// divided by this. So a bound above that value does not contradict the mean.
+/// The divisor of the mean for the shortest time of a kernel whose times scatter. The table assumes
+/// no shorter time, so a bound above the quotient does not contradict the mean.
 const TIMES_SCATTERED: u64 = 2;
 
 /// The table of mean times by key.
@@ -57,7 +59,7 @@ struct History {
 }
 
 impl History {
-    /// Counts a measurement or bound. Returns the number of them.
+    /// Counts a measurement or bound. Returns the number of measurements and bounds so far.
     fn count(&self) -> u8 {
         let measured = self.measured.load(Ordering::Relaxed).saturating_add(1);
         self.measured.store(measured, Ordering::Relaxed);
@@ -113,7 +115,7 @@ impl Estimates {
         self.place(key).map(Place::mean_ns)
     }
 
-    /// Does what [`Self::get`] does, for a settled estimate only.
+    /// Returns the mean time of a launch with this key, ns, if its estimate is settled.
     #[inline(always)]
     pub fn settled(&self, key: u64) -> Option<u64> {
         let mean = self.place(key)?.mean.load(Ordering::Relaxed);
@@ -179,7 +181,8 @@ impl Estimates {
             more.store(next_more, Ordering::Relaxed);
             let is_second = measured.load(Ordering::Relaxed) == 1;
             let counted_ns = took_ns.min(most_ns);
-            // A second measurement that is shorter shows that the first one included something else.
+            // A second measurement that is shorter shows that the first one included something
+            // else.
             let replaces = is_measured && is_second && took_ns < mean_ns;
             let weight = if replaces { 1 } else { WEIGHT };
             place.set(mean_ns - mean_ns / weight + counted_ns / weight, history.count());
@@ -207,8 +210,8 @@ const MULTIPLIERS: [u64; 5] = [
     0x082e_fa98_ec4e_6c89,
 ];
 
-/// Mixes words into a key that is never 0. The products do not depend on each other, because the
-/// function runs on the launch path.
+/// Mixes words into a key that is never 0. The function runs on the launch path, so for speed its
+/// products do not depend on each other.
 #[inline(always)]
 pub fn key(words: [u64; 5]) -> u64 {
     const FOLD: u32 = 32;

@@ -53,7 +53,8 @@ pub struct Gpu {
     bell: Place,
     /// Sum of the estimates of launches that the meter thread has not yet seen complete, ns.
     queued_ns: AtomicU64,
-    /// Sum of the streams' times over the GPU time that they cover, in thousandths.
+    /// Sum of the streams' times, divided by the GPU time that the streams cover together, in
+    /// thousandths.
     overlap_permille: AtomicU64,
     /// Count of completions. Threads wait on this futex for room in their window.
     freed: AtomicU32,
@@ -63,8 +64,8 @@ pub struct Gpu {
     stuck_at: AtomicU32,
     /// Epoch of the lease under which a thread last passed the gate.
     entered: AtomicU32,
-    /// When the first thread passed the gate under that lease. 0 if the thread had not waited, or
-    /// if work has run since.
+    /// When the first thread passed the gate under the lease of `entered`. 0 if the thread had not
+    /// waited, or if work has run since.
     entered_ns: AtomicU64,
     /// The state of leases of one launch.
     pub only_launch: OnlyLaunch,
@@ -157,7 +158,7 @@ impl Gpu {
         self.meter.get()
     }
 
-    /// Returns whether the tenant is charged for the time of its copies.
+    /// Returns whether the arbiter charges the tenant for the time of its copies.
     pub fn charges_copies(&self) -> bool {
         self.grant().is_some_and(GrantSlot::charge_copies)
     }
@@ -206,8 +207,8 @@ impl Gpu {
     }
 
     /// Marks the calling thread as about to read the gate, and returns the mark. Until the caller
-    /// drops the mark, the arbiter takes it for work in flight. Returns `None` if there is no meter
-    /// slot.
+    /// drops the mark, the arbiter takes the mark for work in flight. Returns `None` if there is no
+    /// meter slot.
     pub fn start_launching(&self) -> Option<Launching<'static>> {
         self.meter().map(MeterSlot::start_launching)
     }
@@ -329,15 +330,16 @@ impl Gpu {
         self.window_waiters.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Adds the estimated GPU time of launches without a segment, ns.
+    /// Adds `took_ns`, the estimated GPU time of launches without a segment, to the time that the
+    /// meter thread will charge.
     pub fn add_late(&self, took_ns: u64) {
         self.late_ns.fetch_add(took_ns, Ordering::Relaxed);
     }
 
-    /// Returns the time that other threads added since the last call, ns. The caller charges this
-    /// time.
+    /// Returns the time that other threads added by [`Self::add_late`] since the last call, ns. The
+    /// caller charges this time.
     pub fn take_late_ns(&self, _meter: MeterThread) -> u64 {
-        // There is mostly no such time. A load leaves the cache line with the launching threads.
+        // Mostly no thread has added time. A load leaves the cache line with the launching threads.
         match self.late_ns.load(Ordering::Relaxed) {
             0 => 0,
             _ => self.late_ns.swap(0, Ordering::Relaxed),

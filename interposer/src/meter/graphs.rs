@@ -1,9 +1,9 @@
 //! The properties of executable graphs beside their times: the count of changes of each graph, and
 //! whether launches of the same graph may differ.
 //!
-//! The key of a graph's launch includes the count of changes. So an estimate from before a change
-//! never counts for the graph after the change, even if the meter thread learns the estimate later.
-//! The same holds for the estimate of an earlier graph with the same handle.
+//! The key of a graph's launch includes the count of changes. So after a change of the graph, the
+//! meter never uses an estimate from before the change, even if the meter thread learns the
+//! estimate later. The meter also never uses the estimate of an earlier graph with the same handle.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 

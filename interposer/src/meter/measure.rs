@@ -14,27 +14,26 @@
 //! result is the sum of the launches' estimates, limited by the bounds. Without estimates, the
 //! result is the upper bound.
 
-/// If a segment begins more than this after the end of the stream's previous segment, the stream
-/// was idle in between. The value is above the rounding of the real driver's events (half a
-/// microsecond).
+/// The longest time between two segments of a stream, ns, in which the stream was not idle. The
+/// value is above the rounding of the real driver's events (half a microsecond).
 const EDGE_NS: i64 = 2_000;
 /// The longest time that one record of an event and one launch take together on the host, on every
 /// driver. If the two calls took longer, or longer than [`TIMES_USUAL`] times their usual time, the
-/// thread counts as interrupted. The interruption may lie between a call and the reading of the
-/// clock.
+/// meter takes the thread as interrupted. The interruption may lie between a call and the reading
+/// of the clock.
 const UNINTERRUPTED_NS: i64 = 20_000;
 const TIMES_USUAL: i64 = 2;
-/// On an idle stream, a segment begins some time after its submission. If a segment begins this
-/// much later still, the segment has waited behind other work. The value is above any interruption
-/// that the module does not notice.
+/// On an idle stream, a segment begins some time after its submission. The further delay, ns, from
+/// which on the meter assumes that the segment waited behind other work. The value is above any
+/// interruption that the module does not notice.
 const WAITED_NS: i64 = 100_000;
 /// Assumed upper limit of the events' time less the host's time, until the meter has measured an
 /// offset. The meter thread's looks place events on the host's clock ([`super::clock`]). A look
-/// seldom comes later than this after an event.
+/// seldom comes later than this limit after an event.
 const ALIGNED_NS: i64 = 2_000_000;
 /// The rounding of the driver's event times, with a margin.
 const ROUNDING_NS: i64 = 1_000;
-/// Bounds that differ by at most one part in this many count as equal.
+/// The part, one in this many, by which two equal bounds may differ.
 const EXACT_PART: i64 = 50;
 
 /// The observations of a completed segment. The times of events lie on the process's time line, and
@@ -47,15 +46,15 @@ pub struct Observed {
     pub end_ns: i64,
     /// End of the stream's previous segment, if known.
     pub previous_end_ns: Option<i64>,
-    /// Host time before the first event was recorded.
+    /// Host time just before the thread recorded the first event.
     pub asked_ns: i64,
-    /// Host time after the first event was recorded.
+    /// Host time just after the thread recorded the first event.
     pub began_ns: i64,
     /// Host time after the first launch.
     pub first_ns: i64,
-    /// Host time after the last launch, before the last event was recorded.
+    /// Host time after the last launch, before the thread recorded the last event.
     pub closed_ns: i64,
-    /// Host time after the last event was recorded.
+    /// Host time just after the thread recorded the last event.
     pub ended_ns: i64,
     /// Events' time less the host's time, for a segment that finds its stream idle, if known.
     pub offset_ns: Option<i64>,
@@ -63,8 +62,8 @@ pub struct Observed {
     pub usual_ns: Option<i64>,
     /// Estimated time of the launches. 0 means that there is no estimate.
     pub expected_ns: i64,
-    /// Whether the stream may have waited for something else between the launches. The value is
-    /// also true if the launch's call returned only when the launch was complete.
+    /// Whether the stream may have waited for another stream or the host between the launches. The
+    /// value is also true if the launch's call returned only when the launch was complete.
     pub may_wait: bool,
     /// Whether the segment found its stream quiet: the meter thread had seen all earlier work of
     /// the stream complete, and nothing made the stream wait.
@@ -83,11 +82,11 @@ pub struct Measured {
     pub start_ns: i64,
     /// The time that the launches took, ns.
     pub took_ns: i64,
-    /// The lower bound of that time, ns.
+    /// The lower bound of the time that the launches took, ns.
     pub least_ns: i64,
-    /// The upper bound of that time, ns.
+    /// The upper bound of the time that the launches took, ns.
     pub most_ns: i64,
-    /// Whether the bounds meet, so that the time is measured and not estimated.
+    /// Whether the bounds meet, so that the time is a measurement and no estimate.
     pub is_exact: bool,
     /// Whether the stream was idle before the segment.
     pub was_idle: bool,
@@ -352,7 +351,7 @@ mod tests {
         assert_eq!((measured.start_ns, measured.took_ns), (late.end_ns - exact_ns, exact_ns));
         assert!(!measured.is_exact);
         // If only the end event came late, the segment does not show where the launch ran. The same
-        // holds if the stream waited for something else.
+        // holds if the stream waited for another stream or the host.
         let end_late = Observed {
             ended_ns: observed.ended_ns + LATE_NS,
             end_ns: observed.ended_ns + LATE_NS + LATENCY_NS - ORIGIN_NS,

@@ -2,15 +2,16 @@
 //! other tenants use it. The meter thread runs the mover.
 //!
 //! While the gate is open or leased, the mover brings oversubscribed memory to the GPU part by
-//! part, as far as the GPU has room. When a kernel touches the rest, the driver itself brings it.
+//! part, as far as the GPU has room. When a kernel touches memory that is still on the host, the
+//! driver itself brings this memory.
 //!
 //! Once the gate has closed and nothing is in flight, the mover tells the driver that the memory no
 //! longer belongs on the GPU. When the driver needs room, it evicts this memory first. The mover
-//! also makes room for the next holder: as much as this process used for oversubscribed memory. If
-//! the GPU has less free memory than that, the mover moves oversubscribed memory to the host.
+//! also makes room for the next holder: as much room as this process used for oversubscribed
+//! memory. If the GPU has less free memory, the mover moves oversubscribed memory to the host.
 //!
 //! If the GPU has room for all tenants, the mover moves nothing. If no other process takes the
-//! freed room, the others have all they need, and the mover makes no room for a while ([`Room`]).
+//! freed room, the other processes need none, and the mover makes no room for a while ([`Room`]).
 //!
 //! On each GPU, one part is under way at a time, so that the meter thread soon returns to metering.
 //! While a thread captures a stream, the mover moves nothing.
@@ -45,11 +46,11 @@ pub enum Moves {
     More,
 }
 
-/// If no process has taken the freed room after this time, no process needs it. With leases of some
-/// milliseconds, the other processes have brought some memory to the GPU by then.
+/// The time after which the mover concludes that no process needs the freed room, ns. With leases
+/// of some milliseconds, the other processes have brought some memory to the GPU by then.
 const TRIED_NS: u64 = 500_000_000;
-/// The time for which the mover then makes no room: at first, and at most. If a process needs room
-/// meanwhile, the driver itself moves memory off the GPU.
+/// The time for which the mover makes no room after no process took the freed room, ns: at first,
+/// and at most. If a process needs room meanwhile, the driver itself moves memory off the GPU.
 const FIRST_KEEP_NS: u64 = 1_000_000_000;
 const LAST_KEEP_NS: u64 = 8_000_000_000;
 /// Bytes that may be on their way to or from the GPU while the mover reads the free memory.
@@ -65,7 +66,7 @@ struct Room {
     /// Since when the mover has made room that no process has taken.
     tried_since_ns: Option<u64>,
     keep_ns: u64,
-    /// The mover makes no room before this time.
+    /// The time before which the mover makes no room, ns.
     keeps_until_ns: u64,
 }
 
@@ -103,8 +104,8 @@ pub struct Mover {
     is_back: bool,
     /// Bytes that must be free on the GPU before the mover stops moving memory to the host.
     owed_bytes: Option<u64>,
-    /// At the last look, there was no room, or no need to move. The next look comes at this time,
-    /// or once the gate has changed.
+    /// The time of the next look, ns, if the last look found no room or no need to move. A change
+    /// of the gate brings the next look earlier.
     rests_until_ns: u64,
     may_launch: bool,
 }
@@ -231,8 +232,8 @@ impl Mover {
         work(&mut inner)
     }
 
-    /// Has the driver move `part`, if the previous part has arrived. The caller has made a context
-    /// of the GPU current. Returns the amount of work that is left.
+    /// Makes the driver move `part`, if the previous part has arrived. The caller has made a
+    /// context of the GPU current. Returns the amount of work that is left.
     fn carry(process: &Process, inner: &mut Inner, part: &Move, location: Location) -> Moves {
         let beyond = &process.memory.oversubscription;
         inner.moving = inner.moving.or_else(managed::stream);

@@ -59,9 +59,9 @@ impl Launches {
 /// A launch, with the properties that the meter distinguishes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Launch {
-    /// Identifies launches that take the same time. The key of a kernel is a hash of function and
-    /// geometry. The key of a copy is a hash of its size. The key of a graph is a hash of its
-    /// handle and its count of changes.
+    /// The key, which launches have in common that take the same time. The key of a kernel is a
+    /// hash of function and geometry. The key of a copy is a hash of its size. The key of a graph
+    /// is a hash of its handle and its count of changes.
     pub key: u64,
     /// The kind of work.
     pub kind: Kind,
@@ -80,17 +80,17 @@ pub struct Contents {
     pub expected_ns: u64,
     /// Estimated time of the copies that a segment of kernels took in, ns.
     pub copied_ns: u64,
-    /// Host time before the first event was recorded, ns.
+    /// Host time just before the thread recorded the first event, ns.
     pub asked_ns: u64,
-    /// Host time after the first event was recorded, ns.
+    /// Host time just after the thread recorded the first event, ns.
     pub began_ns: u64,
     /// Host time after the first launch, ns.
     pub first_ns: u64,
-    /// Host time after the last launch, before the last event was recorded, ns.
+    /// Host time after the last launch, before the thread recorded the last event, ns.
     pub closed_ns: u64,
-    /// Host time after the last event was recorded, ns.
+    /// Host time just after the thread recorded the last event, ns.
     pub ended_ns: u64,
-    /// Whether the stream may have waited for something else between the launches.
+    /// Whether the stream may have waited for another stream or the host between the launches.
     pub may_wait: bool,
     /// Whether the stream had no unfinished work when the segment began, and nothing made the
     /// stream wait.

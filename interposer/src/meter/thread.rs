@@ -30,12 +30,12 @@ use crate::session::Session;
 /// Pause between two looks of the meter thread while the gate of any GPU is leased or closed. A
 /// hand-off may take up to twice this time longer.
 const TICK_CONTENDED_NS: u64 = 50_000;
-/// Pause between two looks once the gate has closed and little work is left in flight. Between the
-/// end of the work and the next look, the GPU idles.
+/// Pause between two looks once the gate has closed and the work in flight is about to end. Between
+/// the end of the work and the next look, the GPU idles.
 const TICK_DRAINING_NS: u64 = 20_000;
-/// If the estimate of the work in flight, or the rest of the estimate, is at most this time, the
-/// work counts as little. If longer work is overdue by more than this time, the work does not count
-/// as little, because the work may never end.
+/// The most GPU time in flight, ns, by the estimate or the rest of the estimate, with which the
+/// meter thread looks every [`TICK_DRAINING_NS`]. If work is overdue by more than this time, the
+/// meter thread looks less often, because the work may never end.
 const DRAINED_SOON_NS: u64 = 1_000_000;
 /// Pause between two looks while work is in flight and all gates are open.
 const TICK_ALONE_NS: u64 = 400_000;
@@ -44,7 +44,7 @@ const TICK_ALONE_NS: u64 = 400_000;
 /// [`TICK_CONTENDED_NS`] instead. The next launch then mostly comes at once, and the next tenant
 /// waits for its end.
 const TICK_LINGER_NS: u64 = 2_000_000;
-/// After this many looks without work in flight, the thread sleeps for up to [`SLEEP_NS`].
+/// The number of looks without work in flight after which the thread sleeps for up to [`SLEEP_NS`].
 const LINGER_TICKS: u32 = 10;
 /// Longest sleep while nothing is in flight. A launch, or the end of the connection, ends the sleep
 /// early.
@@ -52,9 +52,9 @@ const SLEEP_NS: u64 = 1_000_000_000;
 /// Time between two checks whether any of the job's own threads is left. A check costs one system
 /// call.
 const COMPANY_NS: u64 = 1_000_000_000;
-/// If a process launches after a pause of this length, the meter thread rings the bell. The arbiter
-/// looks at resting tenants seldom, and while the gate is open, nothing else tells the arbiter of
-/// the launch.
+/// The shortest pause of the process after which the meter thread rings the bell at the next
+/// launch, ns. The arbiter seldom looks at resting tenants, and only the bell tells the arbiter of
+/// a launch through an open gate.
 const RESTED_NS: u64 = 100_000_000;
 /// Size of the meter thread's stack. The stack also holds the thread-local data of every library.
 /// Pages that the thread does not touch cost nothing.
@@ -166,7 +166,7 @@ impl Meter {
     }
 
     /// Once every [`COMPANY_NS`], checks whether the job's own threads have all ended. Returns true
-    /// if the check shows that they have.
+    /// if the check shows that all have ended.
     fn is_left(&mut self) -> bool {
         if self.ticked_ns.saturating_sub(self.company_ns) < COMPANY_NS {
             return false;
@@ -346,9 +346,9 @@ impl Meter {
         }
     }
 
-    /// Handles a context that the driver does not make current. For a while, the work of the
-    /// context counts as in flight. After that, the meter thread no longer waits for the work, and
-    /// charges it.
+    /// Handles a context that the driver does not make current. For a while, the meter shows the
+    /// work of the context as in flight. After that, the meter thread no longer waits for the work,
+    /// and charges it.
     fn lose(&mut self, context: &ContextState, inner: &mut Inner, now_ns: u64) {
         if context.is_given_up(self.here, inner, now_ns) {
             return;
@@ -515,7 +515,7 @@ impl Meter {
     }
 
     /// Charges `took_ns` of a stream's time between `start_ns` and `end_ns`. The stream ran
-    /// kernels, or copies for which the tenant is charged. `single`: there is one launch, on a
+    /// kernels, or copies that the tenant has to pay for. `single`: there is one launch, on a
     /// stream that has gaps.
     fn charge_time(
         &mut self,
@@ -572,8 +572,8 @@ impl Meter {
         })
     }
 
-    /// Counts copies whose time is known, but not their place on the time line. If the tenant is
-    /// charged for copies, charges the time.
+    /// Counts copies whose time is known, but not their place on the time line. If the grant says
+    /// that the arbiter charges copies, adds the time to the GPU time.
     fn charge_copied(&mut self, context: &ContextState, took_ns: u64) {
         let Some(meter) = context.gpu.meter().filter(|_| took_ns != 0) else { return };
         meter.copy_ns.fetch_add(took_ns, Ordering::Relaxed);

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-/// The most intervals that a union remembers. If there are more, the union forgets the earliest
+/// The most intervals that a union remembers. Beyond this number, the union forgets the earliest
 /// interval. An interval that overlaps a forgotten interval counts in full.
 const REMEMBERED: usize = 256;
 

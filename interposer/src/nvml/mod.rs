@@ -2,8 +2,8 @@
 //!
 //! A process with a session reads its tenant's memory from its own pages, with or without a daemon.
 //! But a process can use NVML without CUDA, and then it may have no session. The pages also lack
-//! the tenant's other processes. In both cases the interposer asks the daemon for a [`View`], on a
-//! connection that ends with the answer.
+//! the tenant's other processes. In a process without a session, and for the list of processes, the
+//! interposer asks the daemon for a [`View`]. The connection ends with the answer.
 
 pub mod types;
 
@@ -24,10 +24,10 @@ use crate::{handshake, os, process};
 const SONAME_START: &[u8] = b"libnvidia-ml.so";
 /// Room for a GPU's UUID in NVML's format (`NVML_DEVICE_UUID_V2_BUFFER_SIZE`).
 const UUID_BYTES: usize = 96;
-/// How long the process reuses an answer of the daemon, ns. A monitor asks several questions in a
-/// row.
+/// The time for which the process reuses an answer of the daemon, ns. A monitor asks several
+/// questions in a row.
 const FRESH_NS: u64 = 20_000_000;
-/// If the daemon did not answer a question, the process does not ask it again for this long, about
+/// The time for which the process asks the daemon nothing after a question without an answer, about
 /// any GPU, ns.
 const RETRY_NS: u64 = 1_000_000_000;
 /// The number of processes on a GPU for which NVML gets room at first, and at most.
@@ -62,7 +62,7 @@ impl Function {
         }
     }
 
-    /// Returns the address of the real function, or 0 if no loaded library has it.
+    /// Returns the address of the real function, or 0 if no loaded library has the function.
     pub fn real(&self) -> usize {
         let known = self.real.load(Ordering::Acquire);
         if known != 0 {
@@ -143,8 +143,8 @@ impl Part {
         Some(self.view()?.gpus[0].recent_ppm.div_ceil(PPM_PER_PERCENT))
     }
 
-    /// Returns the tenant's processes, or `None` if they are unknown. In a pid namespace other than
-    /// the daemon's, they are unknown. In such a namespace, NVML lists only the namespace's own
+    /// Returns the tenant's processes, or `None` if the processes are unknown. In a pid namespace
+    /// other than the daemon's, the processes are unknown, and NVML lists only the namespace's own
     /// processes.
     pub fn processes(&self) -> Option<OwnProcesses> {
         self.view().filter(|view| view.asker_pid == std::process::id()).map(OwnProcesses)
@@ -163,7 +163,7 @@ impl Part {
 #[derive(Clone, Copy)]
 pub struct Busy {
     own_percent: u32,
-    /// At least `own_percent`, and never 0.
+    /// The busy time of the whole GPU, percent: at least `own_percent`, and never 0.
     whole_percent: u32,
 }
 
@@ -257,7 +257,7 @@ fn own(uuid: &Uuid) -> Option<Own> {
 
 struct Answer {
     uuid: Uuid,
-    /// The process that asked. A forked child is another process, and asks for itself.
+    /// The process that asked the daemon. A forked child is another process, and asks for itself.
     pid: u32,
     at_ns: u64,
     view: View,

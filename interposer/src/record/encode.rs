@@ -12,8 +12,8 @@ use super::ring::Event;
 use crate::driver::calls::Stream;
 use crate::meter::estimates;
 
-/// A chunk's calls may be this much earlier than its first call, ns, because the recording thread
-/// reads one ring after the other.
+/// The most time, ns, by which a call may be earlier than the first call of its chunk. The
+/// recording thread reads one ring after the other, so calls of a chunk are not in order.
 const BEFORE_NS: u64 = 1_000_000_000;
 
 /// The kinds of events.
@@ -86,7 +86,8 @@ pub fn name(function: u64, name: &'static [u8]) -> Event {
 pub struct Encoder {
     pid: u32,
     began_ns: u64,
-    /// The time from which the chunk counts the times of its calls, ns, once it has a call.
+    /// The time from which the chunk counts the times of its calls, ns; `None` until the chunk has
+    /// a call.
     base_ns: Option<u64>,
     records: Vec<u8>,
     shapes: BTreeMap<[u64; 5], u64>,
@@ -121,7 +122,7 @@ impl Encoder {
         Some([head.as_bytes(), &records].concat())
     }
 
-    /// Adds a record that `count` events were lost, if any were lost.
+    /// Adds a record of the number of lost events, `count`, unless it is 0.
     pub fn lost(&mut self, count: u64) {
         if count > 0 {
             self.record(&Record::Lost(count));
@@ -161,8 +162,8 @@ impl Encoder {
         }
     }
 
-    /// Returns the number of a launch's kernel and geometry. If they are new, adds a record of
-    /// them.
+    /// Returns the number of a launch's kernel and geometry. If kernel or geometry is new, adds a
+    /// record of the shape.
     fn shape(&mut self, api: u16, launch: &Event) -> u64 {
         let [_, head, function, _, first, second, third] = *launch;
         let shared_bytes = head >> SHARED_SHIFT;

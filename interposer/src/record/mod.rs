@@ -1,9 +1,9 @@
 //! Recording (`deepres run --record`): writes the job's calls of the driver into the trace.
 //! [`deepres_abi::recording`] is the format.
 //!
-//! Each thread puts its calls into a ring of its own, and the recording thread encodes and writes
-//! them. Without a recording, a launch costs nothing more: the word that tells of captures
-//! ([`crate::capture`]) also tells of a recording.
+//! Each thread puts its calls into a ring of its own, and the recording thread encodes the calls
+//! and writes them to the trace. Without a recording, a launch costs nothing more: the word that
+//! tells of captures ([`crate::capture`]) also tells of a recording.
 
 mod encode;
 mod ring;
@@ -32,14 +32,16 @@ use crate::thread as own_thread;
 use encode::Encoder;
 use ring::{Event, Ring, RingOwner};
 
-/// How often the recording thread writes the calls of all threads, ns.
+/// The time between two looks of the recording thread, ns. At each look, the thread writes the
+/// calls of all threads.
 const LOOK_NS: u64 = 5_000_000;
 /// The longest time for which the end of the process waits for the recording thread, ns.
 const END_LIMIT_NS: u64 = 2_000_000_000;
-/// How often the end of the process checks whether the recording thread has written everything, ns.
+/// The time between two checks, at the end of the process, whether the recording thread has written
+/// everything, ns.
 const END_LOOK_NS: u64 = 200_000;
-/// The most threads that record at a time. Each has a ring of half a MiB. The calls of further
-/// threads count as lost.
+/// The most threads that record at a time. Each has a ring of half a MiB. The trace counts the
+/// calls of further threads as lost.
 const MAX_RINGS: usize = 256;
 /// The number of functions that a thread remembers as already named in the trace.
 const NAMED: usize = 256;
@@ -47,7 +49,7 @@ const NAMED: usize = 256;
 /// A recording that is under way.
 struct Recording {
     rings: Mutex<{ Rank::Rings as u8 }, Vec<&'static Ring>>,
-    /// The ring of threads for which there is no ring. It only counts lost calls.
+    /// The ring of the threads beyond [`MAX_RINGS`]. This ring only counts lost calls.
     crowd: Ring,
     is_ending: AtomicBool,
     is_ended: AtomicBool,
@@ -61,13 +63,13 @@ fn current() -> Option<&'static Recording> {
 }
 
 thread_local! {
-    /// This thread's ring. The thread gives the ring back when it ends.
+    /// This thread's ring. The thread gives the ring back at its end.
     static OWN: RefCell<Option<RingOwner<'static>>> = const { RefCell::new(None) };
     static NAMES: [Cell<usize>; NAMED] = const { [const { Cell::new(0) }; NAMED] };
 }
 
 /// Begins to record into `path`, to which `deepres run` has written the head. If the recording
-/// cannot begin, the job runs without it, and the log says so.
+/// cannot begin, the job runs without a recording, and the interposer logs the reason.
 pub fn start(path: &Path) {
     let started =
         OpenOptions::new().append(true).custom_flags(libc::O_CLOEXEC | libc::O_NOFOLLOW).open(path).and_then(
@@ -94,7 +96,7 @@ pub fn start(path: &Path) {
     }
 }
 
-/// In a forked child: forgets the parent's recording.
+/// Forgets the parent's recording, in a forked child.
 pub fn forget() {
     RECORDING.store(ptr::null_mut(), Ordering::Release);
     capture::set_recording(false);

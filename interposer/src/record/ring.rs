@@ -10,7 +10,7 @@ const PLACES: u32 = 8192;
 /// The number of words of an event.
 pub const WORDS: usize = 7;
 
-/// An event, as the thread writes it.
+/// An event: the words that a thread writes for one call.
 pub type Event = [u64; WORDS];
 
 /// A ring, as the module's documentation explains.
@@ -55,7 +55,7 @@ impl Ring {
         self.lost.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Returns the number of events that were lost since the last call.
+    /// Returns the number of events lost since the last call.
     pub fn take_lost(&self) -> u64 {
         self.lost.swap(0, Ordering::Relaxed)
     }
@@ -65,8 +65,8 @@ impl Ring {
         self.thread.load(Ordering::Relaxed)
     }
 
-    /// Gives the ring to the calling thread `thread`, if no thread has the ring and it is empty.
-    /// Otherwise returns `None`.
+    /// Gives the ring to the calling thread `thread`. Returns `None` if another thread has the
+    /// ring, or if the ring is not empty.
     pub fn adopt(&self, thread: u32) -> Option<RingOwner<'_>> {
         let is_empty = self.tail.load(Ordering::Acquire) == self.head.load(Ordering::Relaxed);
         let is_adopted = is_empty && self.is_free.swap(false, Ordering::Acquire);
@@ -78,7 +78,7 @@ impl Ring {
 }
 
 /// A ring in the hands of the thread that fills it. When the thread ends, it drops this value. Once
-/// the ring is empty, another thread may then have it.
+/// the ring is empty, another thread may have the ring.
 #[derive(Debug)]
 pub struct RingOwner<'a> {
     ring: &'a Ring,

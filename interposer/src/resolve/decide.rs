@@ -106,14 +106,15 @@ type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) ->
 
 static REAL_DLSYM: AtomicUsize = AtomicUsize::new(0);
 static REAL_DLVSYM: AtomicUsize = AtomicUsize::new(0);
-/// The C library's functions, if a caller looked them up by a handle.
+/// The addresses of the C library's own `dlsym` and `dlvsym`, if a caller looked these functions up
+/// by a handle; else 0.
 static C_DLSYM: AtomicUsize = AtomicUsize::new(0);
 static C_DLVSYM: AtomicUsize = AtomicUsize::new(0);
 /// The sonames of the C library, and of the part of it that contained `dlsym` before glibc 2.34.
 const C_LIBRARIES: [&CStr; 2] = [c"libc.so.6", c"libdl.so.2"];
 
 /// Returns the definition that a look-up would find without this library: the next definition after
-/// it in the search order. The definition may belong to another preloaded library.
+/// this library in the search order. The definition may belong to another preloaded library.
 fn next(cache: &AtomicUsize, name: &CStr) -> usize {
     let known = cache.load(Ordering::Relaxed);
     if known != 0 {
@@ -191,7 +192,7 @@ pub unsafe extern "C" fn decide_dlvsym_by_handle(
 /// Decides for a `dlvsym` whose real function is `target`.
 ///
 /// # Safety
-/// As for [`decide_before`], with `dlvsym` instead of `dlsym`.
+/// The same requirements as for [`decide_before`], with `dlvsym` instead of `dlsym`.
 unsafe fn decide_version_before(
     target: usize,
     handle: *mut c_void,

@@ -1,7 +1,7 @@
 //! Looks symbols up in loaded objects without `dlsym`, in the objects' own tables.
 //!
-//! The interposer replaces `dlsym`, so it needs these look-ups to find the real `dlsym`. They also
-//! find a driver's addresses when another preloaded library changes `dlsym`.
+//! The interposer replaces `dlsym`, so it needs these look-ups to find the real `dlsym`. The
+//! look-ups also find a driver's addresses when another preloaded library changes `dlsym`.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::{mem, ptr};
@@ -66,8 +66,8 @@ impl Object {
     }
 
     /// Returns the object that contains `address` in another link-map namespace (`dlmopen`). Only
-    /// code in that namespace can list its objects, so this function reads the object's header in
-    /// memory.
+    /// code in that namespace can list the namespace's objects, so this function reads the object's
+    /// header in memory.
     fn of_other_namespace(address: usize) -> Option<Self> {
         // SAFETY: all zeroes are a valid Dl_info, which contains only pointers.
         let mut info = unsafe { mem::zeroed::<libc::Dl_info>() };
@@ -159,7 +159,7 @@ impl Object {
         self.bindings(|_, bound| addresses.contains(&bound).then_some(())).is_some()
     }
 
-    /// Does what [`Self::imports`] does, with the symbols' indices.
+    /// Calls `visit` as [`Self::imports`] does, but with the indices of the symbols.
     fn bindings<T>(&self, mut visit: impl FnMut(usize, usize) -> Option<T>) -> Option<T> {
         // Relocations without a symbol come first. The function skips them, because large libraries
         // have millions of them.
@@ -257,7 +257,7 @@ impl Tables {
         })
     }
 
-    /// Returns the symbol at `index` if its name is `name` and the object defines it.
+    /// Returns the symbol at `index` if its name is `name` and the object defines the symbol.
     fn defined(&self, index: usize, name: &CStr) -> Option<&Elf64_Sym> {
         // SAFETY: `index` comes from the object's own hash table.
         let symbol = unsafe { &*self.symbols.add(index) };
@@ -288,7 +288,8 @@ impl Tables {
     }
 }
 
-/// Does what [`Tables::candidates`] does, for a GNU hash table.
+/// Calls `accept` with the candidates for `name`, as [`Tables::candidates`] does, from a GNU hash
+/// table.
 ///
 /// # Safety
 /// `table` is an object's `DT_GNU_HASH`.
@@ -336,7 +337,8 @@ unsafe fn gnu_candidates<T>(
     }
 }
 
-/// Does what [`Tables::candidates`] does, for a System V hash table.
+/// Calls `accept` with the candidates for `name`, as [`Tables::candidates`] does, from a System V
+/// hash table.
 ///
 /// # Safety
 /// `table` is an object's `DT_HASH`.
@@ -447,8 +449,9 @@ fn is_mapped(address: usize) -> bool {
         && unsafe { libc::mincore(address as *mut c_void, PAGE_BYTES, &mut is_resident) } == 0
 }
 
-/// Does what [`find`] does, for the objects of all other namespaces (`dlmopen`). Versions of glibc
-/// before 2.35 do not list these objects, so with them the function finds nothing.
+/// Calls `visit` with every object of all other namespaces (`dlmopen`), as [`find`] does for this
+/// namespace. Versions of glibc before 2.35 do not list these objects, so with them the function
+/// finds nothing.
 pub fn find_elsewhere<T>(mut visit: impl FnMut(&Object) -> Option<T>) -> Option<T> {
     let first = find(|object| object.symbol(c"_r_debug"))? as *const Namespace;
     // `find` holds the dynamic linker's lock, so no object comes or goes inside it.

@@ -1,5 +1,5 @@
-//! `dlsym` and `dlvsym` as the job sees them. They are assembly, because they must keep the
-//! caller's return address.
+//! `dlsym` and `dlvsym` as the job sees them. Both functions are assembly, because they must keep
+//! the caller's return address.
 //!
 //! `RTLD_NEXT` and `RTLD_DEFAULT` are relative to the caller, and the real function knows the
 //! caller only by the return address. If deepres does not answer a look-up, the entry point

@@ -7,7 +7,7 @@ use std::{mem, ptr};
 const RTLD_DL_LINKMAP: c_int = 2;
 
 /// Keeps the library that contains `address` loaded for good, in any namespace. Otherwise the job
-/// could close the library and open it again, and it would be at another address.
+/// could close the library and open it again, at another address.
 pub fn keep(address: usize) {
     // SAFETY: all zeroes are a valid Dl_info, which contains only pointers.
     let mut info = unsafe { mem::zeroed::<libc::Dl_info>() };

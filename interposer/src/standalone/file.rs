@@ -2,11 +2,11 @@
 //! process finds or makes the file, and checks everything about the file before it uses it. The
 //! last process removes the file.
 //!
-//! Record locks show which processes live, because the kernel releases them. Each process holds the
-//! lock on the byte of its slot. A process that can lock the whole file is the only user. Such a
-//! lock (`F_SETLK`) ends with its process, and a child does not inherit it. But if a process closes
-//! *any* descriptor of the file, it loses its locks. So a process has only one descriptor of the
-//! file.
+//! Record locks show which processes live, because the kernel releases the locks of a dead process.
+//! Each process holds the lock on the byte of its slot. A process that can lock the whole file is
+//! the file's only user. Such a lock (`F_SETLK`) ends with its process, and a child does not
+//! inherit it. But if a process closes *any* descriptor of the file, it loses its locks. So a
+//! process has only one descriptor of the file.
 
 use std::ffi::{CStr, CString};
 use std::fmt::{self, Write as _};
@@ -65,8 +65,8 @@ pub enum FileError {
 }
 
 impl FileError {
-    /// Returns whether this user may not use the directory, so that a directory of the user's own
-    /// may do.
+    /// Returns whether another user owns the directory, so that the process should try a directory
+    /// of its own user.
     pub fn is_of_another_user(&self) -> bool {
         use io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem};
         match self {
@@ -115,8 +115,8 @@ pub struct TenantFile {
     pub slot: usize,
     /// The page in the file.
     pub page: &'static StandalonePage,
-    /// A thread holds this lock while it looks for dead processes. Record locks belong to the
-    /// process, so one of two such threads would release the other's record locks.
+    /// The lock of the thread that looks for dead processes. Record locks belong to the process, so
+    /// if two threads looked, one would release the record locks of the other.
     burying: Mutex<{ Rank::Burial as u8 }, ()>,
 }
 
@@ -155,8 +155,8 @@ impl TenantFile {
         Err(FileError::Full)
     }
 
-    /// Gives back the memory that dead processes of the tenant held. Returns whether any held
-    /// memory.
+    /// Gives back the memory that dead processes of the tenant held. Returns whether any dead
+    /// process held memory.
     pub fn bury_dead(&self) -> bool {
         let _alone = self.burying.lock();
         // If this process has lost its own lock, it must not judge other processes by their locks.
@@ -226,8 +226,8 @@ fn user() -> u32 {
     unsafe { libc::getuid() }
 }
 
-/// Opens the folder, and makes it if necessary. Returns its descriptor. All later steps use this
-/// descriptor, so nobody can put another folder in its place.
+/// Opens the folder, and makes the folder if necessary. Returns the folder's descriptor. All later
+/// steps use this descriptor, so no user can put another folder in its place.
 fn open_folder(directory: &Path, folder: &Path) -> Result<OwnedFd, FileError> {
     let mode = if user() == 0 { SYSTEM_MODE } else { FOLDER_MODE };
     fs::DirBuilder::new()

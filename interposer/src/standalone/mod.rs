@@ -7,8 +7,8 @@
 //! used time, so the share is exact in the long run.
 //!
 //! The processes of a tenant take turns ([`turns`]). If ranks on several GPUs depend on each other,
-//! they pause together ([`rank`]). The meter thread also writes the heartbeat. A launch waits at the
-//! gate only while the heartbeat is fresh.
+//! they pause together ([`rank`]). The meter thread also writes the heartbeat. A launch waits at
+//! the gate only while the heartbeat is fresh.
 //!
 //! [`Allowance`]: deepres_abi::allowance::Allowance
 
@@ -37,14 +37,14 @@ use crate::os;
 /// check of the meter thread to the next. A process may use the whole window before the gate
 /// closes. So with a share of 10 %, a tenant runs for one window in the time of ten windows.
 const WINDOW_NS: u64 = 4_000_000;
-/// The number of the longest kernels for which a window has room, so that one kernel can wait
-/// behind another.
+/// A window has room for this many of the longest kernels, so that one kernel can wait behind
+/// another.
 const KERNELS_PER_WINDOW: u64 = 2;
 /// The longest window that the length of kernels can cause, ns. Beside longer kernels, the pause
 /// between two kernels is short.
 const MAX_WINDOW_NS: u64 = 20_000_000;
-/// The age of the heartbeat from which the meter thread counts as dead, ns. Launches then go. An
-/// idle meter thread sleeps for a second.
+/// The age of the heartbeat from which launches take the meter thread as dead, ns. Launches then
+/// go. An idle meter thread sleeps for a second.
 const HEARTBEAT_LIMIT_NS: u64 = 2_000_000_000;
 /// The longest time between two heartbeats while launches wait, ns.
 const BEAT_NS: u64 = 200_000_000;

@@ -1,10 +1,10 @@
-//! This process's rank on one GPU: whether it spins for a rank on another GPU, and whether it can go
-//! on.
+//! This process's rank on one GPU: whether it spins for a rank on another GPU, and whether it can
+//! go on.
 //!
-//! A kernel may spin until a rank on another GPU launches its part. If the gate of the other rank is
-//! closed, the spin would last as long as the tenant's pause, and be charged as used time. So the
-//! other rank gets a lease of one launch at a time, until no rank spins. Ranks that were seen to
-//! depend on each other then pause together ([`StandalonePage::due_ns`]).
+//! A kernel may spin until a rank on another GPU launches its part. If the gate of the other rank
+//! is closed, the spin would last as long as the tenant's pause, and be charged as used time. So
+//! the other rank gets a lease of one launch at a time, until no rank spins. Ranks that depend on
+//! each other then pause together ([`StandalonePage::due_ns`]).
 //!
 //! [`StandalonePage::due_ns`]: deepres_abi::standalone::StandalonePage::due_ns
 
@@ -13,13 +13,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use deepres_abi::meter::Reading;
 use deepres_abi::standalone::StandaloneGpu;
 
-/// A rank spins for another if its work lasts longer than usual by this part (one in this many)
-/// and by the delay of a look. Lengths of a kernel vary less.
+/// The rank spins if its work takes longer than usual by more than one part in this many, besides
+/// the delay of a look. Lengths of a kernel vary less.
 const USUAL_PER_SPIN: u64 = 2;
-/// A rank spins for another for less than this time, ns, because the other rank may launch
-/// meanwhile.
+/// The longest spin of one rank for a second rank, ns. Within this time, the second rank can
+/// launch.
 const ENDLESS_NS: u64 = 1_000_000_000;
-/// Kernels that end together are seen to end within this time, ns.
+/// The longest time between the looks that see the ends of two kernels that end together, ns.
 const SKEW_NS: u64 = 500_000;
 
 /// The last known state of the rank. Only the meter thread uses this state.
@@ -39,8 +39,8 @@ impl Rank {
         if (used_ns, runs) != (reading.compute_ns, reading.in_flight) {
             self.progressed_ns.store(now_ns, Ordering::Relaxed);
         }
-        // Among ranks that depend on each other, a rank that ends none of its kernels for longer
-        // than one takes spins.
+        // Among ranks that depend on each other, a rank spins if it has ended no kernel for longer
+        // than its longest kernel takes.
         let is_known = gpu.depends(now_ns);
         let most_ns = if is_known { reading.longest_ns } else { u64::MAX };
         let usual_ns = reading.in_flight_ns.min(most_ns);
@@ -55,7 +55,8 @@ impl Rank {
         gpu.set_spins(spins, now_ns);
     }
 
-    /// Returns whether the rank has had nothing in flight for so long that its peers have seen it.
+    /// Returns whether the rank has had nothing in flight for so long that its peers have seen its
+    /// end.
     pub fn is_settled(&self, runs: bool, now_ns: u64) -> bool {
         !runs && now_ns >= self.progressed_ns.load(Ordering::Relaxed).saturating_add(SKEW_NS)
     }

@@ -1,7 +1,6 @@
 //! This process's part in the turns on one GPU with the tenant's other processes.
 //!
-//! The meter thread polls the turn. If another process ends its turn, it does not wake this
-//! process.
+//! The meter thread polls the turn. A process that ends its turn does not wake other processes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -10,13 +9,14 @@ use deepres_abi::turn::Turn;
 
 use super::POLL_NS;
 
-/// The time for which a process has the GPU while others wait, ns. Then the work in flight drains.
-/// The GPU needs 0.1 ms to switch processes, which is little in comparison.
+/// The time for which a process has the GPU while other processes wait, ns. After this time, the
+/// work in flight drains. The GPU needs 0.1 ms to switch processes, which is little in comparison.
 const QUANTUM_NS: u64 = 10_000_000;
 /// The time after which a turn ends by itself, ns. If a process is killed or stopped, its meter
 /// thread cannot renew the turn.
 const HOLD_NS: u64 = 20_000_000;
-/// The same time for a process without work, ns. Such a process may be between two launches.
+/// The time after which the turn of a process without work ends by itself, ns. Such a process may
+/// be between two launches.
 const GRACE_NS: u64 = 1_000_000;
 /// The time for which a wish stays valid after the next check is due, ns. Checks may come late.
 const SLACK_NS: u64 = 2_000_000;
@@ -29,10 +29,11 @@ const DRAIN_NS: u64 = 1_000_000_000;
 pub struct Turns {
     /// When this process's turn began, ns; 0 if this process does not have the turn.
     since_ns: AtomicU64,
-    /// Since when threads of this process wait for the turn, ns; 0 if no thread waits, or if this
-    /// process has the turn.
+    /// The time since which threads of this process wait for the turn, ns; 0 if no thread waits, or
+    /// if this process has the turn.
     waits_ns: AtomicU64,
-    /// Since when this process's work drains for other processes, ns; 0 if it does not drain.
+    /// The time since which this process's work drains for other processes, ns; 0 if the work does
+    /// not drain.
     drains_ns: AtomicU64,
 }
 
@@ -82,7 +83,7 @@ impl Turns {
         }
         let since_ns = begun_ns(&self.waits_ns, look.now_ns);
         // The process that has waited longest goes first. A waiting process renews its wish at each
-        // check, because a wish expires. There is room for one wish only.
+        // check, because a wish expires. The file has room for one wish only.
         let is_anothers = turn.is_wanted_before(slot, since_ns, look.now_ns);
         let mut next_ns = look.now_ns.saturating_add(POLL_NS);
         if look.is_overdrawn() {

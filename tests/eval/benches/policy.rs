@@ -1,7 +1,7 @@
-//! Measures what a decision of the policy costs: `cargo xtask bench policy`.
+//! Measures the cost of a decision of the policy: `cargo xtask bench policy`.
 //!
-//! An arbiter decides when a bell rings: it reads what two tenants' meters say, and decides. A
-//! review, ten times a second, computes all entitlements.
+//! An arbiter decides when a bell rings: the arbiter reads the meters of two tenants, and decides.
+//! A review, ten times a second, computes all entitlements.
 
 use std::collections::BTreeMap;
 use std::hint::black_box;
@@ -13,7 +13,7 @@ use deepres_policy::entitlement::{Request, entitlements};
 use deepres_policy::lease::{Grant, Scheduler, Seen};
 use deepres_policy::tuning::{ASSUMED_HANDOFF_NS, QuantumBounds, Tuning};
 
-/// Number of the host's CPUs. It decides whether waiters spin.
+/// Number of the host's CPUs, which decides whether waiters spin.
 const PROCESSORS: usize = 8;
 /// Time from one decision to the next, in which a kernel of a millisecond finishes.
 const STEP_NS: u64 = 1_000_000;
@@ -95,8 +95,8 @@ impl Beside {
         beside
     }
 
-    /// Sets a guest's kernel length. The lengths range from the owner's shortest pause to one that
-    /// fits into no pause.
+    /// Sets a guest's kernel length. The lengths range from the owner's shortest pause to a length
+    /// that fits into no pause.
     fn of_guest(guest: TenantId, seen: Seen) -> Seen {
         Seen { longest_ns: (1 + guest % PAUSES) * STEP_NS, ..seen }
     }

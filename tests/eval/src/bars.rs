@@ -1,5 +1,5 @@
-//! The bars: what figures deepres must have in every scenario, and in a sweep over random mixes.
-//! tests/scenarios/bars.toml has the numbers.
+//! The bars: the figures that deepres must reach in every scenario, and in a sweep over random
+//! mixes. tests/scenarios/bars.toml has the numbers.
 
 use std::path::{Path, PathBuf};
 
@@ -24,11 +24,11 @@ pub struct Bars {
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct OfScenario {
-    /// Least `worst_progress_vs_gps`, as a part of the bound where the bound is below 1.
+    /// Least `worst_progress_vs_gps`. If the bound is below 1, the bar is this part of the bound.
     worst_progress_vs_gps: f64,
     /// Least `worst_vs_nothing`.
     worst_vs_nothing: f64,
-    /// Most by which the utilisation may be below time-slicing's, where there are no guests.
+    /// Most by which the utilisation may be below time-slicing's, in scenarios without guests.
     utilisation_below_time_slice: f64,
 }
 
@@ -142,7 +142,7 @@ mod tests {
     use crate::scenario::Scenario;
 
     /// Returns the rows of deepres and of plain time-slicing for two tenants that always have work.
-    /// The class is that of the second tenant.
+    /// `class` is the class of the second tenant.
     fn rows(class: &str) -> Vec<Row> {
         let text = format!(
             "name = \"two\"\nshows = \"bars\"\nduration_s = 2\n[[tenant]]\nname = \"a\"\nsteps = {{ kernels = 10, kernel_us = 500 }}\n\

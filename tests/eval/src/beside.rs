@@ -1,6 +1,6 @@
-//! Compares best effort beside production under deepres with the same under other controllers.
-//! deepres must not be worse on any of three figures. This file names the exceptions, and
-//! docs/evaluation.md shows them. If an exception is no longer needed, a test fails.
+//! Compares guests beside production under deepres with guests beside production under other
+//! controllers. On three figures, deepres must not be worse. This file names the exceptions, and
+//! docs/evaluation.md shows the exceptions. If an exception is no longer needed, a test fails.
 
 use std::fmt::Write as _;
 
@@ -25,10 +25,10 @@ pub const SCENARIOS: &[&str] = &[
 /// The policy of deepres, and the policies with which the page compares it.
 pub const POLICIES: [Policy; 3] = [Policy::Deepres, Policy::TgsLike, Policy::HamiLike];
 
-/// The part of the gaps that guests should get.
+/// The part of production's pauses that guests should get.
 const WISHED_HARVEST: f64 = 0.8;
 
-/// Greatest difference that counts as none, as a part of the whole or in ms.
+/// The greatest difference that does not count, as a part of the whole or in ms.
 const NO_DIFFERENCE: f64 = 0.001;
 
 /// One of the three figures.
@@ -36,7 +36,7 @@ const NO_DIFFERENCE: f64 = 0.001;
 pub enum Figure {
     /// Speed of production.
     Speed,
-    /// The part of the gaps that guests harvested.
+    /// The part of production's pauses that guests harvested.
     Harvest,
     /// Time added to the 99th percentile of answer times.
     Added,
@@ -50,7 +50,7 @@ impl Figure {
     pub fn name(self) -> &'static str {
         match self {
             Self::Speed => "production's speed",
-            Self::Harvest => "part of the gaps harvested",
+            Self::Harvest => "part of the pauses harvested",
             Self::Added => "p99 added, ms",
         }
     }
@@ -72,7 +72,7 @@ impl Figure {
     }
 }
 
-/// A figure that is worse under deepres, and the reason why that is no fault.
+/// A figure that is worse under deepres, and the reason for which this is no fault.
 pub struct Exception {
     /// File of the scenario.
     pub scenario: &'static str,
@@ -85,14 +85,19 @@ pub struct Exception {
 }
 
 /// Reason of an exception: the other policy's guest makes production wait.
-const KEPT_WAITING: &str = "its guest runs whenever it likes, and answers wait for it: look at what is added to them. Here ours is kept out of the gaps that cannot be foreseen \
-     once answers waited for 1 % of the time, which is half of the gaps at most: see the operating points below, and [what no policy can have](evaluation-scenarios.md#what-no-policy-can-have)";
+const KEPT_WAITING: &str = "Under `hami-like`, the guest runs at any time, and answers wait for the guest, as *p99 added*\n\
+    shows. deepres keeps the guest out of pauses whose end it cannot foresee, once answers have\n\
+    waited for 1 % of the time. So the guest gets half of the pauses at most: see the operating\n\
+    points below, and [what no policy can have](evaluation-scenarios.md#what-no-policy-can-have)";
 /// Reason of an exception: the other policy's guest hardly runs.
-const STARVED: &str = "its guest hardly runs, and who does not run adds nothing. A request that comes while a guest's kernel of 1 ms runs waits for its end, half of it \
-     in the mean, so no policy that cannot cut kernels harvests most of the gaps for less. Where that is too much, a lower `max_harm` is: see the operating points below";
+const STARVED: &str = "Under `tgs-like`, the guest hardly runs, so it adds hardly any wait. If a request comes while a\n\
+    guest's kernel of 1 ms runs, the request waits for half of the kernel in the mean. So no policy\n\
+    that leaves kernels whole can harvest most of the pauses at a lower cost. If the cost is too\n\
+    high, the operator can set a lower `max_harm`: see the operating points below";
 
 /// Reason of an exception: both policies add nearly the same wait.
-const NEARLY_ALIKE: &str = "in one of three seeds by a hundredth of a millisecond, with twenty times the harvest: see the operating points below";
+const NEARLY_ALIKE: &str = "In one of three seeds, deepres adds a hundredth of a millisecond more than `tgs-like`, and\n\
+    harvests twenty times as much: see the operating points below";
 
 /// All exceptions.
 pub const EXCEPTIONS: &[Exception] = &[
@@ -116,7 +121,7 @@ pub const EXCEPTIONS: &[Exception] = &[
     },
 ];
 
-/// Returns the exception for this case, if there is one.
+/// Returns the exception for this scenario, policy and figure; `None` without an exception.
 pub fn exception(scenario: &str, baseline: Policy, figure: Figure) -> Option<&'static Exception> {
     EXCEPTIONS
         .iter()
@@ -145,15 +150,19 @@ pub fn operating_points() -> Result<(Vec<(u32, Row)>, Row)> {
     Ok((ours.collect(), row(&scenario, Policy::TgsLike)))
 }
 
-/// Returns the part of the page about best effort.
+/// Returns the part of the page about scenarios with guests.
 ///
 /// # Errors
 /// A scenario cannot be read.
 pub fn page() -> Result<String> {
     let mut page = String::from(
-        "## Best effort, in every scenario of it\n\nNever worse than the TGS-like and HAMi-like controllers on any of the three figures, but where a number says why (a thousandth is no \
-         difference); the tests hold that over three seeds. Speed and harvest are of all owners and of all guests; time that guests have while production wants the GPU is no harvest; a dash: nobody answers requests. The \
-         command is `cargo xtask eval --scenario tests/scenarios/FILE`, as for all scenarios.\n\n| scenario | policy |",
+        "## Every scenario with guests\n\n\
+         deepres is never worse than `tgs-like` and `hami-like` on any of the three figures, except where a\n\
+         number in parentheses leads to a reason. A difference of a thousandth does not count. The tests\n\
+         check three seeds of each scenario. Production's speed is the work of all owners, as a part of their\n\
+         work without guests. A harvest is the GPU time of all guests while no owner wants the GPU. A dash\n\
+         means that no tenant answers requests. The command is `cargo xtask eval --scenario\n\
+         tests/scenarios/FILE`.\n\n| scenario | policy |",
     );
     for figure in Figure::ALL {
         write!(page, " {} |", figure.name())?;
@@ -194,16 +203,23 @@ pub fn page() -> Result<String> {
     if !missed.is_empty() {
         writeln!(
             page,
-            "\nFour fifths of the gaps, which is what we want of deepres, are not had in: {}. About half is the most that any policy could have there for 1 % of production's time: of a gap two hand-offs are lost, one each way, and \
-             one whose end cannot be foreseen costs production the rest of a guest's window. [What no policy can have](evaluation-scenarios.md#what-no-policy-can-have) has the arithmetic.",
+            "\nThe goal of deepres is to harvest four fifths of the pauses. deepres misses this goal in:\n\
+             {}.\n\
+             In these scenarios, no policy could harvest much more than half of the pauses at the cost of 1 % of\n\
+             production's time. A guest loses two hand-offs of each pause: one at the beginning, one at the end.\n\
+             If the policy cannot foresee the end of a pause, production also waits for the rest of a guest's\n\
+             window. [What no policy can have](evaluation-scenarios.md#what-no-policy-can-have) has the\n\
+             arithmetic.",
             missed.join(", ")
         )?;
     }
     let (ours, tgs) = operating_points()?;
     writeln!(
         page,
-        "\n### Operating points\n\n{} `max_harm` is the operator's: what guests may cost, of the time. The default is 1 %.\n\n| policy | `max_harm` | p99 added, ms | part of the gaps \
-         harvested |\n|---|---|---|---|",
+        "\n### Operating points\n\n{}\n\
+         The table has several values of `max_harm`, the part of the time that guests may cost owners. The\n\
+         operator sets `max_harm`, and the default is 1 %.\n\n\
+         | policy | `max_harm` | p99 added, ms | part of the pauses harvested |\n|---|---|---|---|",
         tgs.shows
     )?;
     let mut line = |policy: &str, max_harm: String, row: &Row| {

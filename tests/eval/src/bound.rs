@@ -1,29 +1,31 @@
-//! The best that could be had: what the owners of a scenario would get from schedulers that know
-//! the work beforehand. The figure shows how much of a distance to the fluid limit is the
-//! hardware's, and not the policy's.
+//! The bound: the progress that the owners of a scenario would have under the best of several
+//! schedulers that know the work beforehand. The bound shows which part of the distance to the
+//! fluid limit comes from the hardware, and not from the policy.
 //!
-//! The hardware is that of the scenario. Nothing but the device cuts a kernel. The device lets
-//! contexts take turns of a slice, so a tenant that comes waits for the rest of another's slice. A
+//! The hardware is the scenario's hardware. Only the device cuts kernels. The device lets contexts
+//! take turns of a slice, so a tenant that comes waits for the rest of another tenant's slice. A
 //! turn costs a switch, and a change of the gates costs a hand-off.
 //!
-//! The schedulers are a family, and the bound is the best result of one of them:
+//! The schedulers form a family, and the bound is the best result of any scheduler of the family:
 //!
 //! - **Turns**: all owners' gates are always open, which is plain time-slicing without guests.
 //! - **Fair**: one owner's gate is open at a time. Among the owners that are not ahead of the fluid
-//!   limit, the one whose request ends first there goes first. A request is the rest of the burst,
-//!   or the family's limit if that is less. The scheduler knows each burst when it begins, and
-//!   reads each tenant's GPU time without delay. A tenant that comes takes its place at once: the
-//!   gate of the holder closes, and the device takes turns until the holder's kernel is done.
+//!   limit, the owner whose request the fluid limit would end first goes first. A request is the
+//!   rest of the burst, or the scheduler's limit on requests if the limit is less. The scheduler
+//!   knows each burst when it begins, and reads each tenant's GPU time without delay. A tenant that
+//!   comes takes its place at once: the holder's gate closes, and the device takes turns until the
+//!   holder's kernel is done.
 //!
 //! - **Patient**: a fair scheduler that waits for a holder whose pauses take less than two
 //!   hand-offs, as long as the holder's request lasts. The request of such an owner is the limit.
 //!
-//! - **Careful**: a fair or patient scheduler that has kernels of one owner at most on the device
-//!   which are longer than a slice. Where two had such kernels, a third would wait for both slices.
+//! - **Careful**: a fair or patient scheduler that lets at most one owner with kernels longer than
+//!   a slice on the device. If two owners had such kernels there, a third owner would wait for both
+//!   slices.
 //!
-//! So the bound is what some scheduler does have on this model, and not a proof: another scheduler
-//! may do better. None of the family idles for a longer pause, for example. Guests do not run at
-//! all, since the bound is about owners. The family shares no code with the scheduler of deepres.
+//! So the bound is the result of a scheduler on this model, and no proof: another scheduler may do
+//! better. For example, no scheduler of the family idles for a longer pause. Guests do not run at
+//! all, because the bound is about owners. The family shares no code with the scheduler of deepres.
 
 use std::cell::RefCell;
 use std::iter;
@@ -36,7 +38,7 @@ use crate::metrics::worst;
 use crate::scenario::{self, Scenario};
 use crate::standings::Standings;
 
-/// The fair schedulers, by how long a request may be and by their options.
+/// The fair schedulers: the limit on requests and the options of each.
 const FAIR: [Rule; 9] = [
     Rule { slices: 1.0, is_patient: false, is_careful: false },
     Rule { slices: 5.0, is_patient: false, is_careful: false },
@@ -48,17 +50,18 @@ const FAIR: [Rule; 9] = [
     Rule { slices: 1.0, is_patient: true, is_careful: true },
     Rule { slices: 5.0, is_patient: true, is_careful: true },
 ];
-/// A patient scheduler waits for pauses below this, hand-offs.
+/// The length of a pause below which a patient scheduler waits, hand-offs.
 const PATIENCE: u64 = 2;
 /// Work in flight that keeps the device busy until the next launch, hand-offs.
 const WINDOW: u64 = 2;
-/// Work that counts as none, because it is below the rounding of the times, ns.
+/// Work that does not count, because it is below the rounding of the times, ns.
 const NOTHING_NS: f64 = 0.5;
 
-/// Returns the greatest part of the fluid limit's progress that one of the schedulers gives to its
-/// worst owner. `progress` reads each tenant's progress from a run, and `fluid` is that of the
-/// fluid limit, whose entitlements over time are `standings`. Once a scheduler gives every owner
-/// what the fluid limit does, no other is tried. Returns `None` without owners.
+/// Returns the bound: the greatest part of the fluid limit's progress that any of the schedulers
+/// gives to its worst owner. `progress` reads each tenant's progress from a run, and `fluid` is
+/// each tenant's progress under the fluid limit. `standings` are the entitlements over time. Once a
+/// scheduler gives every owner the progress of the fluid limit, the function tries no further
+/// scheduler. Returns `None` without owners.
 pub fn bound(
     scenario: &Scenario,
     standings: &Standings,
@@ -78,7 +81,7 @@ pub fn bound(
     best
 }
 
-/// Rule of a fair scheduler.
+/// The rule of a fair scheduler.
 #[derive(Debug, Clone, Copy)]
 struct Rule {
     /// Longest request, slices.
@@ -102,7 +105,7 @@ fn pauses_quickly(scenario: &Scenario, tenant: &scenario::Tenant) -> bool {
     tenant.steps.as_ref().is_some_and(|steps| steps.pause_ns < limit_ns)
 }
 
-/// Returns whether the device may cut kernels of the tenant.
+/// Returns whether the tenant has kernels longer than a slice, which the device cuts.
 fn has_long_kernels(scenario: &Scenario, tenant: &scenario::Tenant) -> bool {
     tenant.longest_kernel_ns() > scenario.gpu.slice_ns
 }
@@ -124,7 +127,7 @@ fn fair(scenario: &Scenario, standings: &Standings, rule: &Rule) -> Run {
     engine::run(scenario, &mut device(scenario), &mut gate, Some(&mut Knowledge(state)))
 }
 
-/// Open gates for all owners, and closed ones for all guests.
+/// Open gates for all owners, and closed gates for all guests.
 struct AllOpen {
     guests: Vec<bool>,
 }
@@ -146,13 +149,13 @@ struct Seat {
     is_guest: bool,
     /// Whether a patient scheduler waits for the owner in its pauses.
     is_quick: bool,
-    /// Whether a careful scheduler runs the owner's kernels beside no other's.
+    /// Whether the owner has kernels that a careful scheduler never runs beside other such kernels.
     is_long: bool,
-    /// The burst's work that is not done, and that of it which was launched, ns.
+    /// The burst's work that is not done, ns. `in_flight_ns` is the launched part of this work.
     left_ns: f64,
     in_flight_ns: u64,
     used_ns: u64,
-    /// GPU time of the fluid limit less that of the tenant, ns.
+    /// The tenant's GPU time in the fluid limit, less the tenant's GPU time, ns.
     lag_ns: f64,
 }
 
@@ -167,7 +170,7 @@ impl Seat {
 struct Fair<'a> {
     standings: &'a Standings,
     /// Time from a decision until the gate is open. The device's own switch is a part of the
-    /// hand-off, and comes after it.
+    /// hand-off, and comes after this time.
     lead_ns: u64,
     handoff_ns: u64,
     slice_ns: u64,
@@ -312,7 +315,7 @@ impl<'a> Fair<'a> {
         if self.holder != Some(launch.tenant) || self.opens_ns.is_some() {
             return false;
         }
-        // The device would leave the holder between two kernels for another's that was cut.
+        // Between two kernels of the holder, the device would turn to another owner's cut kernel.
         let is_beside_others = self.is_beside_others(launch.tenant);
         let window_ns = if is_beside_others { self.slice_ns } else { WINDOW * self.handoff_ns };
         let seat = &mut self.seats[launch.tenant];
@@ -379,7 +382,7 @@ impl Gate for FairGate<'_> {
     }
 }
 
-/// What a fair scheduler knows: the work of each burst, and each tenant's GPU time.
+/// The knowledge of a fair scheduler: the work of each burst, and each tenant's GPU time.
 struct Knowledge<'a>(Rc<RefCell<Fair<'a>>>);
 
 impl Witness for Knowledge<'_> {
@@ -399,7 +402,8 @@ mod tests {
     use super::*;
     use crate::policy::Policy;
 
-    /// Returns a scenario of one GPU with slices of 2 ms, switches of 50 us and hand-offs of 100 us.
+    /// Returns a scenario of one GPU with slices of 2 ms, switches of 50 us and hand-offs of 100
+    /// us.
     fn scenario(tenants: &str) -> Scenario {
         let text = format!("name = \"bound\"\nshows = \"bounds\"\nduration_s = 20\nwarmup_s = 2\n{tenants}");
         Scenario::parse(&text).unwrap()
@@ -414,7 +418,7 @@ mod tests {
         run.outcomes.iter().map(|outcome| outcome.work_ns as f64).collect()
     }
 
-    /// Returns the bound, and the same figure for plain time-slicing.
+    /// Returns the bound, and the figure of plain time-slicing.
     fn bound_and_turns(scenario: &Scenario) -> (Option<f64>, Option<f64>) {
         let standings = Standings::at_first(scenario);
         let fluid = work(&Policy::Gps.run_alone(scenario));

@@ -31,8 +31,8 @@ fn three_applications_get_more_than_a_third_above_a_static_split_and_nearly_the_
         assert!(row.progress_vs_static >= 1.35, "{seed}: {}", row.progress_vs_static);
         assert!(row.progress_vs_gps >= 0.97, "{seed}: {}", row.progress_vs_gps);
         assert!(row.jain >= 0.99, "{seed}: {}", row.jain);
-        // Over a pause a tenant keeps a quantum of what it is owed. The fluid limit, which gets the work
-        // when it becomes available here, does not.
+        // Over a pause, a tenant keeps a positive lag of a quantum. The fluid limit gets the same
+        // work at the same moments, and keeps no lag.
         let bound_ms = row.lag_bound_ms + deepres::tuning(&scenario).quantum_ns as f64 / 1e6;
         assert!(row.max_lag_ms <= bound_ms, "{seed}: {} of {bound_ms} ms", row.max_lag_ms);
     }
@@ -227,8 +227,8 @@ fn a_guest_adds_no_more_than_its_longest_kernel_and_a_hand_off_to_a_service() {
         let guest = rows[0].tenants.last().unwrap();
         let service = rows[0].p99_added_ms.unwrap();
         assert!(service <= longest_ms + 0.1, "{file}: {service}");
-        // The guest does more than 0.6 of its work alone, where the service states its latency
-        // objective and no other owner runs.
+        // If the service states an SLO and no other owner runs, the guest does more than 0.6 of its
+        // work alone.
         let is_said = file != "bursty-without-slo.toml";
         assert!(!is_said || guest.progress > 0.6, "{file}: {}", guest.progress);
     }
@@ -237,10 +237,10 @@ fn a_guest_adds_no_more_than_its_longest_kernel_and_a_hand_off_to_a_service() {
 #[test]
 #[ignore = "deep: takes long"]
 fn between_two_owners_a_guest_adds_no_more_either_which_takes_many_runs_to_see() {
-    // One run has a hundred requests beyond the 99th percentile. Whether the trainer's step comes
-    // before or after them is chance once anything moves. That makes 10 ms of difference for one
-    // run in twenty. In six groups of six runs the 99th percentiles differed by 0.12 to 0.67 ms.
-    // Over all runs together they differed by 0.35 ms.
+    // One run has a hundred requests beyond the 99th percentile. Any change decides by chance
+    // whether the trainer's step comes before or after these requests. In one run of twenty, the
+    // difference is 10 ms. In six groups of six runs the 99th percentiles differed by 0.12 to 0.67
+    // ms. Over all runs together, the percentiles differed by 0.35 ms.
     let p99_ms = |outcomes: &[Vec<u64>]| metrics::percentile_ms(&outcomes.concat(), 0.99).unwrap();
     let (mut with, mut without) = (Vec::new(), Vec::new());
     for seed in 0..12 {
@@ -310,8 +310,8 @@ fn what_a_tenant_leaves_is_lent_and_it_has_its_share_back_at_once() {
 fn short_pauses_beside_long_kernels_cost_a_tenant_no_more_than_it_idles() {
     let row = &rows("short-pauses.toml", &[Policy::Deepres])[0];
     let received: Vec<_> = row.tenants.iter().map(|tenant| tenant.received).collect();
-    // In the fluid limit the tenant gets two fifths. Without a wait for it, the tenant would get a
-    // tenth.
+    // In the fluid limit the tenant gets two fifths. If the scheduler never waited for the tenant,
+    // the tenant would get a tenth.
     assert!(received[0] >= 0.25 && received[1] >= 0.5, "{received:?}");
     assert!(row.jain >= 0.96, "{}", row.jain);
     assert!(row.throughput >= 0.85, "what it does not lose it is not waited for: {}", row.throughput);
@@ -375,8 +375,8 @@ fn under_mps_a_guest_of_few_sms_runs_beside_production_where_the_baseline_lets_i
     "#;
     let rows =
         metrics::evaluate(&Scenario::parse(text).unwrap(), &[Policy::EarliestDeadline, Policy::TgsLike]);
-    // Under earliest deadline, one tenant runs at a time. Under TGS, both run at full speed as far
-    // as the limit lets the guest.
+    // Under earliest deadline, one tenant runs at a time. Under TGS, both tenants run at full
+    // speed, the guest up to its limit.
     assert!((rows[0].row.throughput - 1.0).abs() < 0.01, "{}", rows[0].row.throughput);
     assert!(rows[1].row.throughput > 1.01 && rows[1].row.production_speed.unwrap() > 0.999);
 }

@@ -1,5 +1,5 @@
-//! Two model GPUs without the scheduler of deepres. On the first, contexts take turns. On the
-//! second, contexts run together.
+//! Two model GPUs without the scheduler of deepres. On the first model, contexts take turns. On the
+//! second model, contexts run together.
 
 use std::collections::VecDeque;
 
@@ -19,8 +19,8 @@ pub struct Kernel {
 pub trait Device {
     /// Accepts a kernel. The kernels of one tenant run in order.
     fn launch(&mut self, tenant: Tenant, kernel: Kernel);
-    /// Returns the time of the next change, for example the end of a kernel, if no kernel is
-    /// launched before. The time is not before the time that the device has reached.
+    /// Returns the time of the next change, for example the end of a kernel, if no tenant launches
+    /// a kernel before. The result is not earlier than the time that the device has reached.
     fn next_ns(&self) -> Option<u64>;
     /// Lets time pass until `now_ns`, which is not after [`Self::next_ns`]. Appends the finished
     /// kernels to `done`, in order, with their tenants.
@@ -31,8 +31,8 @@ pub trait Device {
     fn busy_ns(&self) -> u64;
 }
 
-/// A GPU on which contexts take turns, as they do without MPS. Each context gets a slice while
-/// others have work, with a switch in between.
+/// A GPU on which contexts take turns, as on hardware without MPS. While several contexts have
+/// work, each context gets a slice in turn, with a switch in between.
 #[derive(Debug)]
 pub struct TimeSlice {
     slice_ns: u64,
@@ -83,7 +83,7 @@ impl TimeSlice {
             .find(|tenant| !self.queues[*tenant].is_empty());
         let Some(next) = next else { return };
         if self.current != Some(next) {
-            // The very first context has no context to switch from.
+            // The very first context comes without a switch.
             self.switch_left_ns = if self.current.is_some() { self.switch_ns } else { 0 };
         }
         self.current = Some(next);
@@ -167,7 +167,7 @@ pub struct Together {
     is_stale: bool,
 }
 
-/// Remaining work that counts as none, because it is below the rounding of the times.
+/// Remaining work that does not count, because it is below the rounding of the times.
 const NOTHING_NS: f64 = 0.5;
 
 impl Together {

@@ -35,11 +35,11 @@ pub struct Outcome {
     /// Greatest lag behind the fluid limit, ns of GPU time. The caller, which knows the weights,
     /// sets this value.
     pub lag_ns: u64,
-    /// Time when the whole job was done, ns, if it was.
+    /// Time when the whole job was done, ns; `None` if the job was not done.
     pub finished_ns: Option<u64>,
     /// Time in which the tenant had work, in the measured time, ns.
     pub wanted_ns: u64,
-    /// GPU time that the tenant was owed in that time, ns.
+    /// GPU time that the tenant was owed in `wanted_ns`, ns.
     pub claim_ns: u64,
     /// Entitlement, parts per million, sampled like `curve_ns`.
     pub owed_ppm: Vec<u32>,
@@ -54,13 +54,13 @@ pub struct Run {
     pub busy_ns: u64,
     /// GPU time that guests used while no owner had work, in the measured time, ns.
     pub harvested_ns: u64,
-    /// Entitlements over time, where the policy reports them.
+    /// Entitlements over time, if the policy reports entitlements.
     pub standings: Standings,
 }
 
-/// An observer of a run, which learns when work becomes available and when it is done. Some figures
-/// compare a run with an ideal scheduler that gets the same work; the observer is this scheduler. An
-/// observer without an ideal scheduler keeps the empty answers.
+/// An observer of a run, which learns when work becomes available and when the work is done. Some
+/// figures compare a run with an ideal scheduler that gets the same work. The observer is this
+/// ideal scheduler. For other observers, the default answers are empty.
 pub trait Witness {
     /// Tells the observer that work of this length becomes available.
     fn available(&mut self, _now_ns: u64, _tenant: Tenant, _work_ns: u64) {}
@@ -99,7 +99,7 @@ struct Process {
     left_ns: Option<u64>,
 }
 
-/// The time in which no owner has work, and the GPU time that guests use in it.
+/// The times in which no owner has work (the gaps), and the GPU time that guests use in the gaps.
 #[derive(Debug, Default)]
 struct Gaps {
     guests: Vec<Tenant>,
@@ -346,7 +346,7 @@ impl Engine<'_> {
         }
     }
 
-    /// Counts each request as missed that has no answer at the end although its time limit has
+    /// Counts a request as missed if it has no answer at the end although its time limit has
     /// passed.
     fn close(&mut self, end_ns: u64) {
         for (tenant, process) in self.processes.iter().enumerate() {

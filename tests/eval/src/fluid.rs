@@ -1,12 +1,13 @@
 //! The fluid limit of a run: an ideal scheduler that gives every tenant its entitlement at each
-//! moment. The fluid limit gets the work of another run when the work becomes available there. It
-//! also gets the GPU time that the other run spends on the work. The comparison shows each tenant's
-//! lag behind the GPU time that its entitlements would have given it.
+//! moment. The fluid limit gets the work of another run when the work becomes available in that
+//! run. The fluid limit also gets the GPU time that the other run spends on the work. The
+//! comparison shows each tenant's lag behind the GPU time that its entitlements would have given
+//! it.
 //!
-//! The fluid limit does not get the time of hand-offs. With that time, the fluid limit would get
-//! further ahead the longer all tenants are backlogged. That distance would come from waste and not
-//! from unfairness, so no bound could hold. Therefore GPU time that a policy wastes or spends on
-//! guests shows in throughput and progress, and not in the lag.
+//! The fluid limit does not get the time of hand-offs. With the time of hand-offs, the fluid limit
+//! would get further ahead the longer all tenants are backlogged. Such a distance would come from
+//! waste and not from unfairness, so no bound on lags could hold. Therefore GPU time that a policy
+//! wastes or spends on guests shows in throughput and progress, and not in the lag.
 
 use std::collections::VecDeque;
 
@@ -18,18 +19,18 @@ use crate::engine::Witness;
 use crate::scenario::Scenario;
 use crate::standings::{MOST_WATCHED, Standings};
 
-/// Remaining work that counts as none, because it is below the rounding of the times.
+/// Remaining work that does not count, because it is below the rounding of the times.
 const NOTHING_NS: f64 = 0.5;
 
 /// Weighted processor sharing between the owners that have work in the fluid limit. Guests have no
-/// claim there, and so no lag.
+/// claim to GPU time there, and so no lag.
 #[derive(Debug)]
 pub struct Fluid<'a> {
     warmup_ns: u64,
     /// Entitlements at each moment, and the moments that are still to come.
     standings: &'a Standings,
     moments_ns: VecDeque<u64>,
-    /// `None` for guests.
+    /// The weight of each tenant; `None` for guests.
     weights: Vec<Option<f64>>,
     owed_ppm: Vec<u32>,
     /// Time up to which `claim` has added the owed GPU time to the claims.

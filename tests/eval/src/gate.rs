@@ -20,8 +20,8 @@ pub struct Launch {
 
 /// A gate between programs and the GPU.
 pub trait Gate {
-    /// Returns whether the kernel may be launched now. If not, the tenant tries again when
-    /// [`Gate::wake`] names it, or when one of its own kernels is done.
+    /// Returns whether the tenant may launch the kernel now. If the result is false, the tenant
+    /// tries again when [`Gate::wake`] names the tenant, or when one of its kernels is done.
     fn admit(&mut self, now_ns: u64, launch: &Launch) -> bool;
     /// Tells the gate that one of the tenant's kernels is done. `is_idle` says that no launched
     /// kernel of the tenant is left.
@@ -42,7 +42,7 @@ pub trait Gate {
     }
 }
 
-/// No gate: every launch goes through.
+/// The gate of a policy without a gate: every launch goes through.
 pub struct Absent;
 
 impl Gate for Absent {

@@ -52,8 +52,8 @@ enum Work {
 }
 
 impl Program {
-    /// Returns the program of a tenant. Equal seeds and tenant numbers give the same program,
-    /// whatever else is in the scenario.
+    /// Returns the program of a tenant. With the same seed and tenant number, the program is the
+    /// same in any scenario.
     pub fn new(tenant: &Tenant, seed: u64) -> Self {
         let mut bytes = [0; 32];
         bytes[..8].copy_from_slice(&seed.to_le_bytes());
@@ -195,7 +195,7 @@ impl Program {
     }
 
     /// Returns the time of the next request. The rate is that of the phase in which the previous
-    /// request came. No request comes between phases.
+    /// request came. Between phases, no requests come.
     fn next_arrival(&mut self, now_ns: u64, requests: &Requests) -> Option<u64> {
         let (from_ns, load) = self.active_from(now_ns)?;
         let mean_ns = SECOND as f64 / (requests.per_s * load);
@@ -225,7 +225,7 @@ impl Program {
 
     /// Returns a random number with an exponential distribution of mean 1.
     fn exponential(&mut self) -> f64 {
-        // The argument is from (0, 1], because the logarithm of 0 does not exist.
+        // The argument lies in (0, 1], because the logarithm of 0 does not exist.
         -(1.0 - self.uniform()).ln()
     }
 

@@ -33,18 +33,18 @@ pub struct Row {
     pub utilisation: f64,
     /// Mean over tenants of the finished work, as a part of the work that each tenant does alone.
     pub progress: f64,
-    /// `progress` as a multiple of that of the static equal split.
+    /// `progress` as a multiple of the `progress` under the static equal split.
     pub progress_vs_static: f64,
-    /// `progress` as a part of that of the fluid limit.
+    /// `progress` as a part of the `progress` under the fluid limit.
     pub progress_vs_gps: f64,
     /// Greatest lag of an owner behind the fluid limit with the same work.
     pub max_lag_ms: f64,
-    /// Bound on that lag under deepres: two quanta and the longest kernel.
+    /// Bound on `max_lag_ms` under deepres: two quanta and the longest kernel.
     pub lag_bound_ms: f64,
     /// Jain's index over owners. The index compares the GPU time that each owner received with the
-    /// GPU time that it was owed while it wanted the GPU. The owed time is at most the time that
-    /// the owner takes alone. The ratio is at most 1, because no owner has a claim to GPU time that
-    /// others leave.
+    /// GPU time that the owner was owed while it wanted the GPU. The owed time is at most the time
+    /// that the owner takes alone. The ratio is at most 1, because no owner has a claim to GPU time
+    /// that others leave.
     pub jain: f64,
     /// Part of the requests with a time limit that were late or had no answer.
     pub slo_miss_ratio: Option<f64>,
@@ -53,16 +53,16 @@ pub struct Row {
     pub deadlines_met: Option<f64>,
     /// Median answer time of owners' requests, and of their steps with an SLO.
     pub p50_ms: Option<f64>,
-    /// 99th percentile of these answer times.
+    /// 99th percentile of the answer times of owners' requests, and of their steps with an SLO.
     pub p99_ms: Option<f64>,
-    /// Increase of this 99th percentile over that without guests. The reference is the owner alone,
-    /// or several owners under the same policy.
+    /// Increase of `p99_ms` by the guests. The reference is the owner alone, or several owners
+    /// without guests under the same policy.
     pub p99_added_ms: Option<f64>,
     /// With guests: the owners' work as a part of their work without guests. The reference is the
     /// owner alone, or several owners under the same policy.
     pub production_speed: Option<f64>,
-    /// With guests: the GPU time that guests used while no owner had work, as a part of the GPU
-    /// time that owners leave in such times.
+    /// With guests: the GPU time of guests while no owner had work, as a part of the GPU time that
+    /// owners leave in such times.
     pub harvested_fraction: Option<f64>,
     /// The least progress of an owner, as a part of the owner's progress under the fluid limit.
     pub worst_progress_vs_gps: Option<f64>,
@@ -108,13 +108,15 @@ pub struct Evaluated {
     pub run: Run,
 }
 
-/// Runs a scenario under each policy. Returns the figures of each policy, in the same order. Leaves
-/// out the figures that need more runs, which [`evaluate_in_full`] has.
+/// Runs a scenario under each policy. Returns the figures of each policy, in the order of the
+/// policies. Leaves out the figures that need more runs; [`evaluate_in_full`] returns these figures
+/// too.
 pub fn evaluate(scenario: &Scenario, policies: &[Policy]) -> Vec<Evaluated> {
     compare(scenario, policies, false)
 }
 
-/// Runs a scenario under each policy. Returns all figures of each policy, in the same order.
+/// Runs a scenario under each policy. Returns all figures of each policy, in the order of the
+/// policies.
 pub fn evaluate_in_full(scenario: &Scenario, policies: &[Policy]) -> Vec<Evaluated> {
     compare(scenario, policies, true)
 }
@@ -244,8 +246,8 @@ fn alone(scenario: &Scenario) -> Vec<Outcome> {
     scenario.tenants.iter().map(outcome).collect()
 }
 
-/// Returns the part of the GPU that all owners of a scenario together use, if each runs as if
-/// alone.
+/// Returns the part of the GPU that all owners of a scenario use together, if each owner works as
+/// it works alone.
 pub fn demand_of_owners(scenario: &Scenario) -> f64 {
     let span_ns = (scenario.duration_ns - scenario.warmup_ns) as f64;
     let owners = alone(scenario).into_iter().zip(&scenario.tenants).filter(|(_, tenant)| !tenant.is_guest());
@@ -269,7 +271,7 @@ fn row(
         sum / f64::from(count.max(1))
     };
     let progress = progress_of(run);
-    // If there was nothing to do, all of it was done.
+    // The figures take a job without work as done.
     let against = |policy: Policy| match references.get(policy.name()).map_or(0.0, progress_of) {
         0.0 => 1.0,
         other => progress / other,
@@ -316,7 +318,8 @@ fn row(
     });
     let received = owners.iter().map(|owner| {
         let outcome = &run.outcomes[*owner];
-        // A tenant that wants little at a time waits for its turns longer than it could use them.
+        // A tenant that wants little GPU time at a time waits longer for a turn than the turn
+        // lasts.
         let owed_ns = outcome.claim_ns.min(alone[*owner].used_ns);
         if owed_ns > 0 { (outcome.used_ns as f64 / owed_ns as f64).min(1.0) } else { 1.0 }
     });
@@ -388,7 +391,7 @@ fn ratio(part: u64, whole: u64) -> Option<f64> {
     (whole > 0).then(|| part as f64 / whole as f64)
 }
 
-/// Returns the value that this part of the values does not exceed (nearest rank).
+/// Returns the value that the part `part` of the values does not exceed (nearest rank), ms.
 pub fn percentile_ms(values_ns: &[u64], part: f64) -> Option<f64> {
     let mut sorted = values_ns.to_vec();
     sorted.sort_unstable();
@@ -429,8 +432,8 @@ mod tests {
         );
         let figures: Vec<_> =
             rows.iter().map(|row| row.worst_progress_vs_gps.zip(row.worst_vs_nothing).unwrap()).collect();
-        // Equal turns of 2 ms with switches of 50 us give the first tenant 0.488 instead of 0.9. The
-        // fluid limit gives the second tenant 0.1, which is the lesser for it.
+        // Equal turns of 2 ms with switches of 50 us give the first tenant 0.488 instead of 0.9.
+        // The fluid limit gives the second tenant 0.1, which is less than under time-slicing.
         let is_near = |place: usize, vs_gps: f64, vs_nothing: f64| {
             (figures[place].0 - vs_gps).abs() < 0.02 && (figures[place].1 - vs_nothing).abs() < 0.02
         };

@@ -60,20 +60,24 @@ fn first_of_standalone(row: &Row) -> Option<f64> {
     row.tenants.first().map(|tenant| tenant.progress)
 }
 
-const FIRST: Figure = Figure { name: "the client, of standalone", of: first_of_standalone, decimals: 3 };
+const FIRST: Figure =
+    Figure { name: "the client's work, of its work alone", of: first_of_standalone, decimals: 3 };
 const THROUGHPUT: Figure = Figure { name: "throughput", of: |row| Some(row.throughput), decimals: 3 };
 const JAIN: Figure = Figure { name: "Jain's index", of: |row| Some(row.jain), decimals: 3 };
 const LAG: Figure = Figure { name: "longest lag, ms", of: |row| Some(row.max_lag_ms), decimals: 1 };
-const LAG_BOUND: Figure = Figure { name: "of at most", of: |row| Some(row.lag_bound_ms), decimals: 1 };
+const LAG_BOUND: Figure =
+    Figure { name: "bound on the lag, ms", of: |row| Some(row.lag_bound_ms), decimals: 1 };
 const SPEED: Figure = Figure { name: "production's speed", of: |row| row.production_speed, decimals: 4 };
 const HARVEST: Figure =
-    Figure { name: "part of the gaps harvested", of: |row| row.harvested_fraction, decimals: 3 };
-const GUEST: Figure = Figure { name: "guest, of standalone", of: guest_of_standalone, decimals: 3 };
+    Figure { name: "part of the pauses harvested", of: |row| row.harvested_fraction, decimals: 3 };
+const GUEST: Figure =
+    Figure { name: "guest's work, of its work alone", of: guest_of_standalone, decimals: 3 };
 
 const COMPARISONS: &[Comparison] = &[
     Comparison {
         system: "DeepRes",
-        claim: "Up to 35 % better than static allocation on image classification, object detection and speech recognition that share one GPU, and fairer.",
+        claim: "Image classification, object detection and speech recognition share one GPU. DeepRes does\n\
+                up to 35 % better than static allocation, and shares the GPU more fairly.",
         source: "the abstract of DeepRes",
         scenario: "three-applications.toml",
         policies: &[Policy::Deepres, Policy::StaticSplit, Policy::TimeSlice, Policy::Mps, Policy::Gps],
@@ -84,20 +88,28 @@ const COMPARISONS: &[Comparison] = &[
             LAG,
             LAG_BOUND,
         ],
-        not_shown: "The phases and kernels of the three applications are ours; the paper's traces are not public. A static split wastes what idles, so the bar is low: the fluid limit is the one to look at.",
+        not_shown: "The paper's traces are not public, so the authors of deepres chose\n\
+                    the phases and kernels of the three applications. A static split wastes the time of idle tenants, so\n\
+                    compare with the fluid limit too.",
     },
     Comparison {
         system: "TGS",
-        claim: "A best-effort job beside a production job, with little harm to it. In XSched's table for DL training on a GV100: production 1.03 of alone with 0.125 of standalone harvested by TGS, 1.01 with 0.225 by XSched.",
+        claim: "A best-effort job runs beside a production job, and does little harm to the production\n\
+                job. XSched's table for training on a GV100 has these figures. Under TGS, production runs at 1.03 of\n\
+                its speed alone, and the best-effort job at 0.125. Under XSched, production runs at 1.01 of its\n\
+                speed alone, and the best-effort job at 0.225.",
         source: "TGS, NSDI 2023; XSched, OSDI 2025, its table of DL training",
         scenario: "production-and-best-effort.toml",
         policies: &[Policy::Deepres, Policy::TgsLike, Policy::HamiLike, Policy::TimeSlice, Policy::Mps],
         figures: &[SPEED, HARVEST, GUEST],
-        not_shown: "`tgs-like` is a controller after TGS's published code, not TGS; kernels count as many blocks as they are long, which is its best case. How much can be harvested is how much production leaves, so the published figures are of another workload.",
+        not_shown: "`tgs-like` is a controller after TGS's published code, and not TGS\n\
+                    itself. Each kernel has grid blocks in proportion to its length, which is the best case for\n\
+                    `tgs-like`. A guest can only harvest the time that production leaves, and the production of the\n\
+                    published figures is another program.",
     },
     Comparison {
         system: "TGS, with requests",
-        claim: "The same for production that answers requests at random.",
+        claim: "Like TGS above, but production answers requests that come at random.",
         source: "TGS, NSDI 2023",
         scenario: "bursty-production.toml",
         policies: &[Policy::Deepres, Policy::TgsLike, Policy::HamiLike, Policy::TimeSlice],
@@ -106,20 +118,24 @@ const COMPARISONS: &[Comparison] = &[
             Figure { name: "p99 added, ms", of: |row| row.p99_added_ms, decimals: 2 },
             GUEST,
         ],
-        not_shown: "The requests take 5 ms, and the guest's kernels take 1 ms. The guest adds at most one kernel and one hand-off to a request of any length.",
+        not_shown: "The requests take 5 ms, and the guest's kernels take 1 ms. The guest\n\
+                    adds at most one kernel and one hand-off to a request of any length.",
     },
     Comparison {
         system: "Tally",
-        claim: "The 99th percentile of an inference service beside a best-effort trainer is 1.048 of that alone in the mean, 1.099 at worst.",
+        claim: "An inference service runs beside a best-effort trainer. The 99th percentile of the\n\
+                service's answer times is 1.048 times the percentile alone in the mean, and 1.099 times at worst.",
         source: "Tally, ASPLOS 2025",
         scenario: "long-requests.toml",
         policies: &[Policy::Deepres, Policy::TgsLike, Policy::TimeSlice],
         figures: &[Figure { name: "p99, × alone", of: p99_ratio, decimals: 3 }, GUEST],
-        not_shown: "Requests of 20 ms and more; shorter ones feel the guest's kernel more. Tally cuts kernels into pieces, and deepres does not. So under deepres, guests with longer kernels delay production more.",
+        not_shown: "All requests take 25 ms; a guest's kernel delays shorter requests\n\
+                    more, in proportion. Tally cuts kernels into pieces, and deepres does not. So under deepres, guests\n\
+                    with longer kernels delay production more.",
     },
     Comparison {
         system: "HAMi-core",
-        claim: "A limit on the utilisation of each tenant in percent; no accuracy is claimed.",
+        claim: "HAMi-core limits the utilisation of each tenant in percent, and claims no accuracy.",
         source: "HAMi-core's published code",
         scenario: "backlogged.toml",
         policies: &[Policy::Deepres, Policy::HamiLike, Policy::TimeSlice, Policy::Gps],
@@ -128,20 +144,22 @@ const COMPARISONS: &[Comparison] = &[
             THROUGHPUT,
             LAG,
         ],
-        not_shown: "`hami-like` is a token bucket after HAMi-core's published code with exact utilisation; the real one reads NVML's percent, which is coarser.",
+        not_shown: "`hami-like` is a token bucket after HAMi-core's published code, and\n\
+                    knows the exact utilisation. HAMi-core itself reads NVML's percent, which is coarser.",
     },
     Comparison {
-        system: "time-slicing, with a client that waits for the host",
-        claim: "None: it is what GPUs do by themselves.",
+        system: "Time-slicing, with a client that waits for the host",
+        claim: "None. GPUs do time-slicing by themselves.",
         source: "the hardware's default",
         scenario: "host-bound.toml",
         policies: &[Policy::Deepres, Policy::TimeSlice, Policy::Mps, Policy::Gps],
         figures: &[FIRST, THROUGHPUT, JAIN],
-        not_shown: "Under time-slicing, the client gets more GPU time than in the fluid limit, and the trainer gets less.",
+        not_shown: "Under time-slicing, the client gets more GPU time than in the fluid\n\
+                    limit, and the trainer gets less.",
     },
     Comparison {
-        system: "temporal deadline scheduling",
-        claim: "None of its own: the earliest deadline first is the textbook's way to meet time objectives one at a time.",
+        system: "Temporal deadline scheduling",
+        claim: "None. Earliest deadline first is the textbook's way to meet deadlines one at a time.",
         source: "textbook",
         scenario: "classes.toml",
         policies: &[Policy::Deepres, Policy::EarliestDeadline, Policy::TimeSlice, Policy::Gps],
@@ -150,24 +168,30 @@ const COMPARISONS: &[Comparison] = &[
             THROUGHPUT,
             Figure { name: "worst share error, points", of: worst_share_error, decimals: 2 },
         ],
-        not_shown: "Classes are a promise that neither of the others makes.",
+        not_shown: "Only deepres promises anything about classes; `earliest-deadline` and\n\
+                    `time-slice` know none.",
     },
 ];
 
-/// Systems that use a part of the design that deepres has not built yet.
+/// Systems for whose comparison deepres lacks a part that it has not built yet.
 const ABSENT: &str = "\
-| D-STACK | packing by knee and deadline: > 90 % of an ideal per-kernel scheduler | not built yet |
-| GACER | granularity: 1.37 to 1.66 × over sequential | not built yet |
-| DLC | placement by topology | not built yet |
+| D-STACK | packs models by their deadlines and by the SMs that they can use: more than 90 % of an ideal scheduler | not built yet |
+| GACER | chooses how finely models are cut: 1.37 to 1.66 times as fast as one model after another | not built yet |
+| DLC | places jobs on GPUs by topology | not built yet |
 ";
 
 const HEAD: &str = "\
 # How deepres compares
 
-Generated by `cargo xtask eval --report`, and checked by the tests: every figure is what the command under it prints, or a ratio of such, in virtual time, the same on every machine.
-[evaluation-scenarios.md](evaluation-scenarios.md) says what the policies and the figures are. Other systems' figures are their own, from the source that is
-named, on other machines and other work: they say what was claimed, not what our scenario would have been there. The baselines that we run are written after published
-rules, in their best case.
+`cargo xtask eval --report` writes this page, and the tests check that the page is current. The
+command under a table prints the table's figures, or figures from which they are computed. Time is
+virtual, so every machine prints the same figures.
+[evaluation-scenarios.md](evaluation-scenarios.md) explains the policies and the figures, and the
+[glossary](glossary.md) the terms.
+
+Each claim of another system comes from the named source. The other system ran on other machines and
+did other work. So a claim does not say what the other system would do in the scenarios here. The
+other policies of the evaluation follow published rules, each in its best case.
 
 ";
 
@@ -184,7 +208,7 @@ pub fn page() -> Result<String> {
             .map(|evaluated| evaluated.row)
             .collect();
         let Comparison { system, claim, source, figures, not_shown, .. } = comparison;
-        writeln!(page, "## {system}\n\n**Claim:** {claim} ({source})\n\n{}\n", scenario.shows)?;
+        writeln!(page, "## {system}\n\n**Claim:** {claim}\nSource: {source}.\n\n{}\n", scenario.shows)?;
         let names: Vec<&str> = figures.iter().map(|figure| figure.name).collect();
         writeln!(page, "| policy | {} |\n|---|{}", names.join(" | "), "---|".repeat(names.len()))?;
         for row in &rows {
@@ -207,10 +231,15 @@ pub fn page() -> Result<String> {
         )?;
     }
     page.push_str(&beside::page()?);
-    writeln!(page, "## Not compared\n\n| system | claim | here |\n|---|---|---|\n{ABSENT}")?;
+    writeln!(page, "## Not compared\n\n| system | claim | deepres |\n|---|---|---|\n{ABSENT}")?;
     writeln!(
         page,
-        "No caches or bandwidth shared between kernels, no memory, no tenant on two GPUs, launches that cost nothing: what virtual time leaves out is in\n[evaluation-scenarios.md](evaluation-scenarios.md). Five scenarios are also run in real time on the simulated GPU by the tests (`tests/e2e/tests/e2e/agreement.rs`) and agree\nwithin 5 % of each tenant's part of the GPU time and of its GPU time for each second. Nothing here was run on a real GPU."
+        "Virtual time leaves out caches and bandwidth that kernels share, memory, tenants on two GPUs, and\n\
+         the cost of launches ([what the evaluation leaves\n\
+         out](evaluation-scenarios.md#what-the-evaluation-leaves-out)). The tests also run five scenarios in\n\
+         real time on the simulated GPU (`tests/e2e/tests/e2e/agreement.rs`). There, each tenant's part of\n\
+         the used GPU time is within 5 % of its part in virtual time. Each tenant's GPU time for a second is\n\
+         also within 5 % of the figure in virtual time. No figure on this page comes from a real GPU."
     )?;
     Ok(page)
 }

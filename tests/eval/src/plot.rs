@@ -22,10 +22,11 @@ const MAX_CURVES: usize = 12;
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-/// Returns the beginning of the file names of a scenario's pictures. It consists of the letters and
-/// digits of the scenario's name. A number follows if another scenario has that beginning already.
+/// Returns the beginning of the file names of a scenario's pictures: the letters and digits of the
+/// scenario's name. If another scenario has the same beginning, a number follows.
 fn stem(name: &str, drawn: &mut BTreeSet<String>) -> String {
-    /// Most bytes. With the rest of the name, a file's name of this length is allowed everywhere.
+    /// The most bytes of the beginning. With the rest of the name, every file system allows a name
+    /// of this length.
     const LONGEST: usize = 120;
     let mut plain = String::new();
     for c in name.chars().flat_map(char::to_lowercase) {
@@ -45,8 +46,8 @@ fn stem(name: &str, drawn: &mut BTreeSet<String>) -> String {
 }
 
 /// Draws `SCENARIO-shares-POLICY.svg` for each policy, `SCENARIO-latency.svg` and
-/// `SCENARIO-utilisation.svg`. `drawn` names the pictures that are in the folder and must not be
-/// overwritten.
+/// `SCENARIO-utilisation.svg`. `drawn` has the beginnings of the pictures in the folder, which the
+/// function does not overwrite.
 pub fn draw(
     scenario: &Scenario,
     runs: &[Evaluated],
@@ -274,7 +275,7 @@ mod tests {
                 !svg.contains("NaN") && !svg.contains("Two & more"),
                 "{name}: text is escaped, points are numbers"
             );
-            // Every element that is opened is closed, or closes itself.
+            // The picture closes each element that it opens, or the element closes itself.
             let opened = svg.matches('<').count() - svg.matches("</").count();
             assert_eq!(opened, svg.matches("/>").count() + svg.matches("</").count(), "{name}");
         }

@@ -82,7 +82,7 @@ pub fn print_sweep_json(sweep: &Sweep) -> Result<()> {
     Ok(())
 }
 
-/// Prints a sweep as tables: how the figures spread, and the worst mixes.
+/// Prints a sweep as tables: the distribution of the figures, and the worst mixes.
 pub fn print_sweep(sweep: &Sweep) -> Result<()> {
     let mut out = stdout().lock();
     writeln!(out, "{} mixes, progress of the worst tenant of each under deepres:", sweep.mixes)?;

@@ -1,5 +1,5 @@
 //! The tenants' entitlements over time. Priorities change, and the evaluation compares every policy
-//! with the entitlements of the moment.
+//! with the entitlements at each moment.
 
 use deepres_policy::entitlement::{Entitlement, entitlements};
 use deepres_policy::priority::{Terms, Usage};
@@ -7,16 +7,16 @@ use deepres_policy::priority::{Terms, Usage};
 use crate::scenario::Scenario;
 
 /// Most tenants for which the evaluation computes entitlements over time and lags. For more
-/// tenants, this would take longer than everything else.
+/// tenants, this computation would take longer than the rest of the evaluation.
 pub const MOST_WATCHED: usize = 64;
 
-/// Each tenant's entitlement, with each moment of a change.
+/// Each tenant's entitlement from each moment of a change on.
 #[derive(Debug, Clone)]
 pub struct Standings(Vec<(u64, Vec<Entitlement>)>);
 
 impl Standings {
-    /// Returns entitlements that stay constant over time: those at the beginning, before any tenant
-    /// has used GPU time.
+    /// Returns entitlements that stay constant over time: the entitlements at the beginning, before
+    /// any tenant has used GPU time.
     pub fn at_first(scenario: &Scenario) -> Self {
         let value = |tenant: &crate::scenario::Tenant| {
             Terms::at(0, &tenant.priority(), &Usage::default()).value_ppm(&scenario.policy.weights())

@@ -1,13 +1,14 @@
-//! Draws mixes of programs at random, and shows how deepres does in the worst of them. The mixes
-//! stand for what nobody thought of when the scenarios were written.
+//! Draws mixes of programs at random, and shows the figures of deepres in the worst mixes. The
+//! mixes stand for cases of which nobody thought when writing the scenarios.
 //!
 //! Each tenant of a mix is an owner. Its kernels take 20 us to 30 ms, its bursts 0.1 to 300 ms, and
 //! its pauses up to 3 s. All three are drawn evenly over their orders of magnitude. Shares are in
 //! the ratio of weights from 1 to 10, and together are the whole GPU.
 //!
-//! A run ends at some moment of each program's step, and one step more or less would be a large
-//! part of a slow program's work. So progress here is the GPU time of a tenant between two means:
-//! the mean over the first quarter of the samples of its curve, and the mean over the last quarter.
+//! A run ends at some moment of each program's step. One step more or less would be a large part of
+//! a slow program's work. So in a sweep, the progress of a tenant is a difference of two means of
+//! its GPU time. From the mean over the last quarter of the samples, the sweep subtracts the mean
+//! over the first quarter.
 
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
@@ -36,23 +37,24 @@ const BURST_US: (f64, f64) = (100.0, 300_000.0);
 const PAUSE_US: (f64, f64) = (100.0, 3_000_000.0);
 /// Least and greatest weight.
 const WEIGHTS: (u64, u64) = (1, 10);
-/// Part of the tenants that answer requests. The others work in steps.
+/// Part of the tenants that answer requests. The other tenants work in steps.
 const SERVICES: f64 = 0.3;
 /// Part of the programs with steps that never pause.
 const WITHOUT_PAUSE: f64 = 0.3;
 /// Variation of the kernels and pauses of half of the tenants.
 const JITTER: f64 = 0.1;
 
-/// A mix lasts for so many cycles of its slowest tenant, where that is within [`LENGTH_S`].
+/// The length of a mix, in cycles of its slowest tenant, within the bounds of [`LENGTH_S`].
 const CYCLES: f64 = 40.0;
-/// A mix lasts until each tenant's share is so many of the longest kernels, within [`LENGTH_S`].
-/// Which tenant a long kernel comes before is chance, and must not count.
+/// The fewest longest kernels that each tenant's share of a mix holds, within [`LENGTH_S`]. Chance
+/// decides before which tenant a long kernel comes. With this number of kernels, chance hardly
+/// counts.
 const KERNELS: f64 = 50.0;
 /// Shortest and longest measured time of a mix, s.
 const LENGTH_S: (f64, f64) = (10.0, 120.0);
-/// Most kernels of a mix if each tenant were alone. A scenario may have no more than twice as many.
+/// Most kernels of a mix if each tenant were alone. A scenario may have at most twice this number.
 const MOST_KERNELS: f64 = 1e7;
-/// The time before, as a part of the measured time.
+/// The time before the measured time, as a part of the measured time.
 const WARMUP: f64 = 0.15;
 
 /// Number of mixes whose scenarios are written, for each figure.
@@ -63,11 +65,12 @@ const WORST: usize = 5;
 pub struct Mix {
     /// Number of the mix, from 0.
     pub number: u64,
-    /// Number of its tenants.
+    /// Number of tenants of the mix.
     pub tenants: usize,
     /// The least progress of a tenant, as a part of its progress under the fluid limit.
     pub vs_gps: f64,
-    /// The same, as a part of the lesser of plain time-slicing's and the fluid limit's.
+    /// The least progress of a tenant, as a part of the lesser of its progress under plain
+    /// time-slicing and under the fluid limit.
     pub vs_nothing: f64,
     /// `vs_gps` of the best scheduler that [`crate::bound`] knows.
     pub bound: f64,
@@ -84,7 +87,7 @@ impl Mix {
         ("of nothing", |mix| mix.vs_nothing),
     ];
 
-    /// Returns `vs_gps` as a part of the bound, or of the fluid limit if that is less.
+    /// Returns `vs_gps` as a part of the bound; if the bound is above 1, returns `vs_gps`.
     pub fn vs_bound(&self) -> f64 {
         self.vs_gps / self.bound.min(1.0)
     }
@@ -98,24 +101,25 @@ pub struct Sweep {
     /// The least progress of any tenant of any mix, as a part of its progress under the fluid
     /// limit.
     pub worst_progress_vs_gps: f64,
-    /// The least such part of a mix as a part of the mix's bound, where that is less than 1.
+    /// The least `vs_gps` of a mix, divided by the mix's bound if the bound is below 1.
     pub worst_vs_bound: f64,
-    /// The median over mixes of the least such part in a mix.
+    /// The median of `vs_gps` over mixes.
     pub median_progress_vs_gps: f64,
-    /// The least progress of any tenant of any mix, as a part of the lesser of plain time-slicing's
-    /// and the fluid limit's.
+    /// The least progress of a tenant of any mix, as a part of its progress under plain
+    /// time-slicing or under the fluid limit. Of the two, the lesser progress counts.
     pub worst_vs_nothing: f64,
-    /// Scenarios of the mixes that are the worst by any of the figures.
+    /// Scenario files of the mixes that are the worst by any figure.
     pub worst_files: Vec<PathBuf>,
     /// The figures of each mix.
     #[serde(skip)]
     pub each: Vec<Mix>,
 }
 
-/// Draws and runs this many mixes. Writes the scenarios of the worst into `folder`.
+/// Draws and runs `mixes` mixes, and returns their figures. Writes the scenarios of the worst mixes
+/// into `folder`.
 ///
 /// # Errors
-/// There are no mixes, or a scenario cannot be written.
+/// `mixes` is 0, or a scenario cannot be written.
 pub fn run(mixes: u64, seed: u64, folder: &Path) -> Result<Sweep> {
     ensure!(mixes > 0, "a sweep needs a mix: give --sweep 1 or more");
     let each = on_all_processors(mixes, |number| evaluate(&scenario(seed, number)?, number))?;
@@ -140,7 +144,7 @@ fn write_worst(sweep: &Sweep, seed: u64) -> Result<()> {
 }
 
 impl Sweep {
-    /// Returns the figures of these mixes. `file` names the file of a mix that is one of the worst.
+    /// Returns the figures of these mixes. `file` returns the file of a mix by its number.
     pub fn new(each: Vec<Mix>, file: impl Fn(u64) -> PathBuf) -> Self {
         let least = |figure: fn(&Mix) -> f64| each.iter().map(figure).fold(f64::INFINITY, f64::min);
         Self {
@@ -168,8 +172,8 @@ impl Sweep {
     }
 }
 
-/// Returns the numbers of the mixes that are the worst by any figure, those of the first figure
-/// first.
+/// Returns the numbers of the mixes that are the worst by any figure. The worst mixes by the first
+/// figure come first.
 fn worst_of(each: &[Mix]) -> Vec<u64> {
     let mut worst: Vec<u64> = Vec::new();
     for (_, figure) in Mix::FIGURES {
@@ -245,7 +249,7 @@ pub fn progress(run: &Run) -> Vec<f64> {
     run.outcomes.iter().map(|outcome| between(&outcome.curve_ns)).collect()
 }
 
-/// An observer that looks away, because a sweep needs no lags.
+/// An observer that observes nothing, because a sweep needs no lags.
 struct Unwatched;
 
 impl Witness for Unwatched {}
@@ -326,7 +330,7 @@ fn draw(seed: u64, number: u64) -> String {
     text
 }
 
-/// Returns the measured time of a mix and the time before, whole seconds.
+/// Returns the measured time of a mix, and the time before the measured time, whole seconds.
 fn length_s(tenants: &[Drawn], weights: u64) -> (u64, u64) {
     let longest_us = tenants.iter().map(|tenant| tenant.kernel_us).fold(0.0, f64::max);
     let wished_us = tenants.iter().map(|tenant| {
@@ -340,7 +344,7 @@ fn length_s(tenants: &[Drawn], weights: u64) -> (u64, u64) {
     (length_s as u64, (length_s * WARMUP).ceil() as u64)
 }
 
-/// Returns a number to three digits, so that people can read the scenario.
+/// Returns a number rounded to three digits, so that people can read the scenario.
 fn rounded(number: f64) -> f64 {
     let step = 10f64.powf(number.log10().floor() - 2.0);
     // Division by a power of ten is exact to the last digit, and multiplication by its inverse is
@@ -437,7 +441,7 @@ mod tests {
     #[test]
     fn a_sweep_is_the_same_each_time_and_its_files_run() {
         let folder = tempfile::tempdir().unwrap();
-        // The mixes are drawn, and short, so that the test is.
+        // The test draws short mixes, so that the test is short.
         let short = |number| {
             let mut scenario = scenario(2, number)?;
             (scenario.duration_ns, scenario.warmup_ns) = (3_000_000_000, 300_000_000);
@@ -469,7 +473,8 @@ mod tests {
 
     #[test]
     fn one_step_more_or_less_at_the_end_hardly_counts_as_progress() {
-        // A step of 10 every 10 samples, and the same half a step later.
+        // One run has a step of 10 every 10 samples, and the other run has its steps half a step
+        // later.
         let run = |shift: u64| {
             let curve_ns = (0..400).map(|sample| (sample + shift) / 10 * 10).collect();
             let outcome = Outcome { curve_ns, ..Outcome::default() };

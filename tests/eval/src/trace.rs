@@ -1,5 +1,5 @@
-//! A recorded trace as a workload. Reads the file of `deepres run --record` and cuts it into work
-//! and pauses (docs/traces.md).
+//! A recorded trace as a workload. Reads the file of `deepres run --record` and cuts the recorded
+//! run into work and pauses (docs/traces.md).
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,15 +10,15 @@ use deepres_abi::recording::{
 };
 use zerocopy::FromBytes as _;
 
-/// Shortest pause between two kernels. A shorter pause counts as none, because a launch and its
+/// Shortest pause between two kernels. A shorter pause does not count, because a launch and its
 /// event take as long.
 const LEAST_PAUSE_NS: u64 = 20_000;
 /// Time of a kernel if the trace contains no measured time at all.
 const UNKNOWN_NS: u64 = 10_000;
 /// Most kernels in one batch.
 const MOST_KERNELS: usize = 100_000;
-/// Largest file that is read, bytes. It holds more launches than a scenario may have, and a machine
-/// has memory for its content.
+/// The largest file that the evaluation reads, bytes. Such a file holds more launches than a
+/// scenario may have, and a machine has memory for the file's content.
 const MOST_BYTES: u64 = 1 << 30;
 
 /// A launch that ran.
@@ -55,7 +55,7 @@ pub struct Process {
     pub waits: Vec<(u64, u64)>,
     /// Measured times by key: number of times and their sum, ns.
     pub took: BTreeMap<u64, (u64, u64)>,
-    /// Number of records that were lost.
+    /// Number of lost records.
     pub lost: u64,
     /// Whether the process ended its recording.
     pub is_whole: bool,
@@ -73,7 +73,7 @@ pub struct Trace {
 /// Kernels that become available together, after a pause.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stretch {
-    /// Time since the end of the work before, ns.
+    /// Time since the end of the earlier work, ns.
     pub pause_ns: u64,
     /// Time of each kernel, ns.
     pub kernels_ns: Vec<u64>,
@@ -93,7 +93,7 @@ impl Trace {
     /// Reads a file's bytes up to the first chunk that is not whole.
     ///
     /// # Errors
-    /// The bytes are no trace, or one of another major version.
+    /// The bytes are no trace, or a trace of another major version.
     pub fn parse(bytes: &[u8]) -> Result<Self> {
         let (head, mut rest) = Head::read_from_prefix(bytes)
             .ok()
@@ -149,7 +149,7 @@ impl Trace {
         flaws
     }
 
-    /// Returns the work of the process that launched most, in stretches.
+    /// Returns the work of the process with the most launches, in stretches.
     ///
     /// # Errors
     /// No kernel of the trace ran.
@@ -243,7 +243,7 @@ impl Process {
     }
 }
 
-/// Reads a regular file's bytes. Pipes and devices are refused, because they may never end.
+/// Reads a regular file's bytes. Refuses pipes and devices, because they may never end.
 fn read_file(file: &Path, most_bytes: u64, remedy: &str) -> Result<Vec<u8>> {
     let found = std::fs::metadata(file)?;
     ensure!(found.is_dir() || found.is_file(), "it is no regular file");
@@ -398,7 +398,7 @@ mod tests {
             }),
             (number(), number()).prop_map(|(key, ns)| bytes_of(&Record::Took(key, ns))),
             number().prop_map(|count| bytes_of(&Record::Lost(count))),
-            // Bytes that may be any record, or none.
+            // Bytes that may be any record, or no record.
             prop::collection::vec(0..12u8, 1..20).prop_map(|body| {
                 let mut record = vec![body.len() as u8];
                 record.extend(body);

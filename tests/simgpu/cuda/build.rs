@@ -1,6 +1,6 @@
 //! Gives the library the name under which programs look for the driver. Also binds the library's
 //! own symbols to itself, as the real driver does. So `cuGetProcAddress` returns the library's own
-//! functions, even if a library loaded before exports the same names.
+//! functions, even if another library that the program loaded earlier exports the same names.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

@@ -1,5 +1,5 @@
-//! Gives the library the name and the symbol versions of NVIDIA's library. Programs that were linked
-//! to NVIDIA's ask for the version `libcudart.so.13` of each function.
+//! Gives the library the name and the symbol versions of NVIDIA's library. Programs that were
+//! linked to NVIDIA's ask for the version `libcudart.so.13` of each function.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

@@ -9,9 +9,9 @@ use serde::Serialize;
 use super::bar;
 use super::pieces::{As, Kit, LONG_KERNEL_MS, SETTLED, Served, Times, kernels_ns, record};
 
-/// The tenant that should run as if it were alone.
+/// The tenant that should run as fast as alone.
 const FIRST: &str = "first";
-/// The tenant that runs in the pauses of the first.
+/// The tenant that runs in the pauses of the first tenant.
 const GUEST: &str = "guest";
 const BEST_EFFORT: [&str; 4] = ["--name", GUEST, "--class", "best-effort"];
 /// Steps of the guest, which is always backlogged.
@@ -102,7 +102,7 @@ struct Run {
     handoff_ms: f64,
 }
 
-/// Measures.
+/// Measures both pairs of programs, and returns the figures.
 pub fn run(options: &Options) -> Result<impl super::Report> {
     let bench = Bench { kit: Kit::new()?, seconds: options.seconds };
     Ok(Report {
@@ -228,7 +228,7 @@ impl Bench {
             self.kit.interrupt.sleep(SETTLED)?;
             let pids = [first.pid(&host, how, FIRST)?, guest.pid(&host, guest_is, GUEST)?];
             let before = record(&host)?;
-            // The second observation precedes the end of the first tenant.
+            // The second observation comes before the end of the first tenant.
             self.kit.interrupt.sleep(Duration::from_secs_f64(self.seconds).saturating_sub(SETTLED))?;
             let after = record(&host)?;
             guest.still_runs()?;

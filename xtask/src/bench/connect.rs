@@ -30,7 +30,7 @@ struct Report {
     bare_ms: f64,
     /// Time that deepres adds in a tenant of a daemon, ms.
     added_ms_with_daemon: f64,
-    /// Time that deepres adds where no daemon runs and the environment names no limit, ms.
+    /// Time that deepres adds if no daemon runs and the environment names no limit, ms.
     added_ms_alone: f64,
 }
 
@@ -40,7 +40,7 @@ struct Run {
     first_call_ms: f64,
 }
 
-/// Measures.
+/// Measures the first call in all three ways, and returns the figures.
 pub fn run(options: &Options) -> Result<impl super::Report> {
     let artefacts = build::artefacts()?;
     let (client, driver) = stub()?;

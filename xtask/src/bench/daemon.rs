@@ -41,7 +41,7 @@ struct Report {
     sessions: usize,
     /// Number of tenants.
     tenants: usize,
-    /// Number of GPUs. Each session sees all of them.
+    /// Number of GPUs. Each session sees all GPUs.
     gpus: usize,
     seconds: f64,
     cpu_percent: f64,
@@ -50,7 +50,7 @@ struct Report {
     all_served_s: f64,
 }
 
-/// Measures.
+/// Measures the daemon, and returns the figures.
 pub fn run(options: &Options) -> Result<impl super::Report> {
     let artefacts = build::artefacts()?;
     let interrupt = Interrupt::catch()?;

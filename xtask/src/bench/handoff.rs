@@ -1,5 +1,5 @@
 //! `cargo xtask bench handoff`: measures how fast the GPU goes from one tenant to the next. Also
-//! measures how soon a tenant that is owed the GPU gets it.
+//! measures how soon a tenant that is owed GPU time gets the GPU.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -14,17 +14,17 @@ use super::pieces::{As, Kit, LONG_KERNEL_MS, SETTLED, Times, record};
 use super::{bar, now_ns, quantile};
 use crate::host::{Admin, Gpu, Host};
 
-/// Number of shares that the benchmark sets one after another, and how long each stays. Each tenant
-/// has several leases in that time.
+/// Number of shares that the benchmark sets one after another, and the time for which each share
+/// stays. In this time, each tenant has several leases.
 const SETTINGS: usize = 100;
 const SETTING_HOLDS: Duration = Duration::from_millis(60);
-/// The larger share, percent. The two tenants have it in turn.
+/// The larger share, percent. The two tenants have the larger share in turn.
 const MAJOR_PERCENT: u32 = 90;
 /// Number of launches in a client's log. A client makes fewer launches while one setting stays.
 const LOG_PLACES: u64 = 4096;
-/// Configuration for the run with the guest. The many requests cost more than a guest may usually
-/// cost. Without this line, the daemon would keep the guest off, and the server would find the GPU
-/// idle.
+/// Configuration for the run with the guest. The many requests cost owners more than a guest may
+/// usually cost. Without this line, the daemon would keep the guest off, and the server would find
+/// the GPU idle.
 const GUESTS_MAY_HARM: &str = "max_harm = \"100%\"\n";
 /// Requests per second of the tenant that waits for a best-effort holder.
 const REQUESTS_PER_S: &str = "50";
@@ -55,8 +55,9 @@ struct Report {
     handoff_us: Quantiles,
     handoffs: u64,
     quantum_us: f64,
-    /// Idle time of the GPU between the work of one tenant and of the next, for each hand-off, by
-    /// the simulated GPU's record. The GPU's switches between contexts are not included.
+    /// Mean idle time of the GPU for a hand-off, between the work of one tenant and the work of the
+    /// next, by the simulated GPU's record. The time does not include the GPU's switches between
+    /// contexts.
     idle_per_handoff_us: f64,
     /// Idle time between a tenant's work and its own next work, for each hand-off. In this time the
     /// program waited for its results.
@@ -71,7 +72,7 @@ struct Report {
     guest_longest_kernel_ms: f64,
 }
 
-/// Measures.
+/// Measures hand-offs, new shares and waiting requests, and returns the figures.
 pub fn run(options: &Options) -> Result<impl super::Report> {
     let kit = Kit::new()?;
     let mut report = hand_offs(&kit, options.seconds)?;
@@ -224,8 +225,8 @@ impl Log {
         Ok(u64::from_ne_bytes(bytes))
     }
 
-    /// Returns the first launch that returned after `at_ns`. Returns `None` if there was none, or
-    /// if the log does not reach back so far.
+    /// Returns the time of the first launch that returned after `at_ns`. Returns `None` if no
+    /// launch did, or if the log does not reach back to `at_ns`.
     fn first_after(&self, at_ns: u64) -> Result<Option<u64>> {
         let launches = self.word(0)?;
         let mut first_ns = None;

@@ -26,7 +26,7 @@ const LIMIT_BYTES: u64 = 1 << 30;
 const SIMGPU_TOML: &str = "context_overhead_bytes = 0\n";
 /// Time between two looks at a race that should reach a point.
 const POLL: Duration = Duration::from_millis(1);
-/// If a race makes no progress for this long, it hangs.
+/// The time without progress after which the benchmark takes a race for hanging.
 const STALL_LIMIT: Duration = Duration::from_secs(60);
 const NS_PER_MS: f64 = 1e6;
 /// Time within which the memory of a killed process must be available again, ms.
@@ -62,11 +62,12 @@ struct Report {
     kills: usize,
     alloc_ns_bare: f64,
     alloc_ns_hooked: f64,
-    /// `None` if no process was killed.
+    /// 99th percentile of the time from a kill until the memory is available again, ms; `None` if
+    /// no process was killed.
     reclaim_ms_after_kill_p99: Option<f64>,
 }
 
-/// Measures.
+/// Runs the race, times an allocation, and returns the figures.
 pub fn run(options: &Options) -> Result<impl super::Report> {
     let artefacts = build::artefacts()?;
     let interrupt = Interrupt::catch()?;
@@ -327,7 +328,8 @@ impl Admin {
         Ok(kinds.and_then(|kinds| kinds.get("managed")).copied().unwrap_or(0))
     }
 
-    /// Waits until a process has a session. If `is_there` is false, waits until it has none.
+    /// Waits until a process has a session; if `is_there` is false, until the process has no
+    /// session.
     fn await_session(&mut self, pid: u32, is_there: bool) -> Result<()> {
         let begun = Instant::now();
         loop {

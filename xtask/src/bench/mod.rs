@@ -57,7 +57,7 @@ impl Output {
 
 /// The figures of a benchmark.
 trait Report: Serialize {
-    /// Whether a figure past its bar is an error without `--check` too.
+    /// Whether a figure past its bar is an error even without `--check`.
     const IS_ALWAYS_CHECKED: bool = false;
 
     /// Prints the figures as text.
@@ -174,7 +174,7 @@ fn measure(bench: &Bench, output: &Output) -> Result<()> {
     }
 }
 
-/// Fails if one of these bars is missed. The error names the bar.
+/// Checks that the figures hold all bars. The error names the missed bar.
 fn check(bars: &[(String, bool)]) -> Result<()> {
     let missed: Vec<&str> = bars.iter().filter(|(_, holds)| !holds).map(|(bar, _)| bar.as_str()).collect();
     ensure!(missed.is_empty(), "past the bar: {}", missed.join("; "));
@@ -183,7 +183,7 @@ fn check(bars: &[(String, bool)]) -> Result<()> {
 
 /// Returns the value of an option for the time to measure, seconds.
 pub fn seconds(text: &str) -> Result<f64, String> {
-    /// Least time, s. Tenants take turns of milliseconds, so a shorter measurement would say
+    /// The least time, s. Tenants take turns of milliseconds, so a shorter measurement would show
     /// nothing.
     const LEAST: f64 = 1.0;
     /// Most time, s: a day.
@@ -200,8 +200,8 @@ fn now_ns() -> u64 {
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32).as_nanos() as u64
 }
 
-/// Returns this percentile of sorted values. It is one of the values. Returns `None` without
-/// values.
+/// Returns the percentile `percent` of sorted values, which is one of the values. Returns `None`
+/// without values.
 fn quantile<T: Copy>(sorted: &[T], percent: usize) -> Option<T> {
     sorted.get((sorted.len() * percent).div_ceil(100).saturating_sub(1)).copied()
 }

@@ -1,5 +1,6 @@
-//! Programs that work piece by piece, or all the time. They run as tenants of a host, or without
-//! deepres. This module reads their reports, and their GPU time from the simulated GPU's record.
+//! Programs that work piece by piece, or all the time. The programs run as tenants of a host, or
+//! without deepres. This module reads their reports, and their GPU time from the simulated GPU's
+//! record.
 
 use std::io::{BufRead as _, BufReader, Lines};
 use std::path::{Path, PathBuf};
@@ -44,7 +45,7 @@ pub struct Client {
     lines: Lines<BufReader<ChildStdout>>,
 }
 
-/// How a client runs.
+/// The way in which a client runs.
 #[derive(Clone, Copy)]
 pub enum As<'a> {
     /// As a tenant, with these options of `deepres run`.
@@ -93,7 +94,7 @@ impl Kit {
         Host::start(&self.artefacts, device, &self.interrupt)
     }
 
-    /// Does the same as [`Self::host`], with these lines in the daemon's configuration.
+    /// Starts a host as [`Self::host`] does, with the lines `toml` in the daemon's configuration.
     pub fn configured_host(&self, toml: &str) -> Result<Host> {
         let device = Device::Simulated { config: Some(self.config.clone()) };
         let config = build::target().join("deepres/pieces-daemon.toml");
@@ -101,12 +102,12 @@ impl Kit {
         Host::configured(&self.artefacts, device, &self.interrupt, Some(&config))
     }
 
-    /// Starts `serve`.
+    /// Starts the client `serve`.
     pub fn serve(&self, host: &Host, how: As<'_>, arguments: &[&str]) -> Result<Client> {
         start(host, how, &self.serve, arguments)
     }
 
-    /// Starts `pace`. Its steps decide whether it is backlogged.
+    /// Starts the client `pace`. Its steps decide whether the client is backlogged.
     pub fn pace(&self, host: &Host, how: As<'_>, arguments: &[&str]) -> Result<Client> {
         start(host, how, &self.pace, arguments)
     }
@@ -136,7 +137,7 @@ pub fn start(host: &Host, how: As<'_>, program: &Path, arguments: &[&str]) -> Re
 }
 
 impl Client {
-    /// Waits until `serve` has ended by itself, and returns its report.
+    /// Waits until the client `serve` has ended by itself, and returns its report.
     pub fn served(mut self) -> Result<Served> {
         let line = self.lines.next().transpose()?.unwrap_or_default();
         let served = serde_json::from_str(&line)

@@ -25,11 +25,11 @@ const MEASURED: [(&str, Option<f64>); 7] = [
 #[derive(Serialize)]
 struct Report(BTreeMap<String, f64>);
 
-/// Measures.
+/// Measures the decisions, and returns the means.
 pub fn run() -> Result<impl super::Report> {
     let mut cargo = build::cargo();
-    // This is the profile of the evaluation. It optimises, but links faster than a release, which
-    // takes minutes to link.
+    // The profile of the evaluation optimises, but links faster than a release, which takes minutes
+    // to link.
     cargo.args(["bench", "--quiet", "--profile", "eval", "--package", "deepres-eval", "--bench", "policy"]);
     command::output(&mut cargo)?;
     let mean = |(name, _): (&str, Option<f64>)| {

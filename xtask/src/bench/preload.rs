@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::{bar, median};
 use crate::{build, command};
 
-/// Program that does nothing.
+/// The program that the benchmark starts. The program does nothing.
 const NOTHING: &str = "/bin/true";
 /// Number of runs of each kind before the runs that count.
 const WARM_UP_RUNS: u32 = 50;
@@ -33,7 +33,7 @@ struct Report {
     added_ms: f64,
 }
 
-/// Measures.
+/// Measures the start of a process, and returns the figures.
 pub fn run(options: &Options) -> Result<impl super::Report> {
     let library = build::artefacts()?.library();
     let mut bare = Command::new(NOTHING);

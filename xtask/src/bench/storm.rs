@@ -13,7 +13,8 @@ use crate::build;
 use crate::host::{Device, Host};
 use crate::process::Interrupt;
 
-/// Time within which all processes must have started, s. Otherwise there was no storm.
+/// Time within which all processes must have started, s. If the start takes longer, the benchmark
+/// has measured no storm.
 const STARTED_LIMIT_S: f64 = 1.0;
 /// Time within which all processes must have a session, s.
 const LIMIT_S: f64 = 3.0;
@@ -42,7 +43,7 @@ struct Report {
     p99_ms: f64,
 }
 
-/// Measures.
+/// Starts the processes, measures their waits, and returns the figures.
 pub fn run(options: &Options) -> Result<impl super::Report> {
     let artefacts = build::artefacts()?;
     let most = u32::try_from(MAX_SESSIONS)?;

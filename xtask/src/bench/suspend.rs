@@ -1,5 +1,6 @@
 //! `cargo xtask bench suspend`: two trainers, each with 60 % of the GPU's memory, take turns on the
-//! whole GPU. The benchmark compares their time with the time of one after the other.
+//! whole GPU. The benchmark compares their time together with the time of two runs one after the
+//! other.
 
 use std::fs;
 use std::path::PathBuf;
@@ -24,7 +25,7 @@ const TENANTS: [&str; 2] = ["one", "other"];
 const POLL: Duration = Duration::from_millis(20);
 /// Number of looks in each turn. The looks show which tenant is suspended.
 const LOOKS_EACH_TURN: u32 = 4;
-/// Memory of the GPU for a trainer alone: more than it wants.
+/// Memory of the GPU for a trainer alone: more than the trainer wants.
 const AMPLE_BYTES: u64 = 8 << 30;
 /// Bytes that move to the host or back in a microsecond. At this low rate, the cost of moving
 /// shows.
@@ -64,7 +65,7 @@ struct Report {
     suspensions: usize,
 }
 
-/// Measures.
+/// Runs both trainers, one after the other and together, and returns the figures.
 pub fn run(options: &Options) -> Result<impl super::Report> {
     let bench = Bench {
         options,
@@ -118,7 +119,8 @@ impl Bench<'_> {
         // The trainers' median memory is 60 % of the GPU's. Their short peaks might never coincide.
         let gpu_bytes = (usual_bytes * 10 / 6).max(most_bytes);
         let (together, suspensions) = self.together(gpu_bytes)?;
-        // A change of turns moves one tenant's memory to the host and the other's back.
+        // A change of turns moves one tenant's memory to the host, and the other tenant's memory
+        // back.
         let moving_ms = (2 * most_bytes / BYTES_PER_US) as f64 / 1e3;
         let moving_fraction = moving_ms / self.options.turn_ms as f64;
         Ok(Report {
@@ -220,7 +222,7 @@ impl Bench<'_> {
         Running::start(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()))
     }
 
-    /// Waits for a trainer's end. Calls `look` meanwhile.
+    /// Waits for a trainer's end, and calls `look` again and again during the wait.
     fn finish(&self, mut trainer: Running, mut look: impl FnMut()) -> Result<()> {
         let status = loop {
             self.interrupt.check()?;

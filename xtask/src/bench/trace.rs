@@ -35,7 +35,7 @@ struct Report {
     ways: Vec<Value>,
 }
 
-/// Measures.
+/// Runs the example in all ways of attachment, and returns the figures.
 pub fn run() -> Result<impl super::Report> {
     ebpf::build()?;
     for part in [["--bin", "deepres"], ["--example", EXAMPLE]] {
@@ -77,7 +77,7 @@ fn measure() -> Result<Value> {
 impl super::Report for Report {
     const IS_ALWAYS_CHECKED: bool = true;
 
-    /// The bars for costs hold for the way of attachment that the daemon uses.
+    /// The bars for costs apply to the way of attachment that the daemon uses.
     fn bars(&self) -> Vec<(String, bool)> {
         let (all, used) = (&self.all, &self.ways[0]);
         let above = |ours: &str, empty: &str| {

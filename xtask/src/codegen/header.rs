@@ -1,8 +1,8 @@
 //! A small reader of preprocessed C, for the declarations in NVIDIA's headers.
 //!
 //! The reader understands enumerations, type definitions and functions that return the result type
-//! of an API. It skips all other statements (system headers, structures, inline functions) as a
-//! whole.
+//! of an API. The reader skips all other statements (system headers, structures, inline functions)
+//! as a whole.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -312,7 +312,7 @@ fn read_type(tokens: &[&str]) -> Result<Type> {
     Ok(Type { base: base.join(" "), pointers })
 }
 
-/// Whether two argument lists differ in names at most.
+/// Returns whether two argument lists differ in names at most.
 pub fn same_types(one: &[Argument], other: &[Argument]) -> bool {
     one.iter().map(|argument| &argument.ty).eq(other.iter().map(|argument| &argument.ty))
 }

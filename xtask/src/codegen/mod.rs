@@ -1,5 +1,5 @@
-//! `cargo xtask codegen`: generates the tables of the driver API (`deepres-abi`) and of the runtime's
-//! API (`tests/simgpu/runtime`) from NVIDIA's published headers.
+//! `cargo xtask codegen`: generates the tables of the driver API (`deepres-abi`) and of the
+//! runtime's API (`tests/simgpu/runtime`) from NVIDIA's published headers.
 //!
 //! The headers come from a pinned wheel. The C preprocessor reads them with the switch that
 //! declares every variant of every function. The table contains only facts: names, types, versions,
@@ -191,7 +191,8 @@ fn words(text: &str) -> impl Iterator<Item = String> {
     text.split(|c: char| !c.is_alphanumeric() && c != '_').map(str::to_owned)
 }
 
-/// Returns the folder of the headers. If no earlier run did, downloads and unpacks the wheel first.
+/// Returns the folder of the headers. If no earlier run has downloaded the wheel, first downloads
+/// and unpacks it.
 fn headers(cache: &Path) -> Result<PathBuf> {
     let unpacked = cache.join(WHEEL);
     let include = unpacked.join(INCLUDE);

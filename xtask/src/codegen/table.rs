@@ -48,11 +48,11 @@ pub fn handwritten_names(types: &str) -> BTreeSet<String> {
 pub struct Plain {
     /// Name and Rust type of each argument, by function.
     pub functions: BTreeMap<String, Vec<(String, String)>>,
-    /// The same as [`Table::aliases`].
+    /// The types of the header in Rust, by name, as in [`Table::aliases`].
     pub aliases: BTreeMap<String, String>,
 }
 
-/// Returns the functions of a header, of which each has one variant.
+/// Returns the functions of a header in which each function has one variant.
 pub fn plain(header: &Header, handwritten: &BTreeSet<String>) -> Result<Plain> {
     let mut types = Types::of(header, handwritten);
     let arguments = |(name, arguments): (&String, &Vec<Argument>)| {

@@ -10,8 +10,7 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::process::{Running, ended};
 
-/// Run time of the script, s. It is longer than any demo, because the demo itself ends the
-/// programs.
+/// Run time of the script, s: longer than any demo, because the demo itself ends the programs.
 pub const ENDLESS_SECONDS: u32 = 1_000_000;
 /// Part of the line that a script prints when its kernels are compiled and its steady state begins.
 const TRAINS: &str = "; training with batches of";
@@ -44,12 +43,12 @@ impl Client {
         Ok(Self { name, running, heard })
     }
 
-    /// Whether the program has begun its steady state.
+    /// Returns whether the program has begun its steady state.
     pub fn trains(&self) -> bool {
         self.heard.lock().is_ok_and(|heard| heard.trains)
     }
 
-    /// Fails if the program has ended. The error contains the program's last output.
+    /// Checks that the program still runs. The error contains the program's last output.
     pub fn require_alive(&mut self) -> Result<()> {
         let Some(status) = self.running.exited()? else { return Ok(()) };
         let said = self.heard.lock().map(|heard| heard.last.iter().cloned().collect::<Vec<_>>().join("\n"));

@@ -153,7 +153,7 @@ fn report(host: &Host, script: &'static str, first: &Moment, last: &Moment) -> R
     Report::between(host.device().name(), script, &names, first, last)
 }
 
-/// Fails if a signal asks the task to stop, or if a program has ended.
+/// Checks that no signal asks the task to stop, and that no program has ended.
 fn watch(clients: &mut [Client], interrupt: &Interrupt) -> Result<()> {
     interrupt.check()?;
     clients.iter_mut().try_for_each(Client::require_alive)

@@ -29,9 +29,9 @@ pub struct Report {
     /// metered and its true share, or between its true share and its entitlement. Without a record
     /// of the GPU: the distance between the metered share and the entitlement.
     max_share_error_points: f64,
-    /// The largest error with the due share in place of the entitlement. If a tenant has no work
-    /// for a moment, the GPU goes to the other tenant. The other tenant then has nothing to make up
-    /// for.
+    /// The largest error, if the due share takes the place of the entitlement. If a tenant has no
+    /// work for a moment, the GPU goes to the other tenant. The other tenant then has nothing to
+    /// make up for.
     max_due_error_points: f64,
 }
 
@@ -40,11 +40,11 @@ struct Tenant {
     name: String,
     client: &'static str,
     entitled_share: f64,
-    /// Due share: the entitlement for the time in which both tenants had work, and all of the time
-    /// in which only this tenant had work.
+    /// Due share: the entitlement in the time in which both tenants had work, and the whole GPU in
+    /// the time in which only this tenant had work.
     due_share: f64,
     metered_share: f64,
-    /// True share. Only a simulated GPU records it.
+    /// True share, which only a simulated GPU records.
     true_share: Option<f64>,
     launches: u64,
     gpu_s: f64,
@@ -172,9 +172,9 @@ fn busy_ns(truth: &truth::Snapshot, pids: &BTreeSet<u32>) -> u64 {
     theirs.filter_map(|process| process.gpus.first()).map(|gpu| gpu.busy_ns).sum()
 }
 
-/// Returns the GPU time that a tenant was due since its start, ns. In the time in which others
-/// wanted the GPU too, the tenant was due its part. In the time in which it alone wanted the GPU,
-/// it was due all.
+/// Returns the GPU time that a tenant was due since its start, ns. While other tenants wanted the
+/// GPU too, the tenant was due its part. While the tenant alone wanted the GPU, it was due the
+/// whole time.
 fn due(gpu: &TenantGpu) -> u64 {
     gpu.owed_ns.saturating_add(gpu.wanted_ns.saturating_sub(gpu.contended_ns))
 }

@@ -14,7 +14,7 @@ use crate::{command, dist, ebpf, eval, fuzz};
 
 /// The time that each fuzz target runs, s.
 const FUZZ_SECONDS: u32 = 20;
-/// The time for random calls of two processes, s. The test compares them with the same calls
+/// The time for random calls of two processes, s. The test compares these calls with the same calls
 /// without deepres.
 const CALLS_SECONDS: &str = "120";
 /// The page about the last pass.
@@ -57,8 +57,8 @@ pub fn run(tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// Fails if the last pass of the deep track was on a commit outside this history. Succeeds if there
-/// was no pass yet.
+/// Checks that the last pass of the deep track was on a commit of this history. Succeeds if the
+/// deep track has never passed.
 pub fn check_last_pass() -> Result<()> {
     let Ok(text) = fs::read_to_string(note()) else {
         eprintln!("{NOTE} notes no pass of the deep track yet; `cargo xtask test --deep` writes it");

@@ -1,7 +1,7 @@
 //! `cargo xtask test`: runs all checks with one command.
 //!
 //! Each change must pass the quick track. The deep track repeats the tests on the product as users
-//! get it. It also runs sanitizers, longer fuzzing and frameworks from PyPI.
+//! get it. The deep track also runs sanitizers, longer fuzzing and frameworks from PyPI.
 
 mod deep;
 mod needs;
@@ -38,8 +38,8 @@ pub struct Options {
 
 /// The program of the end-to-end tests.
 const END_TO_END: &str = "deepres-e2e e2e";
-/// The number of end-to-end tests that run at once. A test waits for much of its time. So this many
-/// tests together keep two processors busy.
+/// The number of end-to-end tests that run at once. A test waits for much of its time, so this
+/// number of tests keeps two processors busy.
 const TOGETHER: &str = "--test-threads=8";
 /// The module name of end-to-end tests that measure. Each of these tests runs alone on the machine.
 const MEASURED: &str = "::measured::";
@@ -70,7 +70,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     Ok(tally.report())
 }
 
-/// Runs the quick track. With a filter, runs only tests whose names contain it.
+/// Runs the quick track. With a filter, runs only tests whose names contain the filter.
 fn quick(tally: &mut Tally, filter: Option<&str>) -> Result<()> {
     prepare(false)?;
     let is_whole = filter.is_none();
@@ -134,8 +134,8 @@ fn measured(
     })
 }
 
-/// Makes everything that the tests need besides the product. If a test made this during its run, it
-/// would measure this work too.
+/// Makes everything that the tests need besides the product. If a test made these things during its
+/// run, the test would measure this work too.
 fn prepare(is_portable: bool) -> Result<()> {
     heading("Python environments, zig, a root file system for containers");
     venv::training()?;
@@ -148,8 +148,8 @@ fn prepare(is_portable: bool) -> Result<()> {
     Ok(())
 }
 
-/// Returns the arguments of a test program. They select the test `one` alone, or the tests that the
-/// filter selects.
+/// Returns the arguments of a test program. The arguments select the test `one` alone, or the tests
+/// that the filter selects.
 fn selected<'a>(filter: &[&'a str], one: Option<&'a str>) -> Vec<&'a str> {
     match one {
         Some(name) => vec!["--exact", name, "--include-ignored"],
@@ -159,7 +159,7 @@ fn selected<'a>(filter: &[&'a str], one: Option<&'a str>) -> Vec<&'a str> {
 
 /// Runs the checks that mostly compile, at the lowest priority.
 fn beside() -> Result<Tally> {
-    // Child processes inherit the scheduling policy. If a test needs a processor, it gets the
+    // Child processes inherit the scheduling policy. So a test that needs a processor gets the
     // processor before these checks.
     awake::set_scheduling(libc::SCHED_IDLE, 0);
     let mut tally = Tally::default();

@@ -23,8 +23,8 @@ const LIBRARIES: [(&str, &str); 5] = [
     ("musl", "/lib/ld-musl-x86_64.so.1"),
 ];
 
-/// Installs the needs that a machine with a Rust toolchain may lack. A C compiler is not among
-/// them, because rustc needs one to link.
+/// Installs the needs that a machine with a Rust toolchain may lack. The needs leave out a C
+/// compiler, because rustc already needs a C compiler to link.
 pub fn install() -> Result<()> {
     let mut lacking = Vec::new();
     if !venv::can_create() {

@@ -105,7 +105,7 @@ impl Program {
     }
 }
 
-/// Reads all lines, shows each line, and returns all.
+/// Reads all lines, shows each line by `show`, and returns the whole text.
 fn teed(from: impl Read, show: impl Fn(&str)) -> String {
     let mut from = BufReader::new(from);
     let (mut all, mut line) = (String::new(), Vec::new());

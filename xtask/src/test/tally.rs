@@ -12,16 +12,16 @@ use super::heading;
 use super::program::Outcome;
 use super::unmeasured::Unmeasured;
 
-/// If the hypervisor takes at least this part of all CPUs' time, in percent, a failure means
-/// nothing. The test is then tried again.
+/// The part of all CPUs' time, in percent, from which on a failure means nothing, because the
+/// hypervisor takes this time. The run then tries the test again.
 const DISTURBED_PERCENT: f64 = 1.0;
-/// If a CPU stops for at least this long, in ms, a failure means nothing.
+/// The length of a CPU's stop, in ms, from which on a failure means nothing.
 const DISTURBED_MS: f64 = 50.0;
-/// The number of times that each test is tried again.
+/// The number of times that the tally tries each test again.
 const TRIES: usize = 3;
-/// The time within which tests may be tried again, for all tests together.
+/// The time within which the tally tries tests again, for all tests together.
 const TRIED_FOR: Duration = Duration::from_secs(600);
-/// The longest wait for quiet CPUs before a test is tried again.
+/// The longest wait for quiet CPUs before the tally tries a test again.
 const QUIET_WITHIN: Duration = Duration::from_secs(60);
 /// The most tests that one run may leave unmeasured.
 const MOST_NOT_MEASURED: usize = 3;
@@ -63,8 +63,9 @@ impl Tally {
     /// Runs the tests of a program and adds up the results.
     ///
     /// `run` runs all tests, or only the named test. If a test fails while the hypervisor takes CPU
-    /// time ([`DISTURBED_PERCENT`], [`DISTURBED_MS`]), it is tried again. It then runs alone, when
-    /// the CPUs are quiet. If the hypervisor disturbs each try, the test counts as unmeasured.
+    /// time ([`DISTURBED_PERCENT`], [`DISTURBED_MS`]), the method tries the test again. The test
+    /// then runs alone, when the CPUs are quiet. If the hypervisor disturbs each try, the method
+    /// lists the test as not measured.
     pub fn tests(&mut self, name: &str, run: impl Fn(Option<&str>) -> Result<Outcome>) -> Result<()> {
         self.tests_when_quiet(name, run, || {
             stolen::await_quiet(DISTURBED_PERCENT, QUIET_WITHIN);
@@ -83,8 +84,8 @@ impl Tally {
         let (passed, failed) = totals(&outcome.output);
         self.passed += passed;
         self.skips.extend(outcome.skips);
-        // A program that was killed gets no second try. A program also gets none if it does not
-        // show each failure that it counts.
+        // A program that was killed gets no second try. Nor does a program that does not show each
+        // failure that it counts.
         let is_shown = failed > 0 && failures.len() as u64 == failed;
         if outcome.status.success() || !is_shown {
             self.failed += failed;
@@ -130,8 +131,8 @@ impl Tally {
         self.failures.is_empty() && self.failed == 0
     }
 
-    /// Judges the tests that the run did not measure or skipped. Three things count as failures:
-    /// too many unmeasured tests, a test that the last run did not measure either, and an
+    /// Judges the tests that the run skipped or did not measure. The method adds three kinds of
+    /// failures: too many unmeasured tests, a test that the last run did not measure either, and an
     /// unexpected reason to skip.
     pub fn judge(&mut self, before: &Unmeasured) {
         if self.not_measured.len() > MOST_NOT_MEASURED {
@@ -185,8 +186,8 @@ impl Tally {
 #[derive(Debug, PartialEq)]
 struct Failure {
     name: String,
-    /// CPU time that the hypervisor took during the test, if the test printed it. `None` also for a
-    /// failure without such a disturbance.
+    /// CPU time that the hypervisor took during the test, if the test printed it. `None` also if
+    /// the hypervisor took no CPU time.
     taken: Option<Taken>,
     /// Whether the test passed in a later try.
     has_passed: bool,

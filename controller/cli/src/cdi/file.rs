@@ -1,5 +1,5 @@
-//! The file of a CDI specification. One process at a time changes the file, and it replaces the
-//! whole file.
+//! The file of a CDI specification. One process at a time changes the file, and replaces the whole
+//! file.
 
 use super::spec::Spec;
 use anyhow::{Context, Result, ensure};

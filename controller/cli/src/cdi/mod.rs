@@ -140,8 +140,8 @@ fn device(args: &Generate, library: &Path, socket: &Path, sockets: &Path) -> Res
     let name = socket.file_name().and_then(OsStr::to_str);
     let name = name.with_context(|| format!("{} is not the name of a socket", socket.display()))?;
     // Only glibc's dynamic linker replaces `$LIB`. The linker of musl finds no file at this path,
-    // and starts the program without the interposer. If musl's linker found the interposer, it
-    // could not link it, and would end the program.
+    // and starts the program without the interposer. If musl's linker found the interposer, the
+    // linker could not link the interposer, and would end the program.
     let mut env = vec![
         format!("{}={LIBRARY_PLACE}/$LIB/{LIBRARY_NAME}", run::PRELOAD_VARIABLE),
         format!("{SOCKET_VARIABLE}={SOCKET_PLACE}/{name}"),

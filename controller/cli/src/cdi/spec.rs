@@ -1,5 +1,5 @@
-//! The CDI specification: a document that names devices and the changes that each makes to a
-//! container.
+//! The CDI specification: a document that names devices, and for each device the changes that the
+//! device makes to a container.
 //!
 //! deepres leaves entries of other authors as they are, even with unknown fields. The page
 //! <https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md> describes the
@@ -11,7 +11,8 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// The kind of deepres' devices, `vendor/class`. It stands before `=NAME` in `podman run --device`.
+/// The kind of deepres' devices, `vendor/class`. The kind stands before `=NAME` in `podman run
+/// --device`.
 pub const KIND: &str = "deepres.dev/share";
 /// The version of the format. Version 0.5.0 is the oldest that allows names that begin with a
 /// digit, and podman 4.3 of Debian 12 reads it.
@@ -108,7 +109,7 @@ pub struct Mount {
 
 impl Mount {
     /// Returns a mount that the container's root cannot write to. Set-user-ID programs and device
-    /// files in it have no effect.
+    /// files in the mount have no effect.
     pub fn read_only(host_path: PathBuf, container_path: String) -> Self {
         Self { host_path, container_path, options: ["ro", "nosuid", "nodev", "bind"] }
     }
@@ -171,7 +172,7 @@ impl Spec {
         Ok(())
     }
 
-    /// Removes a device. Returns whether the device was there.
+    /// Removes a device. Returns whether the document had the device.
     pub fn remove(&mut self, name: &DeviceName) -> bool {
         self.find(name).map(|place| self.devices.remove(place)).is_some()
     }

@@ -1,9 +1,9 @@
 //! Takes a daemon that `deepres run` started out of the job: out of its cgroup, and back from its
 //! priority, its processors and its limits. The daemon serves later jobs too, and must not die with
-//! the first.
+//! the first job.
 //!
-//! Each step may fail, because only root may take some of them. The daemon then goes on as it is.
-//! If the daemon dies, a `deepres run` that still lives starts the next daemon.
+//! Each step may fail, because only root may take some of the steps. If a step fails, the daemon
+//! goes on without it. If the daemon dies, a `deepres run` that still lives starts the next daemon.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setpriority_process, setrlimit};
 use std::fs;
@@ -27,7 +27,7 @@ const LIMITS: [Resource; 8] = [
 const DEFAULT_POLICY: libc::c_int = 0;
 /// The name of a cgroup that the daemon makes if a cgroup above the job may contain no processes.
 const OWN_CGROUP: &str = "deepres-daemon";
-/// The file of a cgroup with its processes. A process that writes 0 to it joins the cgroup.
+/// The file of a cgroup with its processes. A process that writes 0 to the file joins the cgroup.
 const PROCESSES: &str = "cgroup.procs";
 
 /// Leaves the job. The process must have only one thread.

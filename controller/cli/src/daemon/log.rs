@@ -28,7 +28,7 @@ const JOURNAL_VARIABLE: &str = "JOURNAL_STREAM";
 /// MiB. The log loses further lines, and says how many.
 const WAITING_LINES: usize = 8192;
 /// Time for which the daemon waits at its end for the last lines. The log's guard gives up after
-/// about a second, but may then block while it reports this.
+/// about a second, but may block while it reports that it gave up.
 const END_LIMIT: Duration = Duration::from_millis(1500);
 
 /// The log. Logging ends when this value is dropped.
@@ -49,8 +49,8 @@ impl Drop for Log {
     }
 }
 
-/// Starts the log at `levels`. The log goes to `file`, if there is one. Stdout and stderr must go
-/// there already.
+/// Starts the log at `levels`. With `file`, the log goes to this file, and stdout and stderr must
+/// already go to it.
 pub fn init(levels: &str, file: Option<&Path>) -> Result<Log> {
     let filter = filter(levels)?;
     if let Some(path) = file {
@@ -71,7 +71,8 @@ pub fn init(levels: &str, file: Option<&Path>) -> Result<Log> {
 }
 
 /// Returns a subscriber that drops a line if it cannot write the line, for example because the disk
-/// is full. A complaint on stderr would fail too, and cause a panic.
+/// is full. Without this setting, the library would write an error on stderr, which would fail too
+/// and cause a panic.
 fn builder(filter: EnvFilter) -> SubscriberBuilder<DefaultFields, Format, EnvFilter> {
     tracing_subscriber::fmt().log_internal_errors(false).with_env_filter(filter)
 }
@@ -87,13 +88,13 @@ fn apart(place: impl Write + Send + 'static, is_journal: bool, waiting: usize) -
     (writer, Log(Some(guard)))
 }
 
-/// Writes lines to `place`. Before them, writes the number of lines that were lost.
+/// Writes lines to `place`. If lines were lost, first writes their number.
 struct Lines<W> {
     place: W,
     is_journal: bool,
     /// The counter of lost lines, set before the first line is written.
     lost: Arc<OnceLock<ErrorCounter>>,
-    /// Number of lost lines that the log has reported.
+    /// The number of lost lines that the log has already reported.
     told: usize,
 }
 
@@ -156,7 +157,7 @@ fn filter(levels: &str) -> Result<EnvFilter> {
     })
 }
 
-/// Whether stderr goes directly to the journal.
+/// Returns whether stderr goes directly to the journal.
 fn is_journal() -> bool {
     let Ok(stream) = std::env::var(JOURNAL_VARIABLE) else { return false };
     rustix::fs::fstat(stderr()).is_ok_and(|found| stream == format!("{}:{}", found.st_dev, found.st_ino))

@@ -1,7 +1,7 @@
 //! The log file of a daemon that `deepres run` started. The daemon limits its size.
 //!
-//! No other program rotates this log, so the daemon does. A full file becomes `daemon.log.old` and
-//! replaces the older file of that name.
+//! No other program rotates this log, so the daemon rotates it. A full file becomes
+//! `daemon.log.old` and replaces the older file of that name.
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The most bytes in one file, unless a single line is longer. Together with the older file, the
-/// daemon keeps twice as much.
+/// daemon keeps twice this number of bytes.
 const LIMIT_BYTES: u64 = 4 << 20;
 /// Ending of the older file's name.
 const OLDER: &str = ".old";
@@ -38,7 +38,7 @@ struct Open {
 }
 
 impl LogFile {
-    /// Opens the log at `path`. Stdout and stderr must already go there.
+    /// Opens the log at `path`. Stdout and stderr must already go to this file.
     pub fn of_output(path: &Path) -> io::Result<Self> {
         Self::new(path, true)
     }
@@ -72,7 +72,7 @@ impl Open {
             return;
         }
         if self.rotate().is_err() {
-            // If no new file can be made, the log empties this file.
+            // If the log cannot make a new file, it empties this file.
             let _ = self.file.set_len(0);
         }
         self.size_bytes = 0;

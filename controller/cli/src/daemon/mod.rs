@@ -80,7 +80,7 @@ fn hide() {
     let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
 }
 
-/// Returns a descriptor that the parent process opened for this one.
+/// Returns a descriptor that the parent process opened for this process.
 fn inherited(fd: RawFd) -> Result<std::fs::File> {
     // SAFETY: F_GETFD only asks whether the descriptor is open.
     if fd <= libc::STDERR_FILENO || unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {

@@ -6,7 +6,7 @@ use serde::Serialize;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// All is well.
+    /// The check found no fault.
     Good,
     /// A fact that is useful to know.
     Note,
@@ -28,7 +28,7 @@ impl Verdict {
     }
 }
 
-/// A check.
+/// The outcome of a check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Check {
     /// The subject of the check.
@@ -52,12 +52,12 @@ impl Check {
         Self { name, verdict: Verdict::Note, found: found.into(), remedy: Some(remedy.into()) }
     }
 
-    /// Returns a check for a part of deepres that is missing or weaker.
+    /// Returns a check with the verdict `limited`, for a part of deepres that is missing or weaker.
     pub fn limited(name: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self { name, verdict: Verdict::Limited, found: found.into(), remedy: Some(remedy.into()) }
     }
 
-    /// Returns a check for a part without which deepres does not work.
+    /// Returns a check with the verdict `bad`, for a part without which deepres does not work.
     pub fn bad(name: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self { name, verdict: Verdict::Bad, found: found.into(), remedy: Some(remedy.into()) }
     }

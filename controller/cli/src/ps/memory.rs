@@ -17,8 +17,9 @@ pub fn print(tenant: &TenantStatus, out: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
-/// Prints for each tenant and GPU: the kinds of memory, the memory for which the tenant waits, and
-/// the last refusal. Prints nothing for a tenant without these.
+/// Prints for each tenant and GPU the kinds of memory, the memory for which the tenant waits, and
+/// the last refusal. Prints nothing for a tenant that holds no memory, waits for none and was
+/// refused none.
 pub fn print_brief(tenants: &[TenantStatus], out: &mut impl Write) -> io::Result<()> {
     let accounts = tenants.iter().flat_map(|tenant| tenant.gpus.iter().map(move |account| (tenant, account)));
     let lines = accounts.filter_map(|(tenant, account)| {
@@ -52,7 +53,7 @@ fn oversubscribed(account: &AccountStatus) -> Option<String> {
     })
 }
 
-/// Returns the place of the memory; empty if the memory is on the GPU.
+/// Returns a text for the place of the tenant's memory; empty if the memory is on the GPU.
 fn place(tenant: &TenantStatus) -> &'static str {
     if tenant.suspended { ", on the host" } else { "" }
 }

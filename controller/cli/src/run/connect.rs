@@ -1,5 +1,5 @@
 //! The keeper's connection to the daemon. The tenant exists as long as the connection. The keeper
-//! connects before the job starts, so a refusal comes before the job starts too.
+//! connects before the job starts, so the daemon also refuses a job before the job starts.
 //!
 //! When the daemon ends, the keeper connects to the next daemon, as the job's processes do.
 
@@ -62,13 +62,13 @@ enum Reply {
 /// The outcome of a request.
 enum Answer {
     Kept(Keeper),
-    /// There is no room now, but there may be after other tenants have ended. The text is the
+    /// The GPUs have no room now, but may have room after other tenants have ended. The text is the
     /// daemon's reason.
     NoRoom(String),
 }
 
-/// Connects to the running daemon, or starts one, and asks it to keep the tenant. If the request
-/// `waits`, repeats it while there is no room.
+/// Connects to the running daemon, or starts a daemon, and asks the daemon to keep the tenant. If
+/// the request `waits`, repeats the request while the GPUs have no room.
 pub fn keep(request: &Request<'_>) -> Result<Keeper> {
     let mut is_told = false;
     loop {
@@ -190,7 +190,8 @@ impl Keeper {
         let _ = std::thread::Builder::new().spawn(move || self.serve(metered));
     }
 
-    /// Starts the next daemon in the place of a daemon that died. Returns false if this fails.
+    /// Starts the next daemon in the place of a daemon that died. Returns false if the daemon
+    /// cannot start.
     fn start_next(&self) -> bool {
         eprintln!("deepres: the daemon died");
         let started = start::daemon(&Directory::own(), || Ok(connect(&self.socket)?.is_some()));

@@ -158,7 +158,7 @@ fn look_at(child: Pid, is_told_to_stop: bool) -> Result<Option<ExitCode>> {
     }
 }
 
-/// Whether a shell can continue this process with `fg`.
+/// Returns whether a shell can continue this process with `fg`.
 fn has_terminal() -> bool {
     std::fs::File::open("/dev/tty").is_ok()
 }

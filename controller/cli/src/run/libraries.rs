@@ -22,8 +22,8 @@ const SEPARATORS: [u8; 2] = *b" :";
 /// The character that begins a name such as `$LIB` or `$ORIGIN`, which the dynamic linker replaces.
 const REPLACED: u8 = b'$';
 
-/// Prefix for an absolute path. With this prefix, only glibc's linker finds the file. The prefix
-/// leads to the root directory.
+/// Prefix of an absolute path, with which only glibc's linker finds the file. The prefix leads to
+/// the root directory.
 ///
 /// Glibc's linker replaces `$LIB` by the name of the system's library directory. The linker of musl
 /// finds no file, and goes on. Without the prefix, musl's linker would find a library that it
@@ -97,8 +97,8 @@ pub fn preload_with(library: &Path, others: Option<OsString>) -> OsString {
     OsString::from_vec(names.join(&b':'))
 }
 
-/// Fails if the job would not find the driver. Another process looks for the driver as the job's
-/// linker will. So this process never loads the driver.
+/// Checks that the job will find the driver. Another process looks for the driver as the job's
+/// linker will, so this process never loads the driver.
 ///
 /// Returns the interposer's name for `LD_PRELOAD`. If the other process could load the interposer
 /// by the name with `GLIBC_ALONE`, the name has this prefix.
@@ -140,8 +140,8 @@ fn mapped_at(name: &str) -> Option<PathBuf> {
     paths.find(|path| path.rsplit('/').next().is_some_and(|file| file.starts_with(stem))).map(PathBuf::from)
 }
 
-/// Returns the path of the driver's library that a job's linker would find; `None` if it would find
-/// none.
+/// Returns the path of the driver's library that a job's linker would find; `None` if the linker
+/// would find no driver.
 pub fn find_driver() -> Option<PathBuf> {
     let tried = try_driver(None).ok()?;
     let path = String::from_utf8(tried.stdout).ok()?;

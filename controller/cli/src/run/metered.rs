@@ -1,5 +1,6 @@
 //! A job that is metered from outside. Between fork and exec, the job's first process asks the
-//! daemon to meter it, and waits until the daemon does. So no launch goes uncounted.
+//! daemon to meter the process, and waits until the daemon meters it. So the daemon counts every
+//! launch.
 
 use super::{connect, libraries};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
@@ -8,9 +9,9 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Makes the command's process ask the daemon at `socket` to meter it for the tenant, before it
-/// starts the file `program`. If the daemon cannot meter the process, the process prints the reason
-/// and goes on.
+/// Makes the command's process ask the daemon at `socket` to meter the process for the tenant,
+/// before the process starts the file `program`. If the daemon cannot meter the process, the
+/// process prints the reason and goes on.
 pub fn meter(command: &mut Command, program: &Path, socket: PathBuf, tenant: String) {
     let files: Vec<PathBuf> = libraries::find_driver().into_iter().chain([program.to_owned()]).collect();
     // SAFETY: this process has one thread, so its child between fork and exec may call any
@@ -18,7 +19,7 @@ pub fn meter(command: &mut Command, program: &Path, socket: PathBuf, tenant: Str
     unsafe {
         command.pre_exec(move || {
             // The daemon looks for the driver's functions in the files that this process has
-            // mapped. So the process maps two files now that the program will map later: the
+            // mapped. So the process already maps two files that the program will map later: the
             // program and the driver's library.
             files.iter().for_each(|file| map(file));
             if let Err(error) = connect::be_metered(&socket, &tenant, std::process::id()) {

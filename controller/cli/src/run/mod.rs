@@ -73,7 +73,8 @@ pub struct Args {
     command: Vec<OsString>,
 }
 
-/// Returns the text if it can be a tenant's name, else the reason for which it cannot.
+/// Returns the text if it can be a tenant's name, else the reason for which the text cannot be a
+/// name.
 pub fn parse_name(text: &str) -> Result<String, String> {
     if !is_name(text) {
         return Err(format!(

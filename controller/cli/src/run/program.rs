@@ -13,9 +13,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// The most scripts of which each names the next as its interpreter. This is the kernel's limit.
+/// The most scripts in a chain in which each script names the next as its interpreter: the kernel's
+/// limit.
 const MAX_SCRIPTS: usize = 4;
-/// The kernel reads this many bytes of a script's first line.
+/// The number of bytes of a script's first line that the kernel reads.
 const FIRST_LINE_BYTES: u64 = 256;
 /// Position of the class among an ELF file's first bytes.
 const CLASS_AT: usize = 4;
@@ -100,7 +101,8 @@ fn of_image<'data>(data: impl ReadRef<'data>, file: &Path) -> Option<Obstacle> {
             let name = linker.rsplit(|byte| *byte == b'/').next().unwrap_or(linker);
             name.starts_with(MUSL).then_some(Obstacle::Musl)
         }
-        // A user may start the dynamic linker itself as a program. It names no linker.
+        // A user may start the dynamic linker itself as a program. The dynamic linker's own file
+        // names no linker.
         None if header.e_type(endian) == ET_DYN && is_linker(file) => None,
         None => Some(Obstacle::Static),
     }
@@ -110,8 +112,8 @@ fn is_linker(file: &Path) -> bool {
     file.file_name().is_some_and(|name| name.as_bytes().starts_with(b"ld-linux"))
 }
 
-/// Whether the system gives the program rights that this process does not have. The dynamic linker
-/// then ignores `LD_PRELOAD`.
+/// Returns whether the system gives the program rights that this process does not have. The dynamic
+/// linker then ignores `LD_PRELOAD`.
 fn is_privileged(file: &Path) -> bool {
     let Ok(found) = file.metadata() else { return false };
     let changes_user = found.mode() & SET_USER != 0 && found.uid() != getuid().as_raw();

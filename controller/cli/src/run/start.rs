@@ -19,7 +19,7 @@ use std::process::{Command, Stdio};
 /// Prints a message. Returns once the daemon serves.
 pub fn daemon(directory: &Directory, is_running: impl Fn() -> Result<bool>) -> Result<()> {
     make_own_directory(directory)?;
-    // If several runs start at once, one of them starts the daemon, and the others find it.
+    // If several runs start at once, one run starts the daemon, and the other runs find the daemon.
     let turn = open(&directory.path().join("start.lock"))?;
     flock(&turn, FlockOperation::LockExclusive).context("cannot wait for another `deepres run`")?;
     if is_running()? {
@@ -37,7 +37,8 @@ pub fn daemon(directory: &Directory, is_running: impl Fn() -> Result<bool>) -> R
         .env(DIRECTORY_VARIABLE, directory.path())
         // The daemon is not a tenant.
         .env_remove("LD_PRELOAD")
-        // The daemon is not the service that started this process, if there is one.
+        // If a service started this process, the daemon must not notify the service manager in its
+        // name.
         .env_remove("NOTIFY_SOCKET")
         .env_remove("WATCHDOG_USEC")
         .env_remove("JOURNAL_STREAM")
@@ -50,9 +51,9 @@ pub fn daemon(directory: &Directory, is_running: impl Fn() -> Result<bool>) -> R
     // the child as in the parent.
     unsafe {
         command.pre_exec(move || {
-            // The daemon leaves this terminal and its signals. On exec, it closes the caller's
-            // descriptors. Otherwise it would hold locks and pipes of the caller as long as it
-            // lives. A kernel without this call leaves the descriptors open.
+            // The daemon leaves this terminal and its signals. On exec, the daemon closes the
+            // caller's descriptors. Otherwise the daemon would hold locks and pipes of the caller
+            // as long as it lives. A kernel without this call leaves the descriptors open.
             rustix::process::setsid()?;
             // The caller may be a thread that gets no signals.
             let mut none = std::mem::zeroed::<libc::sigset_t>();
@@ -79,7 +80,7 @@ pub fn daemon(directory: &Directory, is_running: impl Fn() -> Result<bool>) -> R
         eprintln!("deepres: started a daemon (pid {}, log {})", daemon.id(), directory.log_file().display());
         return Ok(());
     }
-    // The daemon is ending. The wait leaves no zombie.
+    // The daemon is ending. This wait prevents a zombie.
     let _ = daemon.wait();
     if said.is_empty() {
         bail!("the daemon ended before it was ready; see {}", directory.log_file().display());

@@ -23,17 +23,17 @@ const BATCH: usize = 64;
 pub struct Bell(Arc<OwnedFd>);
 
 impl Bell {
-    /// Returns a new bell.
+    /// Makes a bell, and returns the bell.
     ///
     /// # Errors
-    /// The system's, for lack of descriptors.
+    /// The system's error, for lack of descriptors.
     pub fn new() -> io::Result<Self> {
         Ok(Self(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
     }
 
     /// Rings the bell.
     pub fn ring(&self) {
-        // EAGAIN means that the counter is full. The bell has rung already then.
+        // EAGAIN means that the counter is full, because the bell has rung already.
         let _ = rustix::io::write(&*self.0, &1u64.to_ne_bytes());
     }
 }
@@ -56,7 +56,7 @@ impl Events {
     /// Returns an empty set.
     ///
     /// # Errors
-    /// The system's, for lack of descriptors.
+    /// The system's error, for lack of descriptors.
     pub fn new() -> io::Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         // A timerfd has two advantages over the timeout of epoll: it takes a moment instead of a
@@ -71,7 +71,7 @@ impl Events {
     /// Adds a bell.
     ///
     /// # Errors
-    /// The system's, for lack of memory.
+    /// The system's error, for lack of memory.
     pub fn add(&self, bell: &Bell) -> io::Result<()> {
         self.watch(bell, BELL)
     }
@@ -83,8 +83,8 @@ impl Events {
     }
 
     fn watch(&self, source: impl AsFd, what: u64) -> io::Result<()> {
-        // With edge triggering, each ring wakes the arbiter, and nobody has to read the eventfd. So
-        // a tenant that reads the eventfd cannot swallow a ring.
+        // With edge triggering, each ring wakes the arbiter, and the arbiter need not read the
+        // eventfd. So a tenant that reads the eventfd cannot swallow a ring.
         Ok(epoll::add(&self.epoll, source, EventData::new_u64(what), EventFlags::IN | EventFlags::ET)?)
     }
 
@@ -92,7 +92,7 @@ impl Events {
     /// rang.
     ///
     /// # Errors
-    /// The system's; none is expected.
+    /// The system's error; no error is expected.
     pub fn wait(&mut self, wake_ns: Option<u64>) -> io::Result<bool> {
         self.arm(wake_ns.unwrap_or(0))?;
         let mut ready = [MaybeUninit::uninit(); BATCH];

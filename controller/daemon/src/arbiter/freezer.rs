@@ -138,7 +138,7 @@ mod tests {
             };
             set(freeze);
             let was_frozen = becomes(true);
-            // Thawed before any assertion, because a frozen process cannot die.
+            // The test thaws the process before any assertion, because a frozen process cannot die.
             set(thaw);
             let was_thawed = becomes(false);
             child.kill().unwrap();

@@ -44,7 +44,8 @@ impl GangBoard {
         Self(Mutex::new(State { board: Board::new(gpus), bells: vec![None; gpus], orders, told }))
     }
 
-    /// Registers the bell that wakes the arbiter of `gpu` when there is a new order for it.
+    /// Registers the bell that wakes the arbiter of `gpu` when the board has a new order for this
+    /// arbiter.
     pub fn join(&self, gpu: usize, bell: Bell) {
         if let Some(place) = self.lock().bells.get_mut(gpu) {
             *place = Some(bell);
@@ -81,7 +82,7 @@ impl GangBoard {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         // A panic cannot leave a change half done. If the board is slightly wrong, the next posts
-        // correct it.
+        // correct the board.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

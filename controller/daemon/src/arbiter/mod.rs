@@ -47,7 +47,7 @@ pub struct Setup {
     pub board: Option<Arc<GangBoard>>,
     /// The host's heartbeat.
     pub beat: Arc<SharedPage<BeatPage>>,
-    /// How old the last heartbeat may be before tenants take the daemon for dead, ns.
+    /// The age of the last heartbeat at which tenants take the daemon for dead, ns.
     pub heartbeat_limit_ns: u64,
     /// The GPU's memory, bytes.
     pub memory_bytes: u64,
@@ -62,7 +62,7 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// Returns the parameters of the arbiter's core.
+    /// Returns the part of these parameters that the arbiter's core uses.
     fn of_core(&self) -> core::Setup {
         core::Setup {
             heartbeat_limit_ns: self.heartbeat_limit_ns,
@@ -201,7 +201,7 @@ impl Arbiter {
     /// Starts the arbiter's thread.
     ///
     /// # Errors
-    /// The system's, for lack of descriptors or threads.
+    /// The system's error, for lack of descriptors or threads.
     pub fn start(setup: Setup) -> io::Result<Self> {
         let bell = Bell::new()?;
         let (commands, orders) = mpsc::channel();

@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 pub struct Report {
     /// The moment, ns of `CLOCK_MONOTONIC`.
     pub now_ns: u64,
-    /// The tenant that has the GPU, and whether the GPU drains.
+    /// The phase of the GPU: the tenant that has the GPU, and whether the GPU drains.
     pub phase: Phase,
     /// Whether the holder's gate is open instead of leased.
     pub open: bool,
@@ -35,8 +35,8 @@ pub struct Report {
     pub handoff_ns: [u64; 3],
     /// The time constants in force.
     pub tuning: Tuning,
-    /// How equally the GPU time of tenants matched their entitlements in the last second
-    /// ([`deepres_policy::arbiter::account::fairness_ppm`]).
+    /// Jain's index of the last second, parts per million: how equally the GPU time of tenants
+    /// matched their entitlements ([`deepres_policy::arbiter::account::fairness_ppm`]).
     pub fairness_ppm: Option<u32>,
     /// The accounts of the tenants.
     pub tenants: Vec<(TenantId, AccountStatus)>,

@@ -10,7 +10,7 @@ pub use deepres_policy::arbiter::{Baseline, SavedAccount, SavedMeter};
 /// The state of an arbiter that the daemon saves.
 #[derive(Debug, Clone, Default)]
 pub struct Snapshot {
-    /// When the snapshot was taken, ns of `CLOCK_MONOTONIC`.
+    /// When the core took the snapshot, ns of `CLOCK_MONOTONIC`.
     pub now_ns: u64,
     /// Time in which two or more tenants wanted the GPU, ns.
     pub contended_ns: u64,
@@ -23,7 +23,7 @@ pub struct Snapshot {
     /// The accounts of the tenants.
     pub accounts: Vec<(TenantId, SavedAccount)>,
     /// The points up to which the arbiter charged processes, with their times in ns. The time is
-    /// `None` for a connected process that was charged up to `now_ns`.
+    /// `None` for a connected process that the arbiter charged up to `now_ns`.
     pub meters: Vec<(TenantId, ProcessKey, SavedMeter, Option<u64>)>,
 }
 

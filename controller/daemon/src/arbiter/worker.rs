@@ -29,7 +29,7 @@ use tokio::sync::oneshot;
 const MOST_COMMANDS: usize = 256;
 
 /// The time that the thread may take in one look to ask the system about processes. A question
-/// takes some ten microseconds. The heartbeat stands still meanwhile.
+/// takes some ten microseconds. During the questions, the heartbeat stands still.
 const ASK_BUDGET: Duration = Duration::from_millis(2);
 
 /// The state of the arbiter's thread.
@@ -57,9 +57,9 @@ pub struct Worker {
     /// The sessions about whose processes the core asked, and the answers: whether the process is
     /// stopped.
     stopped: BTreeMap<SessionId, bool>,
-    /// The place of the question with which the next look begins, modulo their number.
+    /// The place of the question with which the next look begins, modulo the number of questions.
     first_ask: usize,
-    /// Set whenever a tenant wants the GPU.
+    /// A flag that the worker sets whenever a tenant wants the GPU.
     stirred: Arc<AtomicBool>,
 }
 
@@ -241,7 +241,7 @@ impl Worker {
 
     /// Asks the system about the processes about which the core asks, once about each process. One
     /// tenant may have hundreds of sessions. So one look takes at most [`ASK_BUDGET`], and the next
-    /// look goes on with the others. Until then, the earlier answer holds.
+    /// look goes on with the other processes. Until the next look, the earlier answer holds.
     fn ask_about_stopped(&mut self, mut is_stopped: impl FnMut(ProcessKey) -> bool) {
         let count = self.actions.asks.len();
         let (began, first) = (Instant::now(), self.first_ask);
@@ -343,7 +343,7 @@ impl Worker {
         }
     }
 
-    /// Tells a tenant's sessions the tenant's memory limit, and whether copies are charged.
+    /// Tells a tenant's sessions the tenant's memory limit, and whether the arbiter charges copies.
     fn show_rules(&self, id: TenantId) {
         let Some(tenant) = self.tenants.get(&id) else { return };
         for session in self.sessions.values().filter(|session| session.tenant == id) {

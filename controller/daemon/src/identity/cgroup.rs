@@ -74,10 +74,10 @@ impl Place {
 }
 
 /// Returns the place that a `/proc/PID/cgroup` text names: a container or pod if any line names
-/// one, else a Slurm job; `None` without any.
+/// one, else a Slurm job. Returns `None` if the text names no place.
 ///
-/// If a path names several places, the innermost counts. But everything in a pod belongs to the
-/// pod.
+/// If a path names several places, the innermost place counts. But everything in a pod belongs to
+/// the pod.
 pub fn place(text: &str) -> Option<Place> {
     let places = || text.lines().filter_map(path_of_line).filter_map(place_of_path);
     let is_batch = |place: &Place| matches!(place.kind, Kind::Slurm { .. });

@@ -3,14 +3,14 @@
 //! 1. the name that the process gives (`--name`, `DEEPRES_TENANT`);
 //! 2. an ancestor: a descendant of a tenant's process belongs to that tenant, whatever its
 //!    environment;
-//! 3. the container or Kubernetes pod of the process ([`cgroup`]). If one name alone holds in it,
-//!    that name's tenant;
+//! 3. the container or Kubernetes pod of the process ([`cgroup`]). If exactly one name applies
+//!    there, the tenant of that name;
 //! 4. the Slurm job of the process;
 //! 5. the process tree of the process ([`tree`]).
 //!
-//! All rules but the first use facts of the kernel ([`read`]). A name is a wish, and holds among
-//! the processes of one user. A name from a container or pod holds inside it alone ([`Names`]). The
-//! reason is that all of root's containers have the same user, and do not trust each other.
+//! All rules but the first use facts of the kernel ([`read`]). A name is a wish, and applies to the
+//! processes of one user. A name from a container or pod applies only inside this container or pod
+//! ([`Names`]). All of root's containers have the same user, but do not trust each other.
 //!
 //! A process of root may start a process of another user, for example by `setpriv` or `gosu`. Such
 //! a process is a descendant of root's tenant, and keeps the tenant's name.
@@ -41,8 +41,8 @@ pub enum Key {
         user: u32,
         /// The name.
         name: String,
-        /// The cgroup of the container or pod in which the name holds. `None`: the name holds for
-        /// all processes of the user.
+        /// The cgroup of the container or pod to which the name applies. `None`: the name applies
+        /// to all processes of the user.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         place: Option<String>,
     },
@@ -98,7 +98,7 @@ pub struct Names<'a> {
     pub home: Option<&'a Place>,
 }
 
-/// The extent of a name that does not hold for all processes of a user.
+/// The extent of a name that does not apply to all processes of a user.
 struct Extent {
     /// The cgroup of the container or pod, or the user namespace.
     path: String,
@@ -107,11 +107,11 @@ struct Extent {
 }
 
 impl Names<'_> {
-    /// Returns the container or pod in which this name holds, if a process with these facts gives
-    /// the name. Returns `None` if the name holds for all processes of the user.
+    /// Returns the container or pod to which this name applies, if a process with these facts gives
+    /// the name. Returns `None` if the name applies to all processes of the user.
     ///
     /// Root's containers of other kinds (LXC, Incus, nspawn) have no cgroup that tells them apart
-    /// safely. If such a container has a user namespace, the name holds in the namespace.
+    /// safely. If such a container has a user namespace, the name applies in the namespace.
     fn extent_of(self, name: &str, facts: &Facts) -> Option<Extent> {
         if self.shared.iter().any(|shared| shared == name) {
             return None;
@@ -137,8 +137,8 @@ pub trait Known {
         false
     }
 
-    /// Returns the key and the name of the only tenant whose name holds in the place at this path.
-    /// Returns `None` if several names hold there, or none.
+    /// Returns the key and the name of the only tenant whose name applies in the place at this
+    /// path. Returns `None` if no name or several names apply there.
     fn named_within(&self, _path: &str) -> Option<(Key, String)> {
         None
     }
@@ -154,8 +154,8 @@ impl<F: Fn(&Process) -> Option<(Key, String)>> Known for F {
 pub const ROOT: u32 = 0;
 
 /// Returns the identity of a process that gives the name `claim` (empty: none). `ancestors` are the
-/// ancestors of the process, its parent first. The function reads the ancestors only if they
-/// matter.
+/// ancestors of the process, its parent first. The function reads the ancestors only if a rule
+/// needs them.
 pub fn identify(
     claim: &str,
     facts: &Facts,
@@ -188,8 +188,8 @@ pub fn identify(
     of_place(facts, &known).unwrap_or_else(|| of_tree(&root))
 }
 
-/// Returns whether a process may have started this descendant as a part of its own job: both have
-/// one user, or the descendant dropped root's rights.
+/// Returns whether a process may have started this descendant as a part of its own job. Either both
+/// have one user, or the descendant dropped root's rights.
 fn may_start(ancestor: &Process, descendant: &Process) -> bool {
     ancestor.user == descendant.user || ancestor.user == ROOT
 }
@@ -205,8 +205,8 @@ fn of_name(
     let extent = names.extent_of(claim, facts);
     let found = Found::Name { within: extent.as_ref().map(|extent| extent.name.clone()) };
     // A process that had a session returns to the same tenant, even if the rules have changed since
-    // (another configuration, an older daemon). The same holds if a tenant's process starts another
-    // process in a container under the same name, or as another user.
+    // (another configuration, an older daemon). A process also stays in its tenant if a process of
+    // the tenant starts it in a container under the same name, or as another user.
     let own = facts.process.iter().cloned();
     let is_of_job = |process: &Process| facts.process.as_ref().is_some_and(|own| may_start(process, own));
     // Reading an ancestor from the kernel takes longer than all other work of this function.

@@ -19,7 +19,7 @@ const MAX_NAMESPACES: usize = 33;
 const NS_GET_PARENT: libc::Ioctl = 0xb702;
 const NS_GET_OWNER_UID: libc::Ioctl = 0xb704;
 
-/// Returns the process with this id; `None` if it cannot be read.
+/// Returns the process with this id; `None` if the daemon cannot read the process's files.
 pub fn process(pid: u32) -> Option<Process> {
     let user = tree::user_of_status(&text(pid, "status")?)?;
     Process::parse(&stat(pid)?, user)
@@ -38,7 +38,7 @@ pub fn ancestors(process: &Process) -> impl Iterator<Item = Process> {
     std::iter::successors(parent(process), parent).take(MAX_ANCESTORS)
 }
 
-/// Whether the process `pid` has the user `user` and descends from the process `of`.
+/// Returns whether the process `pid` has the user `user` and descends from the process `of`.
 pub fn is_descendant(pid: u32, of: u32, user: u32) -> bool {
     process(pid)
         .is_some_and(|process| process.user == user && ancestors(&process).any(|ancestor| ancestor.pid == of))
@@ -56,7 +56,7 @@ pub fn owner(pid: u32, user: u32) -> u32 {
 }
 
 /// Returns the number of a process's user namespace. Returns `None` if the process is in the
-/// daemon's own, or if it cannot be read.
+/// daemon's own namespace, or if the namespace cannot be read.
 pub fn namespace(pid: u32) -> Option<u64> {
     let number = |path: String| fs::metadata(path).map(|found| found.ino()).ok();
     let (own, of_process) =
@@ -65,7 +65,8 @@ pub fn namespace(pid: u32) -> Option<u64> {
 }
 
 /// Returns the user who made the outermost user namespace of a process below the daemon's own.
-/// Returns `None` if the process is in the daemon's own, or if the kernel does not tell.
+/// Returns `None` if the process is in the daemon's own namespace, or if the kernel does not tell
+/// the user.
 pub fn namespace_owner(pid: u32) -> Option<u32> {
     let number = |namespace: BorrowedFd<'_>| {
         Some(File::from(namespace.try_clone_to_owned().ok()?).metadata().ok()?.ino())

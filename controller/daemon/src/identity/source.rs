@@ -30,8 +30,8 @@ impl Source {
         place.map_or(Self::User(user), |place| Self::Place { name: place.name(), path: place.path })
     }
 
-    /// Returns a number that distinguishes this source from others; `None` for a source without a
-    /// limit.
+    /// Returns a number that distinguishes this source from other sources; `None` for a source
+    /// without a limit.
     pub fn number(&self) -> Option<u64> {
         self.has_limit().then(|| {
             let mut hasher = DefaultHasher::new();
@@ -40,7 +40,7 @@ impl Source {
         })
     }
 
-    /// Whether the source has a limit below the limit for all.
+    /// Returns whether the source has a limit below the limit for all.
     pub fn has_limit(&self) -> bool {
         match self {
             Self::User(user) => !is_exempt(*user),
@@ -58,7 +58,7 @@ impl fmt::Display for Source {
     }
 }
 
-/// Whether a user's own processes have no limit. This is so for root and the daemon's user.
+/// Returns whether a user's own processes have no limit. Root and the daemon's user have no limit.
 fn is_exempt(user: u32) -> bool {
     user == 0 || user == rustix::process::getuid().as_raw()
 }

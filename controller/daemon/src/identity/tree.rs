@@ -102,7 +102,7 @@ impl Process {
     }
 }
 
-/// Whether a process and its parent are part of one job.
+/// Returns whether a process and its parent are part of one job.
 pub fn belongs(process: &Process, parent: &Process) -> bool {
     parent.pid > INIT
         && parent.user == process.user

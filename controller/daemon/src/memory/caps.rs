@@ -10,8 +10,8 @@ use deepres_policy::TenantId;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Returns the part of a user's caps that a new tenant with these terms will get, on a host with
-/// `gpus` GPUs. The result is the largest part on any GPU, because nobody knows yet which GPUs the
-/// tenant will use.
+/// `gpus` GPUs. The result is the largest part on any GPU, because the daemon does not know yet
+/// which GPUs the tenant will use.
 pub fn foreseen_part(tenants: &Tenants, gpus: usize, user: u32, own: &Key, terms: &Terms) -> Part {
     let caps = terms.caps();
     if !caps.is_any() {
@@ -77,8 +77,8 @@ fn parts(tenants: &Tenants, gpus: usize, user: u32) -> BTreeMap<TenantId, Vec<Pa
 /// whose bounds changed.
 ///
 /// All these tenants together never hold more than the cap. So before memory goes to another
-/// tenant, the daemon tells the first tenant a lower bound. The memory goes on once the first
-/// tenant no longer holds it.
+/// tenant, the daemon tells the first tenant a lower bound. The memory goes to the other tenant
+/// once the first tenant no longer holds it.
 fn bound(tenants: &mut Tenants, user: u32, gpu: usize) -> Vec<String> {
     let there = |tenant: &Tenant| {
         tenant.owner.user == user && tenant.terms.is_bound() && !tenant.is_deserted() && tenant.is_on(gpu)

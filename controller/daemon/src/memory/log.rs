@@ -11,9 +11,9 @@ use tokio::time::sleep;
 
 /// The least time between two lines about the same memory of a tenant.
 const PERIOD: Duration = Duration::from_secs(1);
-/// If an account and NVML differ by more than this for each process of the tenant, the log says so.
-/// A smaller difference is no error, because the driver takes some hundreds of MiB for lazily
-/// loaded code.
+/// The difference between an account and NVML, for each process of the tenant, above which the log
+/// names the difference. A smaller difference is no error, because the driver takes some hundreds
+/// of MiB for lazily loaded code.
 const TOLD_BYTES_PER_PROCESS: u64 = 1 << 30;
 
 /// The state of each tenant on each GPU at its last log line.
@@ -60,8 +60,8 @@ fn tell(tenants: &[TenantStatus], told: &mut Told) {
         let seen = told.entry((tenant.name.clone(), account.gpu)).or_default();
         let bound = Bound::of(tenant, account);
         if account.refusals > seen.refusals {
-            // The bound may have changed since the refusal. If a request passed one of both bounds,
-            // it also passed the lower.
+            // The bound may have changed since the refusal. If a request passed one of the two
+            // bounds, the request also passed the lower bound.
             let least = seen.bound.into_iter().chain(bound).min_by_key(|bound| bound.bytes);
             tracing::info!(
                 tenant = tenant.name,
@@ -84,8 +84,8 @@ fn tell(tenants: &[TenantStatus], told: &mut Told) {
     }
 }
 
-/// Returns the reason of a refusal as one line. The line does not contain the memory held, because
-/// it has changed since.
+/// Returns the reason of a refusal as one line. The line does not contain the held memory, because
+/// this amount has changed since.
 fn refusal(account: &AccountStatus, bound: Option<Bound>) -> String {
     let last = account.last_refusal.as_ref();
     let what = last.map_or("memory".to_owned(), RefusalStatus::to_string);

@@ -39,7 +39,8 @@ pub struct Memory {
     unmanaged_bytes: BTreeMap<usize, u64>,
 }
 
-/// Returns the memory that each tenant holds by its ledger, bytes. Suspended tenants are left out.
+/// Returns the memory that each tenant holds by its ledger, bytes. The result leaves out suspended
+/// tenants.
 pub fn held(tenants: &Tenants) -> Held {
     let there = tenants.iter().filter(|(_, tenant)| !tenant.residence.is_suspended());
     let on_gpus = |tenant: &Tenant| -> Vec<_> {
@@ -67,8 +68,8 @@ impl Memory {
             self.unmanaged_bytes.insert(*gpu, on_gpu.used_bytes.saturating_sub(own_bytes));
         }
         for (_, tenant) in tenants.iter_mut() {
-            // If the tenant came, went or came back meanwhile, NVML's figures may be of another
-            // moment than the accounts. Such a tenant gets no figures.
+            // If the tenant came, went or came back during the question, NVML's figures may be of
+            // another moment than the accounts. Such a tenant gets no figures.
             let said = tenant.gpus().iter().filter(|gpu| found.contains_key(gpu)).filter_map(|gpu| {
                 let place = (tenant.id, *gpu);
                 let accounts = [*before.get(&place)?, *after.get(&place)?];
@@ -80,13 +81,14 @@ impl Memory {
         }
     }
 
-    /// Returns the reason for which the daemon cannot guarantee the memory of `wish`; `None` if it
-    /// can. One GPU must have enough memory beside the guarantees and the memory of others.
+    /// Returns the reason for which the daemon cannot guarantee the memory of `wish`; `None` if the
+    /// daemon can. One GPU must have enough memory beside the guarantees and the memory of other
+    /// tenants.
     ///
-    /// If the tenant of the key `own` holds memory on GPUs, only these GPUs count. If it holds
-    /// none, the GPUs that it uses count. If it uses none, all GPUs count. If none of these GPUs is
-    /// large enough, waiting cannot help, and the refusal is final. Otherwise the kind of the
-    /// refusal is [`RefusalKind::NoRoom`].
+    /// If the tenant of the key `own` holds memory on GPUs, only these GPUs count. If the tenant
+    /// holds no memory, the GPUs that it uses count. If the tenant uses no GPU, all GPUs count. If
+    /// none of these GPUs is large enough, waiting cannot help, and the refusal is final. Otherwise
+    /// the kind of the refusal is [`RefusalKind::NoRoom`].
     pub fn lacks(&self, tenants: &Tenants, gpus: &Gpus, wish: &Wish, own: &Key) -> Option<Refused> {
         let (Some(Class::Guaranteed), Some(bytes)) = (wish.class, wish.memory_bytes) else { return None };
         let used = tenants.living().map(|(_, tenant)| tenant).find(|tenant| tenant.owner.key == *own);
@@ -192,7 +194,7 @@ impl Memory {
     }
 }
 
-/// Withdraws a tenant's guarantee on GPUs without room for it, and logs this.
+/// Withdraws a tenant's guarantee on GPUs without room for the guarantee, and logs the withdrawal.
 fn withhold(name: &str, tenant: &mut Tenant, lacking: Vec<usize>) {
     tracing::warn!(
         tenant = name,
@@ -216,8 +218,8 @@ fn owner_of(tenants: &Tenants, pid: u32) -> Option<TenantId> {
     })
 }
 
-/// Returns the difference between NVML's figure and an account, of which one reading was before the
-/// figure and one after it. If the figure is between both readings, the difference is 0.
+/// Returns the difference between NVML's figure and an account. One reading of the account was
+/// before the figure, and one after. If the figure is between both readings, the difference is 0.
 fn drift(bytes: u64, accounts: [u64; 2]) -> i64 {
     let [least, most] = [accounts[0].min(accounts[1]), accounts[0].max(accounts[1])];
     let expected = bytes.clamp(least, most);

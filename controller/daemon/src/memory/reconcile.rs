@@ -10,7 +10,7 @@ use tokio::time::sleep;
 
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// Reconciles each second. Never returns.
+/// Compares the ledgers with NVML's figures once a second. Never returns.
 pub async fn serve(shared: Rc<Shared>) {
     loop {
         sleep(PERIOD).await;

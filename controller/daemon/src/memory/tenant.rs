@@ -1,4 +1,5 @@
-//! The memory of one tenant: its ledger, NVML's figures for it, and the bounds on it.
+//! The memory of one tenant: the tenant's ledger, NVML's figures for the tenant, and the bounds on
+//! the memory.
 
 use crate::shm::{SharedPage, Writer};
 use deepres_abi::grant::NO_LIMIT;
@@ -21,7 +22,8 @@ pub struct ByNvml {
 /// The bound of a tenant on a GPU, within its user's cap on memory.
 #[derive(Debug, Default)]
 struct Bound {
-    /// The bound, bytes. The arbiters have told the tenant's sessions this bound, or will.
+    /// The bound, bytes. The arbiters have told the tenant's sessions this bound, or will tell
+    /// them.
     bytes: u64,
     /// The limit that the arbiter has told the tenant's sessions, bytes.
     in_force: Arc<AtomicU64>,
@@ -36,8 +38,8 @@ pub struct TenantMemory {
     /// The ceiling on each GPU beside the guarantees of others, bytes. On a GPU without an entry,
     /// the tenant has no ceiling.
     ceilings: BTreeMap<usize, u64>,
-    /// For a tenant with `--memory-follow-use`: the most memory that it held in the present time
-    /// window and in the one before, by GPU.
+    /// For a tenant with `--memory-follow-use`: the most memory that the tenant held in the present
+    /// time window and in the window before, by GPU.
     used: BTreeMap<usize, Use>,
     /// GPUs that the tenant uses, but that have no room for its memory guarantee. On these GPUs,
     /// the tenant has no guarantee.
@@ -48,7 +50,7 @@ impl TenantMemory {
     /// Returns the memory of a tenant that holds nothing.
     ///
     /// # Errors
-    /// The system's, for lack of memory or descriptors.
+    /// The system's error, for lack of memory or descriptors.
     pub fn new() -> io::Result<Self> {
         Ok(Self {
             ledger: Arc::new(SharedPage::create("deepres-ledger", Writer::Anyone)?),
@@ -92,13 +94,13 @@ impl TenantMemory {
         freed_bytes
     }
 
-    /// Shortens the ledgers of the first `gpus` GPUs to `used` slots, which a reader has to read.
-    /// No process can still write the slots beyond.
+    /// Shortens the ledgers of the first `gpus` GPUs to `used` slots. The caller makes sure that no
+    /// process can still write the slots beyond.
     pub fn give_slots_back(&self, used: usize, gpus: usize) {
         self.ledger.page().all(gpus).for_each(|ledger| ledger.shrink(used..ledger.slots()));
     }
 
-    /// Returns NVML's figure for a GPU; `None` if there is none.
+    /// Returns NVML's figure for a GPU; `None` if NVML gave no figure.
     pub fn by_nvml(&self, gpu: usize) -> Option<ByNvml> {
         self.by_nvml.get(&gpu).copied()
     }
@@ -161,7 +163,7 @@ impl TenantMemory {
         self.used.entry(gpu).or_insert_with(|| Use::new(now_ns)).take_in(now_ns, held_bytes, window_ns);
     }
 
-    /// Forgets the memory that the tenant held lately. The caller does this if the tenant's memory
+    /// Forgets the memory that the tenant held lately. The caller calls this if the tenant's memory
     /// does not follow its use.
     pub fn forget_use(&mut self) {
         self.used.clear();

@@ -2,9 +2,9 @@
 //! after another, in the order of their deadlines. If no answer comes by the deadline, the asker
 //! goes on without an answer. If the answering code panics, its question also stays unanswered.
 //!
-//! If a thread is at one question for [`STUCK`], the mailbox gives the thread up and starts
-//! another. The mailbox gives up at most [`MAX_STUCK`] threads at a time. Beyond this number,
-//! questions get no answer, until one of these threads comes back.
+//! If a thread is at one question for [`STUCK`], the mailbox gives the thread up and starts another
+//! thread. The mailbox gives up at most [`MAX_STUCK`] threads at a time. Beyond this number,
+//! questions get no answer, until a given-up thread comes back.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-/// How long a thread may take for one question before the mailbox gives the thread up. If the
+/// The time that a thread may take for one question before the mailbox gives the thread up. If the
 /// driver must be loaded for the question, the answer takes some seconds.
 pub const STUCK: Duration = Duration::from_secs(10);
 /// The most threads at a time that the mailbox has given up.
@@ -22,14 +22,14 @@ pub const MAX_STUCK: usize = 4;
 /// The function that answers a question. It may keep data of type `K` from question to question.
 type Answer<Q, A, K> = fn(&mut K, &Q) -> A;
 
-/// An asker: the time until which it waits, and the function that takes the answer.
+/// An asker: the time until which the asker waits, and the function that takes the answer.
 struct Asker<A> {
     until: Instant,
     take: Box<dyn FnOnce(A) + Send>,
 }
 
 /// A question and its askers. If another asker posts an equal question while this question waits,
-/// both get the same answer.
+/// both askers get the same answer.
 struct Letter<Q, A> {
     question: Q,
     askers: Vec<Asker<A>>,
@@ -37,15 +37,15 @@ struct Letter<Q, A> {
 
 struct State<Q, A> {
     letters: VecDeque<Letter<Q, A>>,
-    /// The threads, each with the time at which it took its present question; `None` while it
-    /// waits.
+    /// The threads, each with the time at which the thread took its present question; `None` while
+    /// the thread waits for a question.
     threads: BTreeMap<u64, Option<Instant>>,
     next_thread: u64,
 }
 
 impl<Q, A> State<Q, A> {
-    /// Returns whether a thread other than `own` waits for a question, or has been at one for less
-    /// than `stuck`.
+    /// Returns whether a thread other than `own` waits for a question, or has been at a question
+    /// for less than `stuck`.
     fn has_another_than(&self, own: Option<u64>, stuck: Duration) -> bool {
         let mut others = self.threads.iter().filter(|(id, _)| Some(**id) != own);
         others.any(|(_, since)| since.is_none_or(|since| since.elapsed() < stuck))
@@ -110,14 +110,15 @@ where
         timeout(limit, answer).await.ok()?.ok()
     }
 
-    /// Does the same as [`Self::ask`], and blocks the calling thread.
+    /// Asks as [`Self::ask`] does, but blocks the calling thread. Returns the answer; `None`
+    /// without an answer within `limit`.
     pub fn ask_and_wait(&self, question: Q, limit: Duration) -> Option<A> {
         let (sender, answer) = mpsc::sync_channel(1);
         self.post(question, limit, move |answer| drop(sender.send(answer)));
         answer.recv_timeout(limit).ok()
     }
 
-    /// Starts a thread, unless there are too many. Returns whether a thread started.
+    /// Starts a thread, unless the mailbox has too many threads. Returns whether a thread started.
     fn start(&self, state: &mut State<Q, A>) -> bool {
         if state.threads.len() > MAX_STUCK {
             return false;

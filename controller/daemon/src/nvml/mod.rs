@@ -19,13 +19,13 @@ use std::time::Duration;
 /// The name of the NVML library at run time. The name without a version is for linking, and is
 /// missing on most machines.
 pub const LIBRARY: &str = "libnvidia-ml.so.1";
-/// How long the daemon's tasks wait for an answer. NVML answers within milliseconds.
+/// The time for which the daemon's tasks wait for an answer. NVML answers within milliseconds.
 const LIMIT: Duration = Duration::from_secs(2);
-/// How long the daemon waits for NVML when a process asks for its own memory. The interposer waits
-/// for a second. One other question may be under way.
+/// The time for which the daemon waits for NVML when a process asks for its own memory. The
+/// interposer waits for a second. One other question may be under way.
 const VIEWER_LIMIT: Duration = Duration::from_millis(900);
-/// How long the start waits for the list of GPUs. NVML may first load the driver, which takes
-/// seconds for each GPU.
+/// The time for which the daemon's start waits for the list of GPUs. NVML may first load the
+/// driver, which takes seconds for each GPU.
 const START_LIMIT: Duration = Duration::from_secs(120);
 
 /// The figures of NVML for a GPU.
@@ -56,7 +56,8 @@ enum Answer {
     Computing(Option<BTreeSet<u32>>, u64),
 }
 
-/// NVML, once the thread could open it. The driver may be loaded later.
+/// NVML, once the thread could open the library; `None` before. An administrator may load the
+/// driver later.
 type Kept = Option<Nvml>;
 
 static MAILBOX: LazyLock<Mailbox<Question, Answer, Kept>> =
@@ -89,9 +90,9 @@ pub async fn usage(uuids: Vec<String>) -> BTreeMap<usize, OnGpu> {
     usage_within(uuids, LIMIT).await
 }
 
-/// Returns the memory that the process `pid` holds on the GPU `uuid`, bytes; `None` if it is
-/// unknown. A process asks for this after it created a context, because no call of the driver tells
-/// the memory of a context.
+/// Returns the memory that the process `pid` holds on the GPU `uuid`, bytes; `None` if the amount
+/// is unknown. A process asks for this amount after it created a context, because no call of the
+/// driver tells the memory of a context.
 pub async fn held_bytes(pid: u32, uuid: String) -> Option<u64> {
     // If the daemon cannot see the pid namespace of a process, the process has the pid 0.
     let on_gpus = if pid == 0 { return None } else { usage_within(vec![uuid], VIEWER_LIMIT).await };
@@ -107,7 +108,7 @@ async fn usage_within(uuids: Vec<String>, limit: Duration) -> BTreeMap<usize, On
 
 /// Asks which processes compute on any GPU. The mailbox's thread calls `take` with their pids
 /// (`None` without NVML) and the processor time of the question, ns. If no answer comes in time,
-/// nobody calls `take`.
+/// the mailbox drops `take`.
 pub fn ask_who_computes(take: impl FnOnce(Option<BTreeSet<u32>>, u64) + Send + 'static) {
     MAILBOX.post(Question::Computing, LIMIT, |answer| {
         if let Answer::Computing(pids, took_ns) = answer {
@@ -173,7 +174,7 @@ fn list(nvml: &Nvml) -> Result<Vec<Gpu>, GpuError> {
 fn on_gpu(nvml: &Nvml, uuid: &str) -> Result<OnGpu, NvmlError> {
     let device = nvml.device_by_uuid(uuid)?;
     // The function reads the use before and after the list, and takes the lower value. Otherwise
-    // memory allocated meanwhile would look like the memory of an unmanaged process.
+    // memory allocated between the readings would look like the memory of an unmanaged process.
     let before_bytes = device.memory_info()?.used;
     let listed = device.running_compute_processes()?;
     let used_bytes = before_bytes.min(device.memory_info()?.used);

@@ -11,12 +11,12 @@ use zerocopy::FromZeros;
 /// Name of the sum of the commands that the kernel programs do not count separately.
 const OTHERS: &str = "others";
 
-/// The most rows of one process. They suffice for the commands of three families on one device
-/// each, and for the other devices of a job. Beyond this number, the daemon adds up the rows of
-/// further devices by family.
+/// The most rows of one process. These rows suffice for the commands of three families on one
+/// device each, and for the other devices of a job. Beyond this number, the daemon adds up the rows
+/// of further devices by family.
 const MAX_ROWS: usize = 512;
-/// The daemon does not evict a row that was used within this time, because it would lose calls that
-/// end during the eviction.
+/// The time since its last use within which the daemon does not evict a row. An eviction would lose
+/// calls that end during the eviction.
 const IN_USE_NS: u64 = Duration::from_secs(2).as_nanos() as u64;
 
 /// The most evicted rows of all processes together. Beyond this number, the daemon adds up the rows
@@ -67,7 +67,8 @@ impl Activity {
         self.rows.values().map(|value| value.calls).sum()
     }
 
-    /// Whether the process called the device of unified memory. Only compute processes call it.
+    /// Returns whether the process called the device of unified memory. Only compute processes call
+    /// this device.
     pub fn is_compute(&self) -> bool {
         self.rows.keys().any(|key| Family::from_u32(key.family) == Family::Uvm)
     }

@@ -51,8 +51,8 @@ pub enum BtfError {
     },
 }
 
-/// The globals of the kernel programs that hold offsets. Each global holds the sum of the offsets of
-/// these fields.
+/// The globals of the kernel programs that hold offsets. Each global holds the sum of the offsets
+/// of these fields.
 const OFFSETS: [(&str, &[(&str, &str)]); 12] = [
     ("TASK_FILES", &[("task_struct", "files")]),
     ("TASK_LEADER", &[("task_struct", "group_leader")]),

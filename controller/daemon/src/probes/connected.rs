@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The most viewers that the daemon remembers. It remembers at most as many processes that
-/// announced a session.
+/// The most viewers that the daemon remembers. The daemon also remembers at most this number of
+/// processes that announced a session.
 const MAX_VIEWERS: usize = 4096;
 
 #[derive(Debug, Default)]
@@ -63,7 +63,7 @@ impl Connected {
         }
     }
 
-    /// Whether a process has a session.
+    /// Returns whether a process has a session.
     pub fn contains(&self, pid: u32) -> bool {
         self.state().sessions.contains_key(&pid)
     }
@@ -73,7 +73,7 @@ impl Connected {
         std::mem::take(&mut self.state().ended)
     }
 
-    /// Whether a process has a session, or an open announcement of a session.
+    /// Returns whether a process has a session, or an open announcement of a session.
     pub fn covers(&self, who: ProcessKey) -> bool {
         let state = self.state();
         state.sessions.contains_key(&who.pid) || state.announced.get(&who).is_some_and(|(_, open)| *open > 0)
@@ -95,7 +95,7 @@ impl Connected {
         }
     }
 
-    /// Whether a process is a viewer.
+    /// Returns whether a process is a viewer.
     pub fn is_viewer(&self, who: ProcessKey) -> bool {
         self.state().viewers.contains(&who)
     }

@@ -77,18 +77,18 @@ impl Devices {
         Self { watches: Vec::new(), are_stand_ins: false, have_twins: false }
     }
 
-    /// Whether there is nothing to watch.
+    /// Returns whether there is nothing to watch.
     pub fn is_empty(&self) -> bool {
         self.watches.is_empty()
     }
 
-    /// Whether the configuration names some devices by number. Such devices may belong to another
-    /// driver.
+    /// Returns whether the configuration names some devices by number. Such devices may belong to
+    /// another driver.
     pub fn are_stand_ins(&self) -> bool {
         self.are_stand_ins
     }
 
-    /// Whether block devices may have the same numbers. Block devices are other devices.
+    /// Returns whether block devices may have the same numbers. Block devices are other devices.
     pub fn have_twins(&self) -> bool {
         self.have_twins
     }

@@ -1,5 +1,5 @@
-//! The held processes. Any thread can let all of them go on by `close`, even while the watching
-//! thread is busy.
+//! The held processes. By `close`, any thread can let all held processes go on, even while the
+//! watching thread is busy.
 
 use deepres_model::process::ProcessKey;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 pub struct Held(Mutex<(BTreeSet<ProcessKey>, bool)>);
 
 impl Held {
-    /// Stops a process. Returns whether it is stopped now.
+    /// Stops a process. Returns whether this set now holds the process.
     pub fn stop(&self, who: ProcessKey) -> bool {
         let (held, is_closed) = &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let stopped = !*is_closed && send(who, Signal::STOP);
@@ -38,7 +38,7 @@ impl Held {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).0.iter().copied().collect()
     }
 
-    /// Whether this set holds a process.
+    /// Returns whether this set holds a process.
     pub fn contains(&self, who: ProcessKey) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).0.contains(&who)
     }

@@ -13,8 +13,8 @@ const IOCTLS: [&str; 2] = ["16", "54"];
 const RUNNING: &str = "running";
 
 /// Returns the unfinished calls of the processes that `is_asked_for` selects, oldest first. Each
-/// event has the data from the call's beginning, and the time since then. It has no data of the
-/// argument.
+/// event has the data from the call's beginning, and the time since then. The event has no data of
+/// the argument.
 pub fn unfinished(kernel: &Kernel, is_asked_for: impl Fn(ProcessKey) -> bool) -> Vec<Event> {
     let now_ns = monotonic_ns();
     let mut events: Vec<Event> = kernel
@@ -35,12 +35,12 @@ pub fn unfinished(kernel: &Kernel, is_asked_for: impl Fn(ProcessKey) -> bool) ->
 /// another call.
 pub fn missed(kernel: &Kernel) -> Vec<(u32, Inflight)> {
     let missed = kernel.inside().into_iter().filter(|(tid, call)| !is_inside(*tid, call));
-    // A call may have returned, with a report, since the function read the list.
+    // Since the function read the list, a call may have returned with a report.
     missed.filter(|(tid, call)| kernel.keeps(*tid, call)).collect()
 }
 
-/// Whether the thread is still in this call. The kernel may have missed the return, and another
-/// thread may have the id by now.
+/// Returns whether the thread is still in this call. The kernel may have missed the return, and
+/// another thread may have the id by now.
 fn is_inside(tid: u32, call: &Inflight) -> bool {
     let Some(doing) = text(tid, "syscall") else { return false };
     let mut words = doing.split_ascii_whitespace();

@@ -71,13 +71,13 @@ pub enum KernelError {
         "the kernel reports process ids of the host's pid namespace, and deepres runs in another; run deepres in the host's"
     )]
     Namespace,
-    /// Anything else.
+    /// Another error, with the kernel's message.
     #[error("the kernel refused the programs: {0}")]
     Refused(String),
 }
 
 impl KernelError {
-    /// Whether another try cannot succeed while this process lives.
+    /// Returns whether another try cannot succeed while this process lives.
     pub fn is_lasting(&self) -> bool {
         matches!(self, Self::NotBuilt | Self::Stale | Self::Namespace)
     }
@@ -94,8 +94,9 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// Loads the programs, and attaches the programs that count ioctls on `devices`. If `way` is
-    /// `None`, takes the best way that the kernel offers.
+    /// Loads the programs, and attaches the programs that count ioctls on `devices`. Returns the
+    /// attached programs. If `way` is `None`, the function takes the best way that the kernel
+    /// offers.
     ///
     /// # Errors
     /// [`KernelError`], which says what is missing.
@@ -103,10 +104,10 @@ impl Kernel {
         Self::attach_within(room()?, devices, asked, way)
     }
 
-    /// Does the same as [`Self::attach`], with the given room for counters.
+    /// Attaches the programs as [`Self::attach`] does, with `room` for counters.
     ///
     /// # Errors
-    /// As [`Self::attach`].
+    /// The same errors as [`Self::attach`].
     pub fn attach_within(
         room: Room,
         devices: &Devices,
@@ -168,7 +169,7 @@ impl Kernel {
     /// cost of attached programs.
     ///
     /// # Errors
-    /// As [`Self::attach`].
+    /// The same errors as [`Self::attach`].
     pub fn attach_empty(way: Way) -> Result<Self, KernelError> {
         let room = room()?;
         let mut ebpf = load(&Devices::none(), Asked::None, room, &[])?;
@@ -210,11 +211,12 @@ impl Kernel {
         }
     }
 
-    /// Returns how often the kernel ran no program at the beginning of an ioctl. The number
-    /// includes all devices and processes.
+    /// Returns the number of times that the kernel ran no program at the beginning of an ioctl. The
+    /// number includes all devices and processes.
     ///
-    /// The kernel skips a program while one runs on the same CPU, or while the daemon changes one
-    /// of its maps there. A kernel that preempts itself can interrupt both.
+    /// The kernel skips a program while another program runs on the same CPU, or while the daemon
+    /// changes a map on this CPU. A preemptible kernel can interrupt a program, and a change of a
+    /// map.
     pub fn skipped(&self) -> u64 {
         /// Key in the fdinfo of a program's descriptor, since Linux 5.12.
         const SKIPPED: &str = "recursion_misses:";
@@ -241,7 +243,7 @@ impl Kernel {
         self.choice.way
     }
 
-    /// Returns the reason for the way.
+    /// Returns the reason for this way, as a text.
     pub fn why(&self) -> &str {
         &self.choice.why
     }
@@ -261,7 +263,7 @@ impl Kernel {
     }
 
     /// Returns the late counts of the rows that [`Self::remove`] freed since the last call. Only
-    /// this function makes the rows available to others.
+    /// this function makes the rows available to other keys.
     pub fn take_late(&mut self) -> Vec<(StatKey, StatValue)> {
         self.rows.take_late()
     }
@@ -305,7 +307,7 @@ impl Kernel {
         map.insert(who.pid, who.start_ticks, 0).map_err(refused)
     }
 
-    /// Whether the daemon follows a process.
+    /// Returns whether the daemon follows a process.
     pub fn follows(&self, who: ProcessKey) -> bool {
         let map = named(self.ebpf.map("TRACED")).and_then(HashMap::<_, u32, u64>::try_from);
         map.and_then(|map| map.get(&who.pid, 0)).is_ok_and(|start_ticks| start_ticks == who.start_ticks)
@@ -325,7 +327,7 @@ impl Kernel {
         in_slots.chain(others).collect()
     }
 
-    /// Whether the kernel still has the thread's entry for this call.
+    /// Returns whether the kernel still has the thread's entry for this call.
     pub fn keeps(&self, tid: u32, call: &Inflight) -> bool {
         let slots = named(self.ebpf.map("SLOTS")).and_then(Array::<_, [u8; size_of::<Slot>()]>::try_from);
         let its = slots.and_then(|slots| slots.get(&slot(tid), 0)).ok();
@@ -358,9 +360,9 @@ impl Kernel {
         let followed = followed.map(|(pid, start_ticks)| ProcessKey { pid, start_ticks });
         let gone: Vec<ProcessKey> = followed.filter(|who| !who.is_alive()).collect();
         for who in gone {
-            // Another process may have the id by now, and the daemon may follow it too.
+            // Another process may have the id by now, and the daemon may follow this process too.
             if map.get(&who.pid, 0).is_ok_and(|start_ticks| start_ticks == who.start_ticks) {
-                // The removal fails only if the entry does not exist any more.
+                // If the removal fails, the entry does not exist any more.
                 let _ = map.remove(&who.pid);
             }
         }
@@ -405,7 +407,7 @@ impl<T> std::os::fd::AsFd for Ring<T> {
     }
 }
 
-/// Whether this binary contains the programs.
+/// Returns whether this binary contains the programs.
 pub fn are_built() -> bool {
     !PROGRAMS.is_empty()
 }
@@ -426,8 +428,8 @@ fn has_layout(programs: &[u8], layout: u64) -> bool {
     programs.windows(mark.len()).any(|window| window == mark)
 }
 
-/// Whether this process is in the host's pid namespace. Only there the kernel's process ids are
-/// valid.
+/// Returns whether this process is in the host's pid namespace. Only in this namespace the kernel's
+/// process ids are valid.
 pub fn is_in_host_pid_namespace() -> bool {
     std::fs::read_link("/proc/self/ns/pid").is_ok_and(|link| link.as_os_str() == HOST_PID_NAMESPACE)
 }
@@ -484,8 +486,8 @@ pub(super) fn room() -> Result<Room, KernelError> {
 }
 
 fn attach_tracepoints(ebpf: &mut Ebpf) -> Result<(), KernelError> {
-    // Here and below, the program for the end comes first. So no ioctl begins whose end goes
-    // unseen.
+    // The function attaches the program for the end of ioctls first. So the programs see the end of
+    // each ioctl whose beginning they see.
     for (program, tracepoint) in [("ioctl_exit", "sys_exit_ioctl"), ("ioctl_enter", "sys_enter_ioctl")] {
         let program: &mut TracePoint = program_of(ebpf, program)?;
         program.load().map_err(refused)?;
@@ -522,9 +524,9 @@ where
     program.try_into().map_err(refused)
 }
 
-/// Runs `attach`, which needs the tracing file system. If the machine has not mounted it, a thread
-/// mounts it in a mount namespace of its own and runs `attach` there. So the machine does not
-/// change.
+/// Runs `attach`, which needs the tracing file system. If the machine has not mounted the file
+/// system, a thread mounts it in a mount namespace of its own and runs `attach` there. So the
+/// machine does not change.
 fn with_tracing(attach: impl FnOnce() -> Result<(), KernelError> + Send) -> Result<(), KernelError> {
     if TRACING_PLACES.iter().any(|place| Path::new(place).join("events").exists()) {
         return attach();

@@ -1,5 +1,5 @@
-//! Processes with very many descriptors. Reading all descriptors takes seconds. A thread reads them
-//! with pauses, and no other thread waits for it.
+//! Processes with very many descriptors. To read all descriptors takes seconds. One thread reads
+//! the descriptors with pauses, and no other thread waits for this thread.
 
 use super::scan::Use;
 use deepres_model::process::ProcessKey;
@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 #[derive(Debug, Default, Clone, Copy)]
 struct Entry {
-    /// Whether the process has the devices open; `None` if this is unknown.
+    /// Whether the process has the devices open; `None` if no look has finished yet.
     uses: Option<bool>,
     is_asked: bool,
     /// The earliest time of the next look at the process.
@@ -19,7 +19,8 @@ struct Entry {
 pub struct Large(BTreeMap<ProcessKey, Entry>);
 
 impl Large {
-    /// Returns whether the caller should look at a process now. If so, the look counts as begun.
+    /// Returns whether the caller should look at a process now. If the result is true, the method
+    /// notes that a look has begun.
     pub fn asks(&mut self, who: ProcessKey, now_ns: u64) -> bool {
         let entry = self.0.entry(who).or_default();
         let asks = !entry.is_asked && now_ns >= entry.next_ns;
@@ -32,13 +33,13 @@ impl Large {
         self.0.insert(who, Entry { uses: Some(found.is_some()), is_asked: false, next_ns });
     }
 
-    /// Forgets a process. The caller does this if the process has few descriptors after all.
+    /// Forgets a process. The caller calls this if the process has few descriptors after all.
     pub fn forget(&mut self, who: ProcessKey) {
         self.0.remove(&who);
     }
 
-    /// Forgets the result that a process has no device open. The caller does this if the process
-    /// did something for which it needs an open device.
+    /// Forgets the result that a process has no device open. The caller calls this if the process
+    /// did something for which a process needs an open device.
     pub fn doubt(&mut self, who: ProcessKey) {
         if let Some(entry) = self.0.get_mut(&who)
             && entry.uses == Some(false)
@@ -47,8 +48,8 @@ impl Large {
         }
     }
 
-    /// Returns whether the process had the devices open at the last complete look; `None` if this
-    /// is unknown.
+    /// Returns whether the process had the devices open at the last complete look; `None` without a
+    /// complete look.
     pub fn uses(&self, who: ProcessKey) -> Option<bool> {
         self.0.get(&who)?.uses
     }

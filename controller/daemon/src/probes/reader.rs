@@ -14,7 +14,7 @@ use std::time::Duration;
 const MAX_READERS: usize = 16;
 /// The most readings that wait for a thread.
 const MAX_WAITING: usize = 1 << 16;
-/// If a thread has no work for this long, it ends.
+/// The time without work after which a thread ends.
 const IDLE: Duration = Duration::from_secs(10);
 /// The characters of a command line that the daemon keeps.
 const COMMAND_CHARS: usize = 120;
@@ -105,15 +105,15 @@ impl Reader {
         Ok(Self(readings))
     }
 
-    /// Queues a reading behind the earlier ones.
+    /// Queues a reading behind the earlier readings.
     pub fn read(&self, reading: impl FnOnce() + Send + 'static) {
         // If the thread has panicked, the send fails, and no thread runs the reading.
         let _ = self.0.send(Box::new(reading));
     }
 }
 
-/// Returns the processor time of the calling thread, ns. Time in which the thread waited is not
-/// part of it.
+/// Returns the processor time of the calling thread, ns, without the time in which the thread
+/// waited.
 pub fn thread_ns() -> u64 {
     let taken = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(taken.tv_sec as u64, taken.tv_nsec as u32).as_nanos() as u64
@@ -129,7 +129,7 @@ pub fn bell() -> std::io::Result<Arc<OwnedFd>> {
 
 /// Rings a bell.
 pub fn ring(bell: &OwnedFd) {
-    // If the counter is full, the write fails. The bell has rung then.
+    // If the counter is full, the write fails, but the bell has already rung.
     let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
 }
 

@@ -5,14 +5,15 @@ use aya::util::nr_cpus;
 use deepres_abi::probe::{COMMANDS_APART, LaunchValue, StatValue};
 use std::io;
 
-/// The most bytes of the ioctl counters on all CPUs together, if [`FEW_ROWS`] rows fit into this.
+/// The most bytes of the ioctl counters on all CPUs together, if [`FEW_ROWS`] rows fit into these
+/// bytes.
 const USUAL_BYTES: usize = 16 << 20;
 /// The most bytes of the ioctl counters, for any number of CPUs.
 const MOST_BYTES: usize = 64 << 20;
 const FEW_ROWS: usize = 256;
 const MOST_ROWS: usize = 4096;
-/// Divisor of the rows: one process may have this part of the rows in each family of devices. There
-/// are four families.
+/// The divisor of the rows that gives the part of one process in each family of devices. There are
+/// four families.
 const PART: usize = 8;
 /// The most bytes of the launch counters on all CPUs together.
 const LAUNCHES_BYTES: usize = 16 << 20;

@@ -31,7 +31,7 @@ pub(super) fn sets(rows: usize) -> u32 {
     (rows * PLACES_PER_ROW / WAYS).next_power_of_two() as u32
 }
 
-/// Returns a secret number. It stays the same while this process lives.
+/// Returns a secret number, which stays the same while this process lives.
 pub(super) fn seed() -> u64 {
     static SEED: LazyLock<u64> = LazyLock::new(|| RandomState::new().build_hasher().finish());
     *SEED
@@ -181,7 +181,7 @@ impl Sets {
     }
 
     /// Returns the places of a key, with their rows. If several CPUs gave the key a place at the
-    /// same time, it has several.
+    /// same time, the key has several places.
     fn of(&self, key: &StatKey) -> Vec<(usize, StatKey, u32)> {
         let [first, second] = sets_of(key, seed(), (self.places / WAYS) as u32);
         let sets = std::iter::once(first).chain((second != first).then_some(second));

@@ -17,7 +17,7 @@ use std::path::Path;
 pub struct Use {
     /// The way in which the daemon saw the use.
     pub evidence: Evidence,
-    /// Whether the process has unified memory open, which only compute processes do.
+    /// Whether the process has unified memory open. Only compute processes open unified memory.
     pub is_compute: bool,
 }
 
@@ -100,8 +100,8 @@ fn used(evidence: Evidence, families: &[Family]) -> Option<Use> {
     (!families.is_empty()).then(|| Use { evidence, is_compute: families.contains(&Family::Uvm) })
 }
 
-/// Whether a process is part of deepres: it has this user and runs this very binary. For example, a
-/// mover of tenants' memory outlives the daemon that started it.
+/// Returns whether a process is part of deepres: it has this user and runs this very binary. For
+/// example, a mover of tenants' memory outlives the daemon that started it.
 pub fn is_ours(pid: u32) -> bool {
     pid == std::process::id()
         || identity(&format!("/proc/{pid}/exe")).is_some_and(|own| Some(own) == identity("/proc/self/exe"))
@@ -114,22 +114,22 @@ fn identity(path: &str) -> Option<(u32, u32, u64)> {
     Some((status.stx_dev_major, status.stx_dev_minor, status.stx_ino))
 }
 
-/// Whether this user may not read the process's descriptors. If so, only the reports of the kernel
-/// programs show its use.
+/// Returns whether this user may not read the process's descriptors. If the result is true, only
+/// the reports of the kernel programs show the process's use.
 pub fn is_hidden(pid: u32) -> bool {
     std::fs::read_dir(format!("/proc/{pid}/fd"))
         .is_err_and(|error| error.kind() == std::io::ErrorKind::PermissionDenied)
 }
 
-/// Whether a process's first thread has ended while other threads go on. If so, only the other
-/// threads show the process's descriptors.
+/// Returns whether a process's first thread has ended while other threads go on. Then only the
+/// other threads show the process's descriptors.
 fn has_lost_its_leader(pid: u32) -> bool {
     let stat = stat(pid).unwrap_or_default();
     stat.rsplit_once(')').is_some_and(|(_, fields)| fields.trim_start().starts_with('Z'))
 }
 
-/// Whether a process is ending, with all of its threads. The kernel may take long to free its
-/// memory and files, but the process no longer uses the GPU.
+/// Returns whether a process is ending, with all of its threads. The kernel may take long to free
+/// its memory and files, but the process no longer uses the GPU.
 pub fn is_dying(pid: u32) -> bool {
     /// Index of a thread's flags after its name, and the flag `PF_EXITING`.
     const FLAGS: usize = 6;
@@ -141,7 +141,7 @@ pub fn is_dying(pid: u32) -> bool {
         flags.and_then(|flags| flags.parse::<u32>().ok()).is_none_or(|flags| flags & ENDING != 0)
     };
     let mut threads = threads(pid).map(is_ending).peekable();
-    // If the function can read no thread, the process does not count as ending.
+    // If the function can read no thread, it does not take the process for ending.
     threads.peek().is_some() && threads.all(|is_ending| is_ending)
 }
 

@@ -8,13 +8,13 @@
 use deepres_model::process::ProcessKey;
 use std::collections::BTreeMap;
 
-/// Time that a process may take to connect. With this time, the daemon still reports a process
+/// Time that a process may take to connect. With this grace, the daemon still reports a process
 /// within a second.
 pub const GRACE_NS: u64 = 400_000_000;
 /// Time after the daemon's start in which it reports no process, because tenants of the previous
 /// daemon reconnect.
 pub const START_NS: u64 = 2_000_000_000;
-/// How often the daemon checks whether a reported process still uses the GPU.
+/// The time between two checks whether a reported process still uses the GPU.
 const LOOK_NS: u64 = 1_000_000_000;
 
 /// A way in which the daemon saw a use.
@@ -45,7 +45,7 @@ impl Evidence {
 /// A process that uses the GPU and belongs to no tenant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct User {
-    /// When the process was first seen.
+    /// When the daemon first saw the process.
     pub since_ns: u64,
     /// The ways in which the daemon saw the process, each once.
     pub evidence: Vec<Evidence>,
@@ -77,7 +77,7 @@ pub enum Change {
 #[derive(Debug)]
 pub struct Users {
     users: BTreeMap<ProcessKey, User>,
-    /// Before this time, the daemon reports no process.
+    /// The time before which the daemon reports no process, ns.
     quiet_until_ns: u64,
 }
 
@@ -169,7 +169,7 @@ impl Users {
         self.users.values().map(due).min()
     }
 
-    /// Whether the daemon has seen a process, reported or not.
+    /// Returns whether the daemon has seen a process, reported or not.
     pub fn knows(&self, who: ProcessKey) -> bool {
         self.users.contains_key(&who)
     }

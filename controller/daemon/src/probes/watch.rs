@@ -30,48 +30,48 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 const MS: u64 = 1_000_000;
-/// How often the thread reads the counters. The kernel reports only a process's first call; later
-/// calls show in the counters. With this time and the grace of a new user, the status lists a
+/// The time between two readings of the counters. The kernel reports only a process's first call;
+/// later calls show in the counters. With this time and the grace of a new user, the status lists a
 /// process within a second.
 const STATS_NS: u64 = 500 * MS;
-/// How soon the thread reads the counters after a session ended.
+/// The time from the end of a session to the next reading of the counters.
 const STATS_SOON_NS: u64 = 100 * MS;
-/// How often the thread asks NVML: with and without kernel programs. The kernel programs mostly
-/// report a process before NVML lists it.
+/// The time between two questions to NVML, with and without kernel programs. The kernel programs
+/// mostly report a process before NVML lists it.
 const NVML_NS: u64 = 5_000 * MS;
 const NVML_ALONE_NS: u64 = 400 * MS;
-/// How often the thread has another thread search /proc: with and without kernel programs.
+/// The time between two searches of /proc by another thread, with and without kernel programs.
 const SCAN_NS: u64 = 30_000 * MS;
 const SCAN_ALONE_NS: u64 = 1_000 * MS;
-/// How often the thread checks whether the driver's devices appeared or have new numbers. The
+/// The time between two checks whether the driver's devices appeared or have new numbers. The
 /// status must list a process within a second, even if the process uses new devices at once.
 const DEVICES_NS: u64 = 500 * MS;
 /// Time that a process takes to stop after SIGSTOP on a machine that is not very busy.
 const STOPS_NS: u64 = 100 * MS;
-/// How often the thread forgets dead processes. Also how often it has another thread read the
-/// processes with a mapped device again.
+/// The time between two looks at which the thread forgets dead processes. At each look, another
+/// thread also reads again the processes with a mapped device.
 const FORGET_NS: u64 = 2_000 * MS;
 /// Pause before the next attempt to attach programs, because the obstacle may have gone by then.
 const ATTACH_NS: u64 = 30_000 * MS;
-/// How often the thread looks for calls whose return the kernel missed.
+/// The time between two looks for calls whose return the kernel missed.
 const MISSED_NS: u64 = 10_000 * MS;
 /// Pause before the next search for a missing NVML library.
 const NVML_ABSENT_NS: u64 = 30_000 * MS;
-/// If NVML has not answered, the driver hangs. This is the pause before the next question.
+/// The pause before the next question after NVML has not answered, because the driver hangs.
 const NVML_SILENT_NS: u64 = 30_000 * MS;
-/// How long the daemon expects a process to reconnect, after its session or its daemon has ended.
-/// The process tries every quarter of a second.
+/// The time for which the daemon expects a process to reconnect, after the end of its session or
+/// its daemon. The process tries every quarter of a second.
 const RETURN_NS: u64 = 10_000 * MS;
-/// How long one round waits for the command lines of new processes. After this time, the log shows
-/// the names of the processes instead.
+/// The time for which one round waits for the command lines of new processes. After this time, the
+/// log shows the names of the processes instead.
 const DESCRIBE_LIMIT: Duration = Duration::from_millis(20);
-/// How long `drop` waits for the watching thread, which may itself wait for a driver.
+/// The time for which `drop` waits for the watching thread, which may itself wait for a driver.
 const END_LIMIT: Duration = Duration::from_millis(500);
 /// The most time that counts for reading one process's mappings.
 const MAX_SPENT_NS: u64 = 10 * MS;
 /// Pause after slow work, as a multiple of the time that the work took.
 const DUTY: u64 = 400;
-/// The same multiple for a process with very many descriptors that was seen using a GPU.
+/// The multiple [`DUTY`] for a process that has very many descriptors and used a GPU.
 const SUSPECTS_DUTY: u64 = 50;
 
 enum Order {
@@ -85,7 +85,7 @@ pub struct Before {
     /// Adopted processes.
     pub adopted: Vec<Adopted>,
     /// Processes that the previous daemon held. The previous daemon was killed, so it did not let
-    /// them go on.
+    /// these processes go on.
     pub held: Vec<ProcessKey>,
     /// Processes that had a session with the previous daemon. The daemon expects them to reconnect.
     pub returning: Vec<ProcessKey>,
@@ -124,7 +124,7 @@ impl Watcher {
         let watch = Watch::new(settings, connected, its_common, its_bell, before)?;
         std::thread::Builder::new().name("deepres-watch".to_owned()).spawn(move || {
             watch.run(&received);
-            // If nobody waits for the end any more, the send fails.
+            // If no thread waits for the end any more, the send fails.
             let _ = end.send(());
         })?;
         Ok(Self { common, orders, bell, ended })
@@ -173,8 +173,8 @@ enum Answer {
     Mapped(ProcessKey, Option<Use>),
     Command(ProcessKey, String),
     /// The result of a look at all descriptors of a process: the process and its use of the
-    /// devices. Then whether it still has very many descriptors, and the processor time of the
-    /// look, ns.
+    /// devices. Then whether the process still has very many descriptors, and the processor time of
+    /// the look, ns.
     Opened(ProcessKey, Option<Use>, bool, u64),
     /// The result of a search of all processes, and its processor time, ns.
     Searched(Found, u64),
@@ -214,10 +214,11 @@ struct Watch {
     users: Users,
     described: BTreeMap<ProcessKey, Description>,
     adopted: BTreeMap<ProcessKey, Option<String>>,
-    /// Processes that the daemon expects to reconnect, and the end of that time.
+    /// Processes that the daemon expects to reconnect, each with the time at which the daemon stops
+    /// expecting the process.
     returning: BTreeMap<ProcessKey, u64>,
-    /// Processes of `returning` that had a session with the previous daemon. During that time they
-    /// do not count as unmanaged.
+    /// Processes of `returning` that had a session with the previous daemon. While the daemon
+    /// expects these processes, it does not list them as unmanaged.
     of_before: BTreeSet<ProcessKey>,
     /// Each process's activity at the last reading, and whether the process was connected then.
     counted: BTreeMap<ProcessKey, (Activity, bool)>,
@@ -497,8 +498,8 @@ impl Watch {
     fn see_who_left(&mut self, now_ns: u64) {
         let ended = self.connected.take_ended();
         if !ended.is_empty() {
-            // Calls up to now count for the tenant, and the thread should see later calls soon.
-            // With the minimum, many endings in a row do not move the time.
+            // Calls up to now count for the tenant, and the thread should see later calls soon. The
+            // minimum keeps many endings in a row from moving the time.
             self.due.stats_ns = self.due.stats_ns.min(now_ns + STATS_SOON_NS);
         }
         for who in self.connected.take_arrived() {
@@ -643,8 +644,8 @@ impl Watch {
         });
     }
 
-    /// Takes in the processes that NVML lists. NVML's ids may be of another pid namespace and mean
-    /// other processes here, so /proc must agree.
+    /// Takes in the processes that NVML lists. In this pid namespace, NVML's ids may mean other
+    /// processes, so /proc must agree.
     fn confirm(&mut self, mut listed: BTreeSet<u32>, now_ns: u64) {
         if is_in_host_pid_namespace() {
             return self.see_listed(listed, now_ns);
@@ -667,7 +668,7 @@ impl Watch {
         });
     }
 
-    /// Takes in the processes that NVML lists. Their ids are of this pid namespace.
+    /// Takes in the processes that NVML lists, with their ids in this pid namespace.
     fn see_listed(&mut self, listed: BTreeSet<u32>, now_ns: u64) {
         self.listed = listed;
         let strangers: Vec<u32> =
@@ -724,7 +725,7 @@ impl Watch {
         self.readers.start(move || {
             let began_ns = monotonic_ns();
             let found = scan::mapped(who.pid, &devices);
-            // The time beyond this bound was a wait.
+            // Time beyond this bound was a wait and no work.
             spent_ns.fetch_add((monotonic_ns() - began_ns).min(MAX_SPENT_NS), Ordering::Relaxed);
             // If the watching thread has ended, the send fails.
             let _ = answers.send(Answer::Mapped(who, found));
@@ -840,7 +841,7 @@ impl Watch {
     }
 
     /// Describes a process once. Waits a moment for the command line. If the command line comes
-    /// later, another round takes it in.
+    /// later, another round takes in the command line.
     fn describe(&mut self, who: ProcessKey) {
         self.described.insert(who, scan::describe(who.pid));
         let (answers, bell) = (self.answers.0.clone(), Arc::clone(&self.bell));
@@ -862,8 +863,8 @@ impl Watch {
         }
     }
 
-    /// Stops a process that computes. If the process is adopted, may reconnect, or was not seen
-    /// with a device, does not stop it.
+    /// Stops a process that computes. If the process is adopted, may reconnect, or has no device
+    /// open or mapped, does not stop the process.
     fn hold(&mut self, who: ProcessKey, now_ns: u64) {
         let is_coming_back = self.returning.get(&who).is_some_and(|until_ns| now_ns < *until_ns);
         if is_coming_back || self.adopted.contains_key(&who) {

@@ -1,8 +1,8 @@
 //! Chooses the way in which the kernel reports ioctls.
 //!
-//! The daemon prefers the driver's own functions, because no other calls pass them. If the
-//! functions cannot be probed, or a test shows that ioctls do not pass them, the tracepoints of
-//! ioctl follow. The raw tracepoints of all system calls come last.
+//! The daemon prefers the driver's own functions, because no other calls pass them. If the daemon
+//! cannot probe these functions, or if a test shows that ioctls do not pass them, the daemon takes
+//! the tracepoints of ioctl. The last choice is the raw tracepoints of all system calls.
 
 use super::devices::Devices;
 use deepres_abi::probe::Family;
@@ -11,7 +11,7 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// This file exists if the kernel allows probes at its functions.
+/// The file that exists if the kernel allows probes at its functions.
 const KPROBES: &str = "/sys/bus/event_source/devices/kprobe";
 /// The kernel's list of its functions.
 const FUNCTIONS: &str = "/proc/kallsyms";
@@ -114,8 +114,8 @@ impl Facts {
         Self { has_kprobes, are_stand_ins: devices.are_stand_ins(), functions, families }
     }
 
-    /// Returns the reason for which the daemon cannot probe the driver's functions; `None` if it
-    /// can.
+    /// Returns the reason for which the daemon cannot probe the driver's functions; `None` if the
+    /// daemon can probe them.
     fn obstacle(&self) -> Option<String> {
         if !self.has_kprobes {
             return Some("this kernel has no probes for its functions (CONFIG_KPROBES)".to_owned());
@@ -124,7 +124,7 @@ impl Facts {
             return Some("the configuration names devices that are not the driver's".to_owned());
         }
         // The modeset module may be missing, because few compute hosts load it. Without the module,
-        // there are no display calls.
+        // no process makes display calls.
         let needed = self.families.iter().filter(|family| **family != Family::Modeset);
         let wanted = needed.filter_map(|family| function(*family));
         let missing: Vec<&str> = wanted.filter(|name| !self.functions.contains(name)).collect();

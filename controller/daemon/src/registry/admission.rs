@@ -276,7 +276,8 @@ impl Registry {
         Some(())
     }
 
-    /// Returns the tenant that a process belongs to, if the registry has it.
+    /// Returns the tenant that a process belongs to; `None` if the registry does not have the
+    /// tenant.
     pub fn find_tenant(&self, guest: &Guest, hello: &Hello) -> Option<&Tenant> {
         let key = self.identify(claim(hello), &guest.facts).key;
         self.tenants.of_key(&key).map(|(_, tenant)| tenant)
@@ -383,9 +384,9 @@ impl Registry {
         oversubscribe: Option<Oversubscribe>,
         role: Role,
     ) -> Result<String, Refused> {
-        // A process in a container cannot know the names outside the container, and the other way
-        // round. So if the name is in use, the daemon does not refuse the process but adds a number
-        // to the tenant's name.
+        // A process in a container cannot know the names outside the container, and a process
+        // outside cannot know the names inside. So if the name is in use, the daemon does not
+        // refuse the process but adds a number to the tenant's name.
         let is_inside = |key: &Key| matches!(key, Key::Name { place: Some(_), .. });
         let other = self.tenants.get(&identity.name).map(|other| &other.owner);
         let other = other.filter(|other| !is_inside(&other.key) && !is_inside(&identity.key));
@@ -408,10 +409,10 @@ impl Registry {
         Ok(name)
     }
 
-    /// Returns whether an administrator's settings, a pause included, still hold for a deserted
-    /// tenant that gets a process again. `terms` are the terms for which the process asks. If
-    /// settings never held, a tenant could end and begin anew to lose its limits. Settings do not
-    /// hold for another user's process, or if there is no more room for their guarantees.
+    /// Returns whether a deserted tenant that gets a process again keeps its administrator's
+    /// settings, a pause included. `terms` are the terms for which the process asks. If no tenant
+    /// kept its settings, a tenant could end and begin anew to lose its limits. The tenant does not
+    /// keep the settings for another user's process, or without room for their guarantees.
     fn keeps_settings(&self, name: &str, user: u32, terms: &Terms) -> bool {
         self.tenants.get(name).is_some_and(|tenant| {
             let wish = tenant.terms.settings_over(terms);

@@ -143,8 +143,8 @@ impl Registry {
         self.gpus = Gpus::default();
     }
 
-    /// Returns the numbers of GPUs, tenants and sessions, as one line. Deserted tenants do not
-    /// count.
+    /// Returns the numbers of GPUs, tenants and sessions, as one line. The numbers leave out
+    /// deserted tenants.
     pub fn summary(&self) -> String {
         let living = || self.tenants.living().map(|(_, tenant)| tenant.members.sessions().len());
         let (sessions, tenants): (usize, usize) = (living().sum(), living().count());
@@ -173,11 +173,12 @@ impl Registry {
     }
 
     /// Returns the identity of the tenant to which a process belongs. The registry may not have the
-    /// tenant yet. `claim` is the name that the process gave; empty if it gave none.
+    /// tenant yet. `claim` is the name that the process gave; empty if the process gave no name.
     pub fn identify(&self, claim: &str, facts: &Facts) -> Identity {
         let ancestors = facts.process.iter().flat_map(identity::read::ancestors);
         let names = Names { shared: &self.config.shared_names, home: self.home.as_ref() };
-        // In a user namespace, the kernel's user of a process is made up, and never root's heir.
+        // In a user namespace, the kernel's user of a process is made up, so such a process has not
+        // dropped root's rights.
         let may_be_roots = facts.process.as_ref().is_some_and(|process| process.user == facts.owner);
         let kin = Kin { tenants: &self.tenants, owner: facts.owner, may_be_roots };
         identity::identify(claim, facts, names, ancestors, kin)

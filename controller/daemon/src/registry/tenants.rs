@@ -34,7 +34,7 @@ impl Tenants {
     /// Returns the tenant with this name.
     ///
     /// # Errors
-    /// The message for the administrator that there is no such tenant, with the names of some
+    /// The message for the administrator that no tenant has this name, with the names of some
     /// tenants.
     pub fn named(&self, name: &str) -> Result<&Tenant, String> {
         self.0.get(name).ok_or_else(|| {
@@ -46,7 +46,7 @@ impl Tenants {
     /// Returns the tenant with this name for a change.
     ///
     /// # Errors
-    /// As for [`Self::named`].
+    /// The same errors as [`Self::named`].
     pub fn named_mut(&mut self, name: &str) -> Result<&mut Tenant, String> {
         self.named(name)?;
         self.0.get_mut(name).ok_or_else(|| unknown(name, &[]))
@@ -72,7 +72,7 @@ impl Tenants {
         self.iter().filter(|(_, tenant)| !tenant.is_deserted())
     }
 
-    /// Returns whether there is no tenant, not even a deserted one.
+    /// Returns whether the daemon has no tenant, not even a deserted tenant.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -93,8 +93,8 @@ impl Tenants {
     }
 
     /// Returns whether the guaranteed share of `wish` fits beside the guarantees of other tenants,
-    /// on a host with `gpus` GPUs. One GPU with room is enough, because nobody knows yet which GPUs
-    /// the job will use. A wish without a guarantee always fits.
+    /// on a host with `gpus` GPUs. One GPU with room is enough, because the daemon does not know
+    /// yet which GPUs the job will use. A wish without a guarantee always fits.
     pub fn have_room(&self, gpus: usize, wish: &Wish, own: &Key) -> bool {
         let (Some(Class::Guaranteed), Some(ppm)) = (wish.class, wish.share_ppm) else { return true };
         let promised_on = |gpu: usize| -> u64 {
@@ -116,7 +116,7 @@ impl Tenants {
     }
 
     /// If the daemon remembers too many deserted tenants, returns the name of a tenant to forget.
-    /// The user with the most deserted tenants loses the one that was deserted first. So no user
+    /// The user with the most deserted tenants loses the tenant that was deserted first. So no user
     /// can make the daemon forget the tenants of other users.
     pub fn too_many_deserted(&self) -> Option<String> {
         let deserted =
@@ -134,7 +134,7 @@ impl Tenants {
     }
 }
 
-/// Returns the message that there is no such tenant. The message contains the names of the `known`
+/// Returns the message that no tenant has this name. The message contains the names of the `known`
 /// tenants.
 fn unknown(name: &str, known: &[&str]) -> String {
     if known.is_empty() {

@@ -1,7 +1,7 @@
-//! Residency: takes tenants off the GPUs to make room for others, and brings them back.
+//! Residency: takes tenants off the GPUs to make room for other tenants, and brings them back.
 //!
 //! This module reads which tenants need memory, asks [`deepres_policy::residency`] for the next
-//! move, and carries it out.
+//! move, and carries the move out.
 
 mod mover;
 mod stay;
@@ -26,22 +26,22 @@ use std::rc::Rc;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
-/// The time between two looks while a tenant may be taken off the GPUs.
+/// The time between two looks while residency may suspend a tenant.
 const TICK: Duration = Duration::from_millis(20);
-/// The time between two checks whether a tenant may be taken off the GPUs.
+/// The time between two checks whether residency may suspend a tenant.
 const IDLE_TICK: Duration = Duration::from_millis(500);
-/// A tenant that wanted nothing for this long is idle.
+/// The time without a want after which a tenant is idle.
 const IDLE_NS: u64 = Duration::from_secs(1).as_nanos() as u64;
-/// How long the daemon waits for a tenant's work in flight before it takes the tenant off. After
-/// this time, the driver waits for the work.
+/// The time for which the daemon waits for a tenant's work in flight before it takes the tenant
+/// off. After this time, the driver waits for the work.
 const DRAIN_LIMIT: Duration = Duration::from_secs(2);
 /// The time between two attempts to bring back a tenant in an unknown state.
 const RETRY: Duration = Duration::from_secs(1);
-/// If the driver cannot move a tenant, the daemon does not try again for this long. Each attempt
-/// stops the tenant for a moment.
+/// The time for which the daemon does not try again after the driver could not move a tenant. Each
+/// attempt stops the tenant for a moment.
 const CANNOT_LEAVE_NS: u64 = Duration::from_secs(60).as_nanos() as u64;
-/// After this many messages to a tenant that there is room, the policy assumes that the driver
-/// cannot give the memory which NVML calls free.
+/// The number of messages of room to a tenant after which the tenant's allocation should have
+/// succeeded. Then the policy assumes that the driver cannot give the memory which NVML calls free.
 const ASKS_IN_VAIN: u32 = 3;
 
 /// The state of residency, except the parts that the registry has.
@@ -64,8 +64,8 @@ pub struct Residency {
     told: BTreeMap<TenantId, Told>,
 }
 
-/// The state of a tenant when the daemon told it that there is room, and how often in a row the
-/// daemon said so.
+/// The state of a tenant when the daemon told the tenant of room, and the number of such messages
+/// in a row.
 #[derive(Debug)]
 struct Told {
     needs: Bytes,
@@ -83,8 +83,8 @@ struct Away {
     since_ns: u64,
     bytes: Bytes,
     idle_since_ns: Option<u64>,
-    /// If the driver refused to take off processes that came later: when the daemon tries again,
-    /// ns.
+    /// When the daemon tries again to take off processes that came later and that the driver
+    /// refused to take off, ns.
     follow_again_ns: Option<u64>,
 }
 
@@ -111,8 +111,8 @@ struct Track {
     idle_since_ns: Option<u64>,
 }
 
-/// The idle visits of a tenant: how often in a row it came back to the GPUs and did nothing. `done`
-/// is the tenant's count of work when the daemon last took it off.
+/// The idle visits of a tenant: the number of times in a row that the tenant came back to the GPUs
+/// and did nothing. `done` is the tenant's count of work when the daemon last took it off.
 #[derive(Debug, Clone, Copy)]
 struct Visits {
     done: u64,
@@ -158,7 +158,8 @@ pub async fn resume(name: &str, shared: &Rc<Shared>) -> Result<Resumption, Strin
     shared.residency.borrow().check_is_not_left(name)?;
     match shared.residency.borrow_mut().away.get_mut(name) {
         None => return Ok(Resumption::Needless),
-        // From now on the daemon also brings the tenant back by itself, as soon as there is room.
+        // From now on, the daemon also brings the tenant back by itself, as soon as the GPU has
+        // room.
         Some(away) => away.is_by_hand = false,
     }
     match bring_back(name, shared).await {
@@ -260,8 +261,8 @@ async fn take_off(stay: &Stay, is_by_hand: bool, shared: &Rc<Shared>) -> Result<
     }
     let before = free(shared).await;
     set_suspended(shared, name, true).await;
-    // The daemon waits for the work in flight here, where the arbiter charges it. In the driver,
-    // nobody would charge it.
+    // The daemon waits for the work in flight here, where the arbiter charges it. If the driver
+    // waited for the work, no arbiter would charge the work.
     let drained = async {
         let has_work = || shared.registry.borrow().tenants().get(name).is_some_and(stay::has_work);
         while has_work() {
@@ -326,8 +327,8 @@ async fn bring_back(name: &str, shared: &Rc<Shared>) -> Result<bool, String> {
             Ok(Back::NoRoom) => {
                 movers.push(mover);
                 if let Some(away) = shared.residency.borrow_mut().away.get_mut(name) {
-                    // Processes that are back count as new, and may have to follow the tenant
-                    // again.
+                    // The daemon treats processes that are back as new processes. They may have to
+                    // follow the tenant again.
                     away.processes.retain(|process| movers.iter().any(|mover| mover.moves(process.pid)));
                     away.stage = Stage::There(movers);
                 }
@@ -405,8 +406,8 @@ async fn stays_here(name: &str, shared: &Shared) {
     set_suspended(shared, name, false).await;
 }
 
-/// Handles a tenant in an unknown state: tries to bring its processes back until that succeeds.
-/// Until then, the tenant's gates stay closed.
+/// Handles a tenant in an unknown state: tries to bring its processes back until an attempt
+/// succeeds. Until then, the tenant's gates stay closed.
 fn recover_later(stay: &Stay, reason: &str, shared: &Rc<Shared>) {
     let (name, id) = (stay.name.clone(), stay.id);
     tracing::error!(
@@ -431,7 +432,7 @@ fn recover_later(stay: &Stay, reason: &str, shared: &Rc<Shared>) {
                     return;
                 }
                 Ok((Back::NoRoom, mover)) => {
-                    // From now on the tenant is away like any other.
+                    // From now on, the tenant is away like any other suspended tenant.
                     if let Some(away) = shared.residency.borrow_mut().away.get_mut(&name) {
                         away.processes = keys(&stay.pids).collect();
                         away.stage = Stage::There(vec![mover]);
@@ -523,7 +524,8 @@ fn take_up(name: &str, pids: &[u32], mover: Mover, shared: &Shared) -> Option<Mo
         is_by_hand: false,
         since_ns: monotonic_ns(),
         bytes: stay.held,
-        // Nobody knows for what the tenant waits, so the tenant does not count as idle.
+        // The daemon does not know for what the tenant waits, so it does not take the tenant for
+        // idle.
         idle_since_ns: None,
         follow_again_ns: None,
     };
@@ -541,8 +543,8 @@ fn move_limit(shared: &Shared) -> Duration {
 }
 
 impl Away {
-    /// Records that the tenant needs at least `bytes` on a GPU to come back. If a larger need is
-    /// known, it stays.
+    /// Records that the tenant needs at least `bytes` on a GPU to come back. A larger known need
+    /// stays.
     fn has_at_least(&mut self, gpu: GpuIndex, bytes: u64) {
         self.bytes.entry(gpu).and_modify(|known| *known = (*known).max(bytes)).or_insert(bytes);
     }
@@ -558,8 +560,8 @@ impl Residency {
         all.collect()
     }
 
-    /// Returns an error for an administrator if the previous daemon suspended the tenant and it is
-    /// not back yet.
+    /// Returns an error for an administrator if the previous daemon suspended the tenant and the
+    /// tenant is not back yet.
     fn check_is_not_left(&self, name: &str) -> Result<(), String> {
         if self.left.contains_key(name) {
             return Err(format!(
@@ -593,8 +595,8 @@ impl Residency {
         self.away.extract_if(.., is_dead).map(|(name, _)| name).collect()
     }
 
-    /// Returns processes that are on the GPUs although their tenants are away. From now on, a move
-    /// of these tenants counts as under way.
+    /// Returns processes that are on the GPUs although their tenants are away. From now on,
+    /// residency takes a move of these tenants as under way.
     fn followers(&mut self, stays: &[Stay], now_ns: u64) -> Vec<Followers> {
         let follow = |stay: &Stay| {
             let away = self.away.get_mut(&stay.name).filter(|away| away.id == stay.id)?;
@@ -663,7 +665,7 @@ impl Residency {
                 let place = match away.stage {
                     _ if away.is_by_hand => Place::Fixed,
                     Stage::There(_) => Place::Away,
-                    // The tenant's memory counts as occupied until it is free.
+                    // Until the tenant's memory is free, the plan takes the memory as occupied.
                     Stage::Leaving => Place::Resident,
                     Stage::Followed | Stage::Returning | Stage::Lost(_) => Place::Fixed,
                 };

@@ -1,10 +1,10 @@
 //! The mover: the process `deepres away`. A mover takes processes off the GPUs, keeps them there
 //! and brings them back.
 //!
-//! Each tenant that is away has one mover, and one more for each group of processes that came
-//! later. When the daemon ends for whatever reason, the input of its movers closes. Each mover then
-//! brings its processes back. If a mover ends or hangs, another mover finds out the state of its
-//! processes and brings them back.
+//! Each tenant that is away has one mover, and another mover for each group of processes that came
+//! later. When the daemon ends for any reason, the input of its movers closes. Each mover then
+//! brings its processes back. If a mover ends or hangs, another mover finds out the state of the
+//! processes and brings the processes back.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -24,7 +24,7 @@ const ERROR_PREFIX: &str = "deepres: ";
 #[derive(Debug)]
 pub struct Mover {
     channel: BufReader<UnixStream>,
-    /// Kills the mover when a message is sent.
+    /// The channel whose message kills the mover.
     kill: Option<oneshot::Sender<()>>,
     /// The processes that the mover moves.
     pids: Vec<u32>,
@@ -62,8 +62,8 @@ impl Mover {
         }
     }
 
-    /// Brings back processes whose mover has ended, in whatever state that mover left them. If
-    /// there is no room, the new mover keeps the processes away.
+    /// Brings back processes whose mover has ended, in any state in which this mover left them. If
+    /// the GPU has no room, the new mover keeps the processes away.
     ///
     /// # Errors
     /// The reason for which the processes are not back.
@@ -122,7 +122,7 @@ impl Mover {
         }
     }
 
-    /// Returns the mover's next word, or the reason for which none came.
+    /// Returns the mover's next word, or the reason for which no word came.
     async fn hear(&mut self, limit: Duration) -> Result<Word, Failure> {
         match timeout(limit, self.listen()).await {
             Ok(heard) => heard,
@@ -175,7 +175,7 @@ enum Word {
     NoRoom,
 }
 
-/// Waits for the mover's end, so that no zombie stays. Kills the mover on request.
+/// Waits for the mover's end, which prevents a zombie. Kills the mover on request.
 async fn reap(mut child: Child, mut ends: Signal, mut killed: oneshot::Receiver<()>) {
     let mut may_be_killed = true;
     // If `try_wait` fails, the loop ends too.

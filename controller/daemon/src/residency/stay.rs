@@ -11,13 +11,15 @@ use deepres_policy::class::Class;
 use deepres_policy::residency::{Bytes, GpuIndex, Seen};
 use std::collections::BTreeSet;
 
-/// Whether the daemon may take a tenant's memory off the GPUs, and whether it has.
+/// Whether the daemon may take a tenant's memory off the GPUs, and whether the daemon has taken the
+/// memory off.
 #[derive(Debug, Default)]
 pub struct Residence {
-    /// How the tenant's memory makes room for others; `None` if the tenant did not opt in.
+    /// The way in which the tenant's memory makes room for other tenants; `None` if the tenant did
+    /// not opt in.
     oversubscribe: Option<Oversubscribe>,
-    /// If the driver could not suspend the tenant, the daemon does not ask the driver again before
-    /// this time, ns of `CLOCK_MONOTONIC`.
+    /// The time before which the daemon does not ask the driver again to suspend the tenant, ns of
+    /// `CLOCK_MONOTONIC`. The driver could not suspend the tenant.
     stays_until_ns: u64,
     /// Whether the tenant is suspended, or on the way off the GPUs.
     is_suspended: bool,
@@ -128,7 +130,7 @@ pub fn has_work(tenant: &Tenant) -> bool {
     })
 }
 
-/// Tells each tenant for how much memory its threads may reasonably wait.
+/// Writes into each tenant's ledgers the most memory for which its threads may reasonably wait.
 pub fn say_what_is_obtainable(tenants: &Tenants, seen: &[Seen], free: &Bytes) {
     for (_, tenant) in tenants.iter() {
         let own = seen.iter().find(|seen| seen.id == tenant.id);
@@ -152,7 +154,8 @@ pub fn let_wait(tenant: &Tenant) {
     ledgers(tenant).for_each(|ledger| ledger.set_obtainable(u64::MAX));
 }
 
-/// Makes a tenant's processes ask the driver again.
+/// Tells a tenant's waiting processes that the GPU has room, so that they ask the driver for memory
+/// again.
 pub fn announce_room(tenant: &Tenant) {
     ledgers(tenant).for_each(LedgerGpu::announce_room);
 }

@@ -1,5 +1,6 @@
-//! The limits on the number of connections: one for all, and one for each source. A source is a
-//! user or a container. So no user, and no container of root's, can keep the others out.
+//! The limits on the number of connections: one limit for all sources together, and one limit for
+//! each source. A source is a user or a container of root. So no source can keep the other sources
+//! out.
 
 use crate::identity::source::Source;
 use crate::registry::{MAX_DESERTED, Refused};
@@ -18,11 +19,11 @@ const DESCRIPTORS: u64 = 5;
 /// Descriptors for the daemon itself, its probes, its administrators, refused connections, and the
 /// ledgers of tenants without sessions.
 const OWN_DESCRIPTORS: u64 = 512 + MAX_DESERTED as u64;
-/// The most processes at a time that the daemon remembers as about to begin a session. Further
-/// processes count as unmanaged until they have a session.
+/// The most processes at a time that the daemon remembers as about to begin a session. The daemon
+/// lists further processes as unmanaged until they have a session.
 const ARRIVING_AT_A_TIME: usize = 256;
-/// The daemon remembers one process that is about to begin a session for each of this many
-/// connections. Such a process takes two descriptors: its connection and its pidfd.
+/// The number of connections for which the daemon remembers one process that is about to begin a
+/// session. Such a process takes two descriptors: its connection and its pidfd.
 const CONNECTIONS_PER_ARRIVAL: usize = 2;
 /// The descriptors of processes that are about to begin a session, for each connection.
 const ARRIVAL_DESCRIPTORS: u64 = 1;
@@ -67,7 +68,7 @@ pub struct Connections {
     turned_away: Rc<Cell<usize>>,
 }
 
-/// The turns of a source. The daemon admits the connections of one source one after another. So a
+/// The turns of a source. The daemon admits the connections of a source one after another. So a
 /// source with a hundred waiting connections delays other sources by one connection only.
 ///
 /// Beyond [`TURNS_AT_ONCE`], a source with a limit gets one turn every [`TURN_NS`]. So a user that
@@ -144,8 +145,8 @@ impl Drop for Arriving {
     }
 }
 
-/// Returns the most that one source may have of `all`, while other sources have `others`. It is
-/// half of the rest, so that the next source finds room.
+/// Returns the most that one source may have of `all`, while other sources have `others`. The
+/// result is half of the rest, so that the next source finds room.
 fn half_of_the_rest(all: usize, others: usize) -> usize {
     all.saturating_sub(others).div_ceil(2)
 }
@@ -220,8 +221,8 @@ impl Connections {
         Some(Arriving { all: Rc::clone(&self.arriving), source: source.clone() })
     }
 
-    /// Counts a connection that the daemon is refusing. Returns `None` if there are too many. The
-    /// caller then closes the connection without an answer.
+    /// Counts a connection that the daemon is refusing. Returns `None` if the daemon is refusing
+    /// too many connections. The caller then closes the connection without an answer.
     pub fn turn_away(&self) -> Option<TurnedAway> {
         let before = self.turned_away.get();
         (before < TURNED_AWAY_AT_A_TIME).then(|| {

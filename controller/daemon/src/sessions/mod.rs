@@ -27,21 +27,22 @@ use tokio::io::unix::AsyncFd;
 use tokio::time::timeout;
 use zerocopy::IntoBytes;
 
-/// How long a peer may take to say hello before the daemon drops the connection.
+/// The time that a peer may take to say hello before the daemon drops the connection.
 const HELLO_LIMIT: Duration = Duration::from_secs(2);
-/// How long the driver may take to start in a process that announced a session. After this time the
-/// process counts as unmanaged.
+/// The time that the driver may take to start in a process that announced a session. After this
+/// time, the daemon lists the process as unmanaged.
 const ARRIVAL_LIMIT: Duration = Duration::from_secs(300);
-/// How long a process that closed its connection may take to die. After this time, the daemon
+/// The time that a process that closed its connection may take to die. After this time, the daemon
 /// assumes that the process lives on.
 const DYING_LIMIT: Duration = Duration::from_millis(30);
 /// The largest difference between the clocks of a process and of the daemon. The daemon reads a
-/// hello within milliseconds. So a larger difference means that the clocks are different clocks.
+/// hello within milliseconds. So if the difference is larger, the process has another clock than
+/// the daemon.
 const CLOCK_LIMIT_NS: u64 = Duration::from_secs(5).as_nanos() as u64;
 /// The most connections that the daemon accepts before it serves accepted connections. All users
 /// share the kernel's queue of connections. The daemon empties this queue fast, and then gives each
 /// user its turn ([`connections::Connections::enter`]). So no user waits behind a flood of
-/// connections of another.
+/// connections of another user.
 const ACCEPTS_AT_A_TIME: usize = 32;
 /// Pause after a failed accept, so that the failure does not become a busy loop. Mostly, accept
 /// fails because no descriptors are left.
@@ -93,8 +94,8 @@ fn admit(connection: OwnedFd, shared: &Rc<Shared>) {
     // In a user namespace, one user can have thousands of user ids.
     let source = Source::of(peer.pid, identity::read::owner(peer.pid, peer.uid));
     if death.as_ref().is_some_and(|death| is_dead(death.as_fd())) {
-        // The kernel no longer tells the owner of a dead process. The daemon would count it for the
-        // wrong user.
+        // The kernel no longer tells the owner of a dead process. So the daemon would count the
+        // process for the wrong user.
         return;
     }
     // This line counts the connection before the daemon accepts the next.
@@ -124,7 +125,7 @@ fn is_end_of_peer(error: &io::Error) -> bool {
     matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
 }
 
-/// Whether there was room for a connection when it came.
+/// The room for a connection when the connection came.
 enum Place {
     Counted(Counted),
     None(TurnedAway),
@@ -166,8 +167,8 @@ async fn attend(
 }
 
 /// Serves one connection: reads the hello, and then admits the peer or refuses it. Without room,
-/// the refusal also waits for the hello. If the daemon closed the connection before, the peer would
-/// see an error and not the reason.
+/// the refusal also waits for the hello. If the daemon closed the connection earlier, the peer
+/// would see an error and not the reason.
 async fn hear(
     connection: OwnedFd,
     peer: Peer,
@@ -212,8 +213,8 @@ async fn hear(
     Ok(())
 }
 
-/// Remembers that a process is about to begin a session, so that the process does not count as
-/// unmanaged. The memory ends with the connection.
+/// Remembers that a process is about to begin a session, so that the daemon does not list the
+/// process as unmanaged. The daemon forgets this when the connection ends.
 async fn expect(
     connection: &AsyncFd<OwnedFd>,
     peer: Peer,
@@ -292,7 +293,8 @@ async fn converse(
     let Admitted { tenant, membership, mut welcome, pages, ready } = admitted;
     welcome.is_of_run = u32::from(shared.is_of_run);
     shared.note_change();
-    // If no answer comes, the session begins with a closed gate, and watches the heartbeat.
+    // If the arbiters do not answer, the session begins with a closed gate, and watches the
+    // heartbeat.
     let _ = answers(ready).await;
     // This line waits until the user's other tenants know how much they may hold beside the new
     // tenant.
@@ -402,7 +404,7 @@ async fn receive(connection: &AsyncFd<OwnedFd>) -> io::Result<Option<Packet>> {
 }
 
 /// Waits until the process has died or the connection has ended. After the welcome, a peer sends
-/// nothing. If it sends anything, the wait ends too.
+/// nothing. If a peer sends anything, the wait ends too.
 async fn end_of(connection: &AsyncFd<OwnedFd>, death: Option<&AsyncFd<OwnedFd>>) {
     let Some(death) = death else {
         let _ = receive(connection).await;

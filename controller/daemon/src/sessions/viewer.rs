@@ -21,7 +21,7 @@ pub async fn answer(
     shared: &Shared,
 ) -> io::Result<()> {
     if let Some(who) = ProcessKey::of(guest.peer.pid) {
-        // The process has the interposer. Before it computes, it has no session, but it is not
+        // The process has the interposer. Until it computes, the process has no session, but is not
         // unmanaged.
         shared.registry.borrow().connected().views(who);
     }

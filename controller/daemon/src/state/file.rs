@@ -52,8 +52,7 @@ pub struct StateFile {
 impl StateFile {
     /// Returns the state file at `path`, for this run of the machine.
     pub fn at(path: PathBuf) -> Self {
-        // Without /proc, the daemon could not recognise any process either. So an empty id does no
-        // harm.
+        // Without /proc, the daemon could not recognise any process, so an empty id does no harm.
         let boot = std::fs::read_to_string(BOOT_ID).unwrap_or_default().trim().to_owned();
         Self { path, boot, last: None, is_failing: false }
     }
@@ -166,8 +165,8 @@ fn write(path: &Path, state: &State) -> io::Result<()> {
         return Err(io::Error::other(format!("the state has {} bytes, more than {MAX_BYTES}", bytes.len())));
     }
     let new = path.with_extension("json.new");
-    // A killed daemon may have left an incomplete file, or another process any file. This line
-    // removes the file.
+    // A killed daemon may have left an incomplete file, and another process may have left any file.
+    // This line removes the file.
     match std::fs::remove_file(&new) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}

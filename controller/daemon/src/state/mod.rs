@@ -26,7 +26,7 @@ use std::fmt;
 
 /// The major version of the layout. The daemon refuses files of another major version.
 const MAJOR: u32 = 1;
-/// The minor version of the layout. A change that adds a field raises it.
+/// The minor version of the layout. A change that adds a field raises the minor version.
 const MINOR: u32 = 5;
 
 /// The version of a file's layout.
@@ -105,7 +105,7 @@ pub struct SavedTenant {
     /// The key that distinguishes the tenant from all others. If absent, the tenant's name is the
     /// key.
     pub key: Option<Key>,
-    /// How the daemon found the tenant of the tenant's first process.
+    /// The rule by which the daemon found the tenant of the tenant's first process.
     pub found: Option<Found>,
     /// The container of the tenant's first process.
     pub container: Option<Container>,
@@ -127,8 +127,8 @@ pub struct SavedTenant {
     pub lacks_room: bool,
     /// Whether the tenant had a session or a keeper, or the daemon awaited one.
     pub is_here: bool,
-    /// The processes of its sessions and keepers, and those that may come back. If absent, the
-    /// daemon did not know all of them.
+    /// The processes of the tenant's sessions and keepers, and the processes that may come back. If
+    /// absent, the daemon did not know all of these processes.
     pub members: Option<Vec<ProcessKey>>,
     /// The tenant's accounts, by GPU.
     pub accounts: Vec<OnGpu<SavedAccount>>,
@@ -166,9 +166,9 @@ pub struct SavedSession {
 pub enum StateError {
     /// The file is no state file, or is incomplete.
     Garbage(serde_json::Error),
-    /// The file has this other major version.
+    /// The file has another major version, given here.
     Major(u32),
-    /// The file says that it was written later than now.
+    /// The file has a time of writing that is later than now.
     Future,
 }
 

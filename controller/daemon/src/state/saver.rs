@@ -8,20 +8,20 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::time::sleep;
 
-/// How often the daemon writes a changed state. If the daemon and tenants die together, the file
+/// The time between two writes of a changed state. If the daemon and tenants die together, the file
 /// lacks at most this much time of these tenants.
 const PERIOD: Duration = Duration::from_secs(1);
-/// How often the daemon writes the state while no session comes or goes and no tenant wants a GPU.
-/// For a thousand idle processes, gathering the state takes longer than all other work.
+/// The time between two writes of the state while no session comes or goes and no tenant wants a
+/// GPU. For a thousand idle processes, gathering the state takes longer than all other work.
 const RESTING_PERIOD: Duration = Duration::from_secs(3);
-/// How often the daemon writes the state soon after its start, once all processes of the previous
-/// daemon are back. So accounts advance even if daemons are killed again and again right after
-/// their start.
+/// The time between two writes of the state soon after the start, once all processes of the
+/// previous daemon are back. So accounts advance even if daemons are killed again and again right
+/// after their start.
 const EARLY_PERIOD: Duration = Duration::from_millis(125);
 /// The time after the start in which [`EARLY_PERIOD`] applies.
 const EARLY: Duration = Duration::from_secs(2);
-/// How long after the start the daemon waits for the return of earlier tenants. Their processes try
-/// to reconnect every quarter of a second.
+/// The time after the start for which the daemon waits for the return of earlier tenants. Their
+/// processes try to reconnect every quarter of a second.
 const RETURN_LIMIT: Duration = Duration::from_secs(10);
 
 /// Writes the state and reports to the service manager, again and again. Never returns.

@@ -20,7 +20,7 @@ pub type KeeperId = u64;
 /// A session.
 #[derive(Debug)]
 pub struct Session {
-    /// Marks the process as a process with a session, while this value exists.
+    /// The mark of a process with a session. The process has the mark while this value exists.
     pub _presence: Presence,
     /// The process's id.
     pub pid: u32,
@@ -45,7 +45,7 @@ pub struct Session {
 pub struct Ended {
     /// The session.
     pub session: Session,
-    /// Whether its process may come back.
+    /// Whether the session's process may come back.
     pub may_return: bool,
 }
 
@@ -55,8 +55,8 @@ pub struct Members {
     sessions: BTreeMap<SessionId, Session>,
     /// The keepers, each with its process; `None` if the daemon could not look at the process.
     keepers: BTreeMap<KeeperId, Option<ProcessKey>>,
-    /// Processes without a session that had one before. While such a process lives, the arbiters
-    /// remember the point up to which they charged it.
+    /// Processes without a session that had a session before. While such a process lives, the
+    /// arbiters remember the point up to which they charged it.
     returning: BTreeSet<ProcessKey>,
     /// The former slots: slots of the ledger whose sessions have ended.
     former_slots: FormerSlots,
@@ -64,7 +64,8 @@ pub struct Members {
     is_awaited: bool,
     /// The members that the previous daemon saved; `None` if it did not know all of them.
     awaited: Option<Vec<ProcessKey>>,
-    /// When the tenant was last deserted, ns of `CLOCK_MONOTONIC`; 0 if never.
+    /// When the tenant last became deserted ([`Self::is_deserted`]), ns of `CLOCK_MONOTONIC`; 0 if
+    /// never.
     left_ns: u64,
 }
 
@@ -86,20 +87,21 @@ impl Members {
         !self.sessions.is_empty() || !self.keepers.is_empty()
     }
 
-    /// Returns whether the tenant has no session and no keeper, and the daemon awaits none.
+    /// Returns whether the tenant is deserted: it has no session and no keeper, and the daemon
+    /// awaits no member of the previous daemon.
     pub fn is_deserted(&self) -> bool {
         !self.is_present() && !self.is_awaited
     }
 
-    /// Returns whether the tenant is deserted, or all members that the daemon awaits are dead. A new
-    /// job may then have the tenant's name, with other wishes.
+    /// Returns whether the tenant is deserted, or all members that the daemon awaits are dead. A
+    /// new job may then have the tenant's name, with other wishes.
     pub fn are_gone(&self) -> bool {
         let are_dead = |awaited: &Vec<ProcessKey>| !awaited.iter().any(|process| process.is_alive());
         self.is_deserted() || !self.is_present() && self.awaited.as_ref().is_some_and(are_dead)
     }
 
-    /// Returns since when the tenant has been deserted, ns of `CLOCK_MONOTONIC`; 0 if the tenant
-    /// never had a member. Returns `None` if the tenant is not deserted.
+    /// Returns the time since which the tenant has been deserted, ns of `CLOCK_MONOTONIC`; 0 if the
+    /// tenant never had a member. Returns `None` if the tenant is not deserted.
     pub fn deserted_ns(&self) -> Option<u64> {
         self.is_deserted().then_some(self.left_ns)
     }
@@ -126,8 +128,8 @@ impl Members {
     }
 
     /// Returns the processes of the sessions and keepers, and the processes that may come back.
-    /// Returns `None` if the daemon could not look at one of them, or still awaits members of the
-    /// previous daemon.
+    /// Returns `None` if the daemon could not look at one of these processes, or still awaits
+    /// members of the previous daemon.
     pub fn processes(&self) -> Option<Vec<ProcessKey>> {
         let present = self.sessions.values().map(|session| session.process);
         let all =

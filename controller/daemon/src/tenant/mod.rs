@@ -20,12 +20,12 @@ use deepres_policy::memory::Holding;
 use deepres_policy::signals::DriverSignals;
 use std::sync::Arc;
 
-/// The owner of a tenant, and how the daemon found the owner.
+/// The owner of a tenant, and the rule by which the daemon found the owner.
 #[derive(Debug, Clone)]
 pub struct Owner {
     /// The key that distinguishes the tenant from all others.
     pub key: Key,
-    /// How the daemon found the tenant of the tenant's first process.
+    /// The rule by which the daemon found the tenant of the tenant's first process.
     pub found: Found,
     /// The container of the tenant's first process.
     pub container: Option<Container>,
@@ -48,7 +48,8 @@ pub struct Tenant {
     pub members: Members,
     /// The tenant's memory.
     pub memory: TenantMemory,
-    /// Whether the daemon may take the tenant's memory off the GPUs, and whether it has.
+    /// Whether the daemon may take the tenant's memory off the GPUs, and whether the daemon has
+    /// taken the memory off.
     pub residence: Residence,
     /// The calls of the tenant's processes to the driver.
     pub driver: DriverSignals,
@@ -96,7 +97,8 @@ impl Tenant {
         }
     }
 
-    /// Returns whether the tenant has no session and no keeper, and the daemon awaits none.
+    /// Returns whether the tenant has no session and no keeper, and the daemon awaits no member of
+    /// the previous daemon.
     pub fn is_deserted(&self) -> bool {
         self.members.is_deserted()
     }

@@ -135,7 +135,7 @@ impl Terms {
     }
 
     /// Returns the reason for which a job that has not started cannot have these terms; `None` if
-    /// it can.
+    /// the job can have them.
     pub fn refusal(&self) -> Option<String> {
         refuse(&self.asked, self.caps, &self.part, self.has_room)
     }
@@ -148,8 +148,8 @@ impl Terms {
         wish.or(left)
     }
 
-    /// Changes the administrator's settings. With `has_deadline`, the deadline among them counts
-    /// from now.
+    /// Changes the administrator's settings. With `has_deadline`, the deadline of the settings
+    /// counts from now.
     pub fn set(&mut self, settings: Wish, has_deadline: bool) {
         self.set = settings;
         if has_deadline {
@@ -197,7 +197,7 @@ impl Terms {
     }
 
     /// Returns whether the tenant shares a cap on memory with its user's other tenants. If an
-    /// administrator set the tenant's limit, the cap does not hold for the tenant.
+    /// administrator set the tenant's limit, the cap does not bind the tenant.
     pub fn is_bound(&self) -> bool {
         self.caps.0.memory_bytes != NO_LIMIT && self.set.memory_bytes.is_none()
     }

@@ -2,7 +2,7 @@
 //! only if the field is present, makes each text harmless, and accepts any bytes.
 //!
 //! One thread decodes hundreds of thousands of events a second. Therefore an event stays in place,
-//! and the code reads its fields when it shows them. Only texts with odd characters take memory.
+//! and the code reads a field when it shows the field. Only texts with odd characters take memory.
 
 use super::layout::{self, Command, Field, Kind};
 use super::names::{CLASSES, CONTROLS, DISPLAYS, STATUSES};

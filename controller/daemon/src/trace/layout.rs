@@ -66,8 +66,8 @@ pub struct Field {
 /// A command.
 #[derive(Debug, Clone, Copy)]
 pub struct Command {
-    /// Number within the family. In the usual encoding of ioctl numbers, this is the low byte.
-    /// Otherwise it is the whole number.
+    /// Number within the family. In the usual encoding of ioctl numbers, this is the low byte. In
+    /// any other encoding, this is the whole number.
     pub number: u32,
     /// The command's name.
     pub name: &'static str,
@@ -81,7 +81,7 @@ pub struct Command {
     pub amount: Option<Amount>,
 }
 
-/// Where an argument has an amount of memory, and what the call does with the memory.
+/// The place of an amount of memory in an argument, and the effect of the call on the memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Amount {
     /// The call maps or moves memory. The value is the offset of the number of bytes.
@@ -330,7 +330,7 @@ pub const fn of_family(family: Family) -> &'static [Command] {
     }
 }
 
-/// Returns the command that an ioctl number means; `None` if it is unknown.
+/// Returns the command that an ioctl number means; `None` if the number is unknown.
 pub fn find(family: Family, ioctl: u32) -> Option<&'static Command> {
     let magic = ioctl >> 8 & 0xff;
     let number = match family {
@@ -342,7 +342,7 @@ pub fn find(family: Family, ioctl: u32) -> Option<&'static Command> {
     by_number(family, number)
 }
 
-/// Returns the command with this number within the family; `None` if it is unknown.
+/// Returns the command with this number within the family; `None` if the number is unknown.
 pub fn by_number(family: Family, number: u32) -> Option<&'static Command> {
     let commands = of_family(family);
     let index = commands.binary_search_by_key(&number, |command| command.number).ok()?;

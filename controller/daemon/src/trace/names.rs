@@ -15,7 +15,7 @@ pub static DISPLAYS: Names = Names(LazyLock::new(|| read(include_str!("names/dis
 pub static STATUSES: Names = Names(LazyLock::new(|| read(include_str!("names/statuses.txt"))));
 
 impl Names {
-    /// Returns the name of a number; `None` if it is unknown.
+    /// Returns the name of a number; `None` if the number is unknown.
     pub fn get(&self, number: u32) -> Option<&'static str> {
         let index = self.0.binary_search_by_key(&number, |(number, _)| *number).ok()?;
         Some(self.0[index].1)

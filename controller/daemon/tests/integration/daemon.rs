@@ -257,7 +257,7 @@ fn settings_of_an_administrator_are_in_force_at_once() {
         ..Wish::default()
     };
     let request = Request::set("a", wish);
-    // The least time of several changes counts, because other changes may have waited for a
+    // The test takes the least time of several changes, because a change may have waited for a
     // processor.
     let took = (0..5).map(|_| {
         let begin = Instant::now();
@@ -354,7 +354,8 @@ fn nothing_that_a_tenant_says_of_itself_reaches_a_terminal_as_it_is() {
     deepres_abi::wire::set_text(&mut hello.client, "py\u{1b}[31m\nthon");
     let _tenant = Tenant::connect(&daemon.directory.tenant_socket(), &hello).unwrap();
     assert_eq!(daemon.status().tenants[0].sessions[0].client, "py?[31m?thon");
-    // A text that cannot be a name is none. The process belongs to the tenant of its process tree.
+    // The daemon ignores a text that cannot be a name. The process then belongs to the tenant of
+    // its process tree.
     for text in [" ", "a ", "a\u{1b}[31m", "-a"] {
         deepres_abi::wire::set_text(&mut hello.tenant, text);
         let _again = Tenant::connect(&daemon.directory.tenant_socket(), &hello).unwrap();
@@ -435,7 +436,8 @@ fn a_place_in_an_account_in_which_a_living_process_may_still_write_is_given_to_n
     wait_until(RECLAIM_LIMIT, || daemon.status().tenants[0].sessions.len() == 1);
     let comes = daemon.join("a", 0, 1_000);
     assert_ne!(comes.welcome.ledger_slot, leaves.welcome.ledger_slot, "this process had that one");
-    // A call that the process began during its session ends in its former slot, and counts.
+    // A call that the process began during its session ends in its former slot, and the tenant's
+    // account includes its memory.
     let account = leaves.ledger.gpu(0).unwrap().account(leaves.welcome.ledger_slot as usize).unwrap();
     account.charge(100);
     assert_eq!((slots(), daemon.status().tenants[0].gpus[0].memory_bytes), (3, 100));
@@ -461,7 +463,7 @@ fn the_share_of_an_idle_tenant_is_the_others_until_it_wants_it() {
     assert_eq!(lent, [false, true, false], "half, notebook, plain");
     wants(&notebook);
     wait_until(Duration::from_secs(1), || owed() == [660_000, 330_000, 10_000]);
-    // A paused tenant counts as idle: the other tenants are owed its part.
+    // The daemon treats a paused tenant as idle, so the other tenants are owed its part.
     daemon.client().ask(&Request::Pause { tenant: "notebook".to_owned() }).unwrap();
     wait_until(Duration::from_secs(1), || owed() == [660_000, 500_000, 500_000]);
 }

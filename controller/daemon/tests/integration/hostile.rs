@@ -274,8 +274,8 @@ fn a_tenant_finds_no_way_to_write_its_grant_or_to_resize_a_page() {
             let punched = fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, 4096);
             assert!(punched.is_err());
             let map = |protection| {
-                // SAFETY: a fresh mapping of a memfd that cannot shrink, at an address of the kernel's
-                // choice.
+                // SAFETY: a fresh mapping of a memfd that cannot shrink, at an address of the
+                // kernel's choice.
                 unsafe { mmap(std::ptr::null_mut(), 4096, protection, MapFlags::SHARED, file, 0) }
             };
             assert!(map(ProtFlags::READ | ProtFlags::WRITE).is_err());

@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const ROLE: &str = "DEEPRES_TEST_IDENTITY";
 const SOCKET: &str = "DEEPRES_TEST_SOCKET";
 const GPU: &str = "DEEPRES_TEST_GPU";
-/// The name that the process gives. If the variable is missing, the process gives none.
+/// The name that the process gives. If the variable is missing, the process gives no name.
 const NAME: &str = "DEEPRES_TEST_NAME";
 /// A cgroup that the process enters at its start.
 const CGROUP: &str = "DEEPRES_TEST_CGROUP";
@@ -93,7 +93,7 @@ fn start_worker() -> Child {
     command.spawn().unwrap()
 }
 
-/// A process of a job, outside of it. The drop ends it.
+/// A process of a job, from the view of the test. The drop ends the process.
 struct Outside(Child);
 
 impl Outside {
@@ -154,7 +154,7 @@ fn a_child_of_a_tenants_process_belongs_to_it_though_it_gives_no_name() {
     assert_eq!((status.tenants.len(), status.tenants[0].sessions.len()), (1, 2), "{:?}", status.tenants);
 }
 
-/// A cgroup. The drop removes it.
+/// A cgroup. The drop removes the cgroup.
 struct Cgroup(PathBuf);
 
 impl Cgroup {

@@ -152,7 +152,7 @@ fn a_process_that_comes_back_to_the_same_daemon_is_charged_once() {
     bring(&session, 25 * MS, 25);
     std::thread::sleep(LOOKS);
     assert_eq!(account(&daemon, "a").gpu_ns, 25 * MS);
-    // The same holds for a daemon that comes after a daemon which the process never met.
+    // A daemon that comes after a daemon which the process never met does the same.
     drop(session);
     wait_until(PATIENCE, || tenant(&daemon, "a").sessions.is_empty());
     let daemon = daemon.restart().restart();

@@ -9,16 +9,16 @@ use deepres_model::config::DeviceKey;
 use std::fs::File;
 use std::os::fd::{AsRawFd, RawFd};
 
-/// A real character device. It accepts `SUCCESS` and refuses NVIDIA's numbers. The tests watch it
-/// as nvidia-uvm.
+/// A real character device, which accepts `SUCCESS` and refuses NVIDIA's numbers. The tests watch
+/// the device as nvidia-uvm.
 pub const TUN: &str = "/dev/net/tun";
 pub const TUN_KEY: &str = "nvidia-uvm=10:200";
-/// A device of the same major number. It refuses all numbers (ENOTTY). The tests watch it as
-/// nvidia.
+/// A device with the same major number, which refuses all numbers (ENOTTY). The tests watch the
+/// device as nvidia.
 pub const FUSE: &str = "/dev/fuse";
 pub const FUSE_KEY: &str = "nvidia=10:229";
 /// A device that reads a page behind the argument, and returns success for unknown numbers. The
-/// tests watch it as nvidia-uvm or as nvidia.
+/// tests watch the device as nvidia-uvm or as nvidia.
 pub const BTRFS: &str = "/dev/btrfs-control";
 pub const BTRFS_UVM_KEY: &str = "nvidia-uvm=10:234";
 pub const BTRFS_RM_KEY: &str = "nvidia=10:234";

@@ -65,8 +65,8 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects to the daemon that the environment names, else to the system's daemon, else to the
-    /// user's.
+    /// Connects to the daemon that the environment names, else to root's daemon, else to the user's
+    /// daemon.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -115,7 +115,7 @@ impl Client {
         Ok(Self { path, stream: BufReader::new(stream), patience: PATIENCE })
     }
 
-    /// Sets how long the client waits for each answer from now on.
+    /// Sets the time for which the client waits for each answer from now on.
     ///
     /// # Errors
     /// [`ClientError`].

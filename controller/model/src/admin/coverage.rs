@@ -1,4 +1,4 @@
-//! How a process reaches the driver, for administrators. All values come from the process itself.
+//! The coverage of a process, for administrators. All values come from the process itself.
 
 use deepres_abi::coverage::{Bypass, Bypasses, Coverage, unaccounted};
 use deepres_abi::driver::{ApiId, TABLE_HASH};
@@ -45,7 +45,8 @@ pub struct ProcessCoverage {
     /// Number of times that a library got the C library's own `dlsym`, which finds functions
     /// without deepres.
     pub given_lookups: u64,
-    /// Whether the process has another version of deepres. This daemon cannot name its functions.
+    /// Whether the process has another version of deepres. This daemon cannot name the functions of
+    /// such a process.
     pub is_other_version: bool,
 }
 

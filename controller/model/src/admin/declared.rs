@@ -61,7 +61,7 @@ impl Unit {
         ends.into_iter().find(|(end, _)| name.ends_with(end)).map_or(Self::One, |(_, unit)| unit)
     }
 
-    /// Returns the unit's name. It is empty for a number of things.
+    /// Returns the unit's name; empty for a number of things.
     pub fn name(self) -> &'static str {
         match self {
             Self::One => "",

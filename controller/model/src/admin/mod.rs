@@ -203,9 +203,10 @@ status! {
         pub contended_ns: u64,
         /// Time in which tenants were connected, and none had work running or waiting, ns.
         pub idle_ns: u64,
-        /// Hand-offs from one tenant to another.
+        /// Number of hand-offs from one tenant to another.
         pub handoffs: u64,
-        /// GPU time that was idle in hand-offs, ns. Only hand-offs for which the time is known count.
+        /// GPU time that was idle in hand-offs, ns. Only hand-offs for which the time is known
+        /// count.
         pub handoff_total_ns: u64,
         /// Median idle time of the latest hand-offs, ns.
         pub handoff_p50_ns: u64,
@@ -217,16 +218,17 @@ status! {
         pub window_ns: u64,
         /// Time for which a waiter spins before it sleeps, ns.
         pub spin_ns: u64,
-        /// Mean cost of a hand-off, ns, with the part that meters do not see. Hand-offs that a busy
-        /// machine delayed are left out. The daemon derives the other times here from this cost.
+        /// Mean cost of a hand-off, ns, with the part that meters do not see. The mean leaves out
+        /// hand-offs that a busy machine delayed. From this cost, the daemon derives `quantum_ns`
+        /// and the other time constants of the GPU.
         pub handoff_ns: u64,
-        /// Time before a lease's end at which the lease is renewed or given up, ns.
+        /// Time before a lease's end at which the scheduler renews or ends the lease, ns.
         pub lead_ns: u64,
-        /// Time without work after which a holder counts as idle, ns.
+        /// Time without work after which the scheduler takes a holder for idle, ns.
         pub grace_ns: u64,
-        /// Jain's fairness index of the last second, parts per million. The index compares the GPU time
-        /// of tenants with the time that they were owed; a million means equal treatment. `None` if
-        /// fewer than two tenants wanted the GPU.
+        /// Jain's fairness index of the last second, parts per million. The index compares the GPU
+        /// time of tenants with the time that they were owed; a million means equal treatment.
+        /// `None` if fewer than two tenants wanted the GPU.
         pub fairness_ppm: Option<u32>,
     }
 
@@ -236,8 +238,8 @@ status! {
     pub struct TenantStatus {
         /// The tenant's name.
         pub name: String => "TENANT",
-        /// The tenant's user: the user of its processes. In a container with users of its own, the user
-        /// who runs the container.
+        /// The tenant's user: the user of its processes. In a container with users of its own, the
+        /// user who runs the container.
         pub uid: u32,
         /// The user's name, if it is known.
         pub user: Option<String>,
@@ -249,7 +251,8 @@ status! {
         pub asked: Wish,
         /// The grants, each with its rule.
         pub granted: Option<Granted>,
-        /// The granted share, parts per million. `None` means a part of what others leave.
+        /// The granted share, parts per million. `None`: the tenant gets a part of the time that
+        /// other tenants leave.
         pub asked_share_ppm: Option<u32>,
         /// The tenant's memory limit on each GPU, bytes.
         pub memory_limit_bytes: Option<u64> => "LIMIT",
@@ -288,13 +291,13 @@ status! {
     pub struct AccountStatus {
         /// The GPU's number.
         pub gpu: usize => "GPU",
-        /// The tenant's entitlement, parts per million. `None` while the tenant has no session on the
-        /// GPU.
+        /// The tenant's entitlement, parts per million. `None` while the tenant has no session on
+        /// the GPU.
         pub entitled_ppm: Option<u32> => "OWED",
-        /// Whether the tenant is idle or paused. Its entitlement is then lent to the others until the
-        /// tenant wants the GPU and may have it.
+        /// Whether the tenant is idle or paused. While this is true, the entitlement is lent to the
+        /// other tenants, until the tenant wants the GPU and may have the GPU.
         pub is_lent: bool,
-        /// The reason of the entitlement; empty if there is none.
+        /// The reason of the entitlement; empty without a reason.
         ///
         /// | text | reason |
         /// |---|---|
@@ -309,8 +312,8 @@ status! {
         pub recent_share_ppm: u32 => "LATELY",
         /// The tenant's share of the GPU's time since it first appeared, parts per million.
         pub total_share_ppm: u32 => "TOTAL",
-        /// GPU time that is charged, ns: kernels and graphs, and copies for tenants whose copies are
-        /// charged.
+        /// GPU time that is charged, ns: kernels and graphs, and copies for tenants whose copies
+        /// are charged.
         pub gpu_ns: u64 => "GPU TIME",
         /// GPU time of copies, charged or not, ns.
         pub copy_ns: u64,
@@ -326,42 +329,43 @@ status! {
         pub wanted_ns: u64,
         /// The part of `wanted_ns` in which another tenant had work running or waiting too, ns.
         pub contended_ns: u64 => "CONTENDED",
-        /// The tenant's part of `contended_ns`, by its entitlement beside the other tenants that wanted
-        /// the GPU, ns.
+        /// The tenant's part of `contended_ns`, by its entitlement beside the other tenants that
+        /// wanted the GPU, ns.
         pub owed_ns: u64,
         /// GPU time charged during `contended_ns`, ns.
         pub had_ns: u64,
-        /// Waits at the gate by length. Entry N counts waits from 2^N µs up to twice that. The first
-        /// entry also has all shorter waits, and the last entry all longer ones.
+        /// Waits at the gate by length. Entry N counts waits from 2^N µs to 2^(N+1) µs. The first
+        /// entry also counts all shorter waits, and the last entry all longer waits.
         pub waits_by_length: [u64; WAIT_BUCKETS],
         /// Lag: GPU time that the tenant is owed, ns; negative if the tenant had more.
         pub lag_ns: i64,
         /// Memory that the tenant holds, bytes.
         pub memory_bytes: u64 => "MEMORY",
-        /// The most memory that the tenant held at once, bytes. Exact for a tenant with a limit, else
-        /// the most that was observed.
+        /// The most memory that the tenant held at once, bytes. The figure is exact for a tenant
+        /// with a limit. For other tenants, it is the most that the daemon observed.
         pub memory_peak_bytes: u64 => "PEAK",
-        /// Memory that the tenant holds by kind, bytes. Kinds of which it holds nothing are left out.
+        /// Memory that the tenant holds by kind, bytes. Kinds of which the tenant holds nothing are
+        /// left out.
         pub memory_by_kind: BTreeMap<String, u64>,
-        /// Managed memory that the tenant has beyond its limit, bytes, as its processes report it. Not
-        /// part of `memory_bytes`.
+        /// Managed memory that the tenant has beyond its limit, bytes, as its processes report it.
+        /// Not part of `memory_bytes`.
         pub oversubscribed_bytes: u64,
         /// The part of `oversubscribed_bytes` that was brought to the GPU, bytes.
         pub oversubscribed_brought_bytes: u64,
-        /// Memory that the tenant asked for and the driver did not have, bytes. A thread of the tenant
-        /// waits until others make room; 0 if none waits.
+        /// Memory that the tenant asked for and the driver did not have, bytes. A thread of the
+        /// tenant waits until other tenants make room; 0 if no thread waits.
         pub needed_bytes: u64,
         /// `memory_bytes` less the sum of the kinds that the processes report, bytes.
         pub kinds_drift_bytes: i64,
-        /// Memory of the tenant's processes by NVML, bytes, at most a second old. `None` if NVML does
-        /// not report it or the tenant is suspended.
+        /// Memory of the tenant's processes by NVML, bytes, at most a second old. `None` if NVML
+        /// does not report the memory, or if the tenant is suspended.
         pub nvml_bytes: Option<u64>,
         /// `nvml_bytes` less the tenant's account, bytes.
         pub drift_bytes: Option<i64>,
         /// The tenant's ceiling beside the guarantees of others, bytes, if a ceiling bounds it.
         pub ceiling_bytes: Option<u64>,
-        /// Memory that is kept for the tenant while its memory follows its use, bytes: the most that it
-        /// held lately, and a margin.
+        /// Memory that the daemon keeps for the tenant while the tenant's memory follows its use,
+        /// bytes: the most memory that the tenant held lately, and a margin.
         pub kept_bytes: Option<u64>,
         /// Allocations that were refused: by the limit, or by the driver for lack of memory.
         pub refusals: u64 => "REFUSED",
@@ -434,8 +438,8 @@ status! {
         pub gpu: usize,
         /// Whether work is in flight.
         pub in_flight: bool,
-        /// Number of threads at the gate, or in a call of the driver while the tenant is kept off the
-        /// GPU.
+        /// Number of threads at the gate, or in a call of the driver while the tenant is kept off
+        /// the GPU.
         pub waiters: u32,
         /// GPU time that is charged, ns.
         pub gpu_ns: u64 => "GPU TIME",
@@ -447,14 +451,15 @@ status! {
         pub wait_ns: u64,
         /// Memory that the process holds, bytes.
         pub memory_bytes: u64 => "MEMORY",
-        /// Time for which work has run without an end, ns. `None` unless the time is so long that the
-        /// GPU cannot be shared in time. The cause is a kernel that spins or stays for good.
+        /// Time for which work has run without an end, ns. `None` unless the time is so long that
+        /// the daemon cannot share the GPU in time. The cause is a kernel that spins or never ends.
         pub overdue_ns: Option<u64>,
     }
 }
 
 impl SessionGpuStatus {
-    /// Returns the counters of a session on all of its GPUs together: GPU time, launches and memory.
+    /// Returns the counters of a session on all of its GPUs together: GPU time, launches and
+    /// memory.
     pub fn sum(gpus: &[Self]) -> Self {
         gpus.iter().fold(Self::default(), |sum, gpu| Self {
             gpu_ns: sum.gpu_ns.saturating_add(gpu.gpu_ns),

@@ -33,7 +33,8 @@ status! {
         pub declared_size_ns: Option<u64>,
         /// GPU time that the job has used so far on all GPUs, ns.
         pub used_ns: u64,
-        /// The part of the time in which the tenant is not idle by its own choice, parts per million.
+        /// The part of the time in which the tenant is not idle by its own choice, parts per
+        /// million.
         pub demand_ppm: u32,
         /// The part of the GPU's memory that the tenant holds, parts per million.
         pub memory_ppm: u32,
@@ -48,13 +49,14 @@ status! {
         pub harm_ns: u64,
         /// Time that guests may still cost now, ns.
         pub credit_ns: u64,
-        /// Time that must be earned back before guests may cost anything, ns.
+        /// Time that guests must earn back before they may cost owners time again, ns.
         #[serde(default)]
         pub debt_ns: u64,
-        /// The least time that a pause of the owners is expected to last, ns. `None` if it is not known
-        /// yet.
+        /// The least time that a pause of the owners is expected to last, ns. `None` until the
+        /// guard knows this time.
         pub foreseen_pause_ns: Option<u64>,
-        /// Longest time for which guests may keep an owner waiting at once, by the owners' SLOs, ns.
+        /// Longest time for which guests may keep an owner waiting at once, by the owners' SLOs,
+        /// ns.
         pub tolerated_ns: u64,
     }
 
@@ -65,7 +67,7 @@ status! {
         pub gpu: usize,
         /// The granted class.
         pub class: String,
-        /// The tenant's priority value. It counts where no share was asked for.
+        /// The tenant's priority value, which counts if the tenant asked for no share.
         pub priority: PriorityStatus,
         /// The derivation of the share from all tenants' requests.
         #[serde(flatten)]
@@ -77,7 +79,8 @@ status! {
         pub charge_copies: bool,
         /// Lag: GPU time that the tenant is owed, ns; negative if the tenant had more.
         pub lag_ns: i64,
-        /// The tenant's SLO, ns. The tenant's requests for the GPU are due earlier for it.
+        /// The tenant's SLO, ns. Because of the SLO, the tenant's requests for the GPU are due
+        /// earlier.
         #[serde(default)]
         pub slo_ns: Option<u64>,
         /// The time that guests may cost the owners, if there are guests.

@@ -1,9 +1,9 @@
 //! The division of a user's cap among the user's tenants.
 //!
 //! A cap belongs to a user, however many tenants the user has. The tenant that asked first keeps
-//! the amount that it asked for. Later tenants get what is left. The rest of the cap, for which no
-//! tenant asked, is split evenly. The split leaves out tenants that an administrator has put above
-//! the cap.
+//! the amount that it asked for. Later tenants get the remaining amount. The rest of the cap, for
+//! which no tenant asked, is split evenly. The split leaves out tenants that an administrator has
+//! put above the cap.
 //!
 //! The daemon cannot take away memory that a tenant holds. So each tenant first keeps the memory
 //! that it holds, as far as the cap allows.
@@ -14,8 +14,8 @@ use deepres_abi::grant::NO_LIMIT;
 use deepres_abi::quantity::MIN_SHARE_PPM;
 use serde::{Deserialize, Serialize};
 
-/// All tenants of a user may together exceed the cap by the cap divided by this number. So a new
-/// tenant is owed something even if nothing of the cap is left.
+/// The divisor of the cap for the excess: all tenants of a user together may be owed more than the
+/// cap by this part. So a new tenant is owed something even if the cap is used up.
 const BEYOND_PART: u64 = 10;
 
 /// The wish of a tenant for a part of one cap.
@@ -116,7 +116,7 @@ struct Split {
     left: u64,
     /// The amount that the tenant asked for and gets.
     had: u64,
-    /// The tenant's part of the amount that nobody asked for.
+    /// The tenant's part of the amount for which no tenant asked.
     rest: u64,
 }
 
@@ -162,7 +162,7 @@ fn memory(wants: &[Wants], cap: u64) -> Vec<u64> {
     }
     // Only tenants that asked for nothing split the rest, because the other tenants have their
     // limits. If a tenant holds more than an even part, the tenant keeps what it holds. The other
-    // tenants then split what is left.
+    // tenants then split the remaining memory.
     let unasked = wants.iter().zip(&kept).filter(|(wants, _)| wants.memory == Want::Rest);
     let mut unasked: Vec<u64> = unasked.map(|(_, kept)| *kept).collect();
     unasked.sort_unstable();

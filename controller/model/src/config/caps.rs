@@ -10,7 +10,7 @@ use std::fmt;
 use std::str::FromStr;
 
 /// The most that a user may have. Share and memory bound all tenants of the user together. The
-/// other caps hold for each tenant.
+/// other caps bind each tenant by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Caps {
@@ -30,7 +30,7 @@ pub struct Caps {
     pub deadline: bool,
     /// Whether SLOs count.
     pub slo: bool,
-    /// Whether the time of copies is charged even if the tenant does not ask for it.
+    /// Whether the arbiter charges copies even if the tenant does not ask for the charge.
     pub charge_copies: bool,
 }
 
@@ -52,7 +52,7 @@ impl Caps {
         charge_copies: false,
     };
 
-    /// Whether the caps bound the share or the memory.
+    /// Returns whether the caps bound the share or the memory.
     pub fn is_any(&self) -> bool {
         self.share_ppm < PPM || self.memory_bytes != NO_LIMIT
     }

@@ -62,8 +62,8 @@ pub struct Config {
     pub idle_exit_s: u64,
     /// The most connections at a time.
     pub max_connections: usize,
-    /// The most connections of one user at a time. The bound does not hold for root and the
-    /// daemon's own user, but holds for each of their containers.
+    /// The most connections of one user at a time. Root and the daemon's own user have no such
+    /// bound, but each of their containers has it.
     pub max_connections_per_user: usize,
     /// Name or number of a group whose members may administer the daemon. Root and the daemon's own
     /// user always may.

@@ -55,7 +55,7 @@ impl Defaults {
         self.0
     }
 
-    /// Whether the class is guaranteed but the share is missing, which a guarantee needs.
+    /// Returns whether the class is guaranteed but the share is missing, which a guarantee needs.
     pub fn lacks_share(&self) -> bool {
         self.0.class == Some(Class::Guaranteed) && self.0.share_ppm.is_none()
     }

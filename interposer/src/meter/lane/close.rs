@@ -12,7 +12,7 @@ use crate::driver::calls::{Calls, Event, Stream};
 use crate::meter::segment::{Contents, Launches};
 use crate::{capture, os};
 
-/// How the meter thread learns that a segment is complete.
+/// The way in which the meter thread learns that a segment is complete.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
     /// By an event that a thread records at the end.
@@ -49,7 +49,7 @@ impl Lane {
         (Launches(launched), ns)
     }
 
-    /// Closes the open segment if `still` holds for its number of launches.
+    /// Closes the open segment if `still` returns true for its number of launches.
     pub(super) fn close_if(&self, calls: &Calls, still: impl Fn(u32) -> bool, end: End) {
         let is_closable = self.tally.is_closable() && self.ring.has_room();
         if !is_closable || (end == End::Record && self.is_held(calls)) {

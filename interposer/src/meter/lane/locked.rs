@@ -14,8 +14,8 @@ use crate::meter::context::Inner;
 use crate::meter::segment::Segment;
 
 impl Lane {
-    /// Gives the lane to the thread `owner` on `stream`. No thread uses the lane, or its thread has
-    /// ended.
+    /// Gives the lane to the thread `owner` on `stream`. The caller makes sure that no thread uses
+    /// the lane, or that its thread has ended.
     pub fn adopt(&self, _locked: &Inner, stream: Stream, owner: u32) {
         self.owner.store(owner, Ordering::Relaxed);
         self.pace.restart();

@@ -26,13 +26,13 @@ pub(super) struct OpenSegment {
 pub(super) struct Beginning {
     /// The launch that opens the segment.
     pub(super) launch: Launch,
-    /// Host time before the first event was recorded, ns.
+    /// Host time just before the thread recorded the first event, ns.
     pub(super) asked_ns: u64,
-    /// Host time after the first event was recorded, ns.
+    /// Host time just after the thread recorded the first event, ns.
     pub(super) began_ns: u64,
     /// Whether the segment gets no start event, only an end event.
     pub(super) is_end_only: bool,
-    /// Whether the stream may wait for something else between the launches.
+    /// Whether the stream may wait for another stream or the host between the launches.
     pub(super) may_wait: bool,
     /// Whether the stream had no unfinished work, and nothing made the stream wait.
     pub(super) is_quiet: bool,
@@ -63,12 +63,13 @@ impl OpenSegment {
         self.is_end_only.load(Ordering::Relaxed)
     }
 
-    /// Returns whether the stream may wait for something else between the segment's launches.
+    /// Returns whether the stream may wait for another stream or the host between the segment's
+    /// launches.
     pub(super) fn may_wait(&self) -> bool {
         self.may_wait.load(Ordering::Relaxed)
     }
 
-    /// Returns the host time before the segment's first event was recorded, ns.
+    /// Returns the host time just before the thread recorded the segment's first event, ns.
     pub(super) fn asked_ns(&self) -> u64 {
         self.asked_ns.load(Ordering::Relaxed)
     }
@@ -99,7 +100,8 @@ impl OpenSegment {
         self.first_ns.store(first_ns, Ordering::Relaxed);
     }
 
-    /// Records that the stream may wait for something else between the segment's launches.
+    /// Records that the stream may wait for another stream or the host between the segment's
+    /// launches.
     pub(super) fn note_wait(&self) {
         self.may_wait.store(true, Ordering::Relaxed);
     }

@@ -31,16 +31,16 @@ pub(super) const LAUNCHES_MAX: u32 = 1024;
 const LONGEST: u32 = 1 << 29;
 /// The most launches in a segment while the meter has measured no launch of the lane.
 const LAUNCHES_UNMEASURED_MAX: u32 = 16;
-/// In a spell, one segment in this many gets a start event.
+/// In a spell, the meter gives a start event to one segment in this many.
 const MEASURED_IN_SPELL_EVERY: u32 = 8;
-/// While the GPU is not contended and the stream has gaps, the lane takes a sample in one segment
-/// in this many. While the GPU is contended, the samples themselves set the number
+/// While the GPU is not contended and the stream has gaps, the meter takes a sample in one segment
+/// of this many. While the GPU is contended, the samples themselves set the number
 /// ([`super::reader`]).
 const SAMPLE_EVERY: u32 = 4;
-/// A launch without a settled estimate ends the open segment only if the segment has at least this
-/// many launches. So if no kernel has an estimate, the meter times one launch in this many.
+/// The fewest launches of an open segment that a launch without a settled estimate ends. So if no
+/// kernel has an estimate, the meter times one launch in this many.
 pub(super) const UNKNOWN_APART: u32 = 8;
-/// Of the copies between kernels that have an estimate, the meter times one copy in this many.
+/// Of copies between kernels with an estimate, the meter times one in this many.
 const COPY_SAMPLE_EVERY: u32 = 8;
 /// While the GPU is not contended, the lane counts a graph of at most this length, ns, like a
 /// kernel. Graphs with conditional nodes are the exception. A longer graph fills more than a
@@ -71,7 +71,7 @@ impl Deref for LaneOwner {
 pub(super) struct Followers {
     /// The gate word at which the segment was opened.
     word: AtomicU32,
-    /// The sum of the estimates of all launches of the lane stays below this, ns.
+    /// The bound on the sum of the estimates of all launches of the lane, ns.
     below_ns: AtomicU64,
 }
 
@@ -92,8 +92,9 @@ impl Followers {
     }
 }
 
-/// The length of the next segments. Only the owner thread uses these figures, and a thread that
-/// gives the lane to another owner. A thread that closes a segment sets `apart_ns`.
+/// The figures that decide the length of the next segments. Only the owner thread uses these
+/// figures, and a thread that gives the lane to another owner. A thread that closes a segment sets
+/// `apart_ns`.
 #[derive(Debug)]
 pub(super) struct Pace {
     /// The number of launches when the last segment was opened (modulo 2³²).
@@ -130,7 +131,8 @@ impl Pace {
     }
 
     /// Records that a segment of `launches` launches was open for `open_ns`. A single launch tells
-    /// nothing of the pace. After it, a longer segment finds out whether the launches come closer.
+    /// nothing of the pace. After a segment of a single launch, a longer segment shows whether the
+    /// launches come closer.
     pub(super) fn learn(&self, launches: u32, open_ns: u64) {
         let apart_ns = match launches {
             0 | 1 => self.apart_ns.load(Ordering::Relaxed) / 2,
@@ -179,12 +181,12 @@ impl Lane {
 }
 
 impl LaneOwner {
-    /// Returns the lane as other threads may have it.
+    /// Returns the lane without the proof that the caller is the owner thread.
     pub fn lane(self) -> &'static Lane {
         self.lane
     }
 
-    /// Returns whether the gate has not changed since the open segment was opened.
+    /// Returns whether the gate is as it was when the thread opened the segment.
     #[inline(always)]
     pub fn is_let_on(self) -> bool {
         self.gpu.gate_word().is_none_or(|word| word == self.followers.word())
@@ -213,9 +215,9 @@ impl LaneOwner {
         self.followers.has_room(self.tally.expected_ns().wrapping_add(ns)).then_some((launched, ns))
     }
 
-    /// Called before a launch: opens a segment if none is open, or counts the launch in the open
-    /// segment. After a success, the caller must call [`Self::launched`]. `leave` says which launches
-    /// may follow this launch.
+    /// Takes in a launch before its call: opens a segment if none is open, or counts the launch in
+    /// the open segment. After a success, the caller must call [`Self::launched`]. `leave` says
+    /// which launches may follow this launch.
     ///
     /// While the GPU is contended, `contended` is the launch's estimate, which the GPU's estimated
     /// time in flight already includes.
@@ -419,8 +421,8 @@ impl LaneOwner {
         }
     }
 
-    /// Called after every launch that [`Self::begin`] has taken. `opened`: the launch opened the
-    /// segment.
+    /// Records the return of a launch that [`Self::begin`] has taken in. `opened`: the launch
+    /// opened the segment.
     pub fn launched(self, opened: bool) {
         if opened {
             self.open.set_first(os::now_ns());
@@ -428,13 +430,14 @@ impl LaneOwner {
         self.tally.release();
     }
 
-    /// Takes back the launch that was counted last, because the driver refused it. If a thread
-    /// closed the segment meanwhile, the next segment is charged that much less.
+    /// Takes back the launch that the thread counted last, because the driver refused the launch.
+    /// If a thread closed the segment meanwhile, the next segment's charge is that much less.
     pub fn uncount(self, kind: Kind) {
         self.tally.take_back(kind.one());
     }
 
-    /// Called after the launch that ends a segment: closes the segment, or lets it grow.
+    /// Ends the open segment after its last launch: closes the segment, or lets the segment grow if
+    /// the ring has no room.
     pub fn end(self, calls: &Calls) {
         // The owner thread closes two kinds of segment even without room. The meter thread cannot
         // close a segment of a per-thread stream, and a segment of copies must not take in kernels.

@@ -15,21 +15,22 @@ use crate::meter::segment::Segment;
 use crate::meter::thread::MeterThread;
 use crate::os;
 
-/// If the open segment had no launch for this long, the meter thread closes the segment. While the
-/// GPU is contended, the meter thread closes a segment that had no launch since its last look.
+/// The time without a launch after which the meter thread closes an open segment. While the GPU is
+/// contended, the meter thread closes a segment that had no launch since the last look.
 const STALE_NS: u64 = 200_000;
-/// While the GPU is contended, the meter thread ends a segment after this time. A long kernel among
-/// short kernels is then not hidden in a segment that outlasts it.
+/// The time after which the meter thread ends a segment while the GPU is contended. A long kernel
+/// among short kernels is then not hidden in a segment that outlasts it.
 const LONGEST_NS: u64 = 2 * SEGMENT_NS;
-/// While the GPU is contended, the lane takes a sample in one segment in this many, as long as the
-/// samples contradict the estimates. A program that waits for the GPU after every 25 launches then
-/// records 0.1 events for a launch.
+/// While the GPU is contended and the samples contradict the estimates, the meter takes a sample in
+/// one segment of this many. A program that waits for the GPU after every 25 launches then records
+/// 0.1 events for a launch.
 const SAMPLE_EVERY_LEAST: u32 = 8;
-/// Each sample that confirms its estimate doubles that number, up to this. If kernels take longer
-/// from now on, the meter notices after 16 ms at most.
+/// While the GPU is contended, the meter takes a sample in at least one segment of this many. Each
+/// sample that confirms its estimate doubles the number of segments, up to this value. If kernels
+/// begin to take longer, the meter notices after 16 ms at most.
 const SAMPLE_EVERY_MOST: u32 = 32;
-/// A sample confirms its estimate if the two differ by at most one part in this many, or by at most
-/// [`CONFIRMS_NS`], the error of a time between two events.
+/// A sample confirms its estimate if sample and estimate differ by at most one part in this many. A
+/// difference of [`CONFIRMS_NS`], the error of a time between two events, also confirms.
 const CONFIRMS_PART: u64 = 8;
 const CONFIRMS_NS: u64 = 1_000;
 /// Time between two checks whether the owner thread ended inside the driver.
@@ -43,14 +44,14 @@ const NO_END: i64 = i64::MIN;
 pub(super) struct Learned {
     /// Whether the stream's last segment had gaps, or may have had gaps.
     is_sparse: AtomicBool,
-    /// GPU time, ns, by which earlier segments were charged less than expected, because of their
-    /// bounds. The meter thread adds this time to later charges. Without the correction, kernels
-    /// whose times scatter around the mean would be charged too little, because the bounds only
-    /// ever cut off the long side.
+    /// GPU time, ns, by which the charges of earlier segments were less than expected, because of
+    /// the segments' bounds. The meter thread adds this time to later charges. Without the
+    /// correction, the meter thread would charge kernels with scattered times too little, because
+    /// the bounds cut off only long times.
     carried_ns: AtomicI64,
     /// The mean GPU time of a launch, ns; 0: not measured yet.
     mean_ns: AtomicU64,
-    /// While the GPU is contended, the lane takes a sample in one segment in this many.
+    /// While the GPU is contended, the meter takes a sample in one segment of this many.
     sample_every: AtomicU32,
     /// The end of the last processed segment, or [`NO_END`].
     previous_end_ns: AtomicI64,
@@ -78,15 +79,14 @@ impl Default for Learned {
 }
 
 impl Learned {
-    /// Forgets the figures that hold for one thread's launches, because the lane gets another
-    /// thread.
+    /// Forgets the figures about one thread's launches, because the lane gets another thread.
     pub(super) fn restart(&self) {
         self.is_sparse.store(true, Ordering::Relaxed);
         self.carried_ns.store(0, Ordering::Relaxed);
         self.sample_every.store(SAMPLE_EVERY_LEAST, Ordering::Relaxed);
     }
 
-    /// Forgets the figures that hold for one stream, because the lane gets another stream.
+    /// Forgets the figures about one stream, because the lane gets another stream.
     pub(super) fn forget(&self) {
         self.mean_ns.store(0, Ordering::Relaxed);
         self.set_previous_end(None);
@@ -97,7 +97,7 @@ impl Learned {
         self.mean_ns.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of segments of which one is a sample, while the GPU is contended.
+    /// Returns the number of segments for each sample while the GPU is contended.
     pub(super) fn sample_every(&self) -> u32 {
         self.sample_every.load(Ordering::Relaxed)
     }
@@ -161,9 +161,9 @@ impl Lane {
     /// segment is complete once the stream has no work left.
     ///
     /// A per-thread default stream has the same handle in each thread, but the handle names another
-    /// stream there. So the meter thread can neither record on the stream nor query it. Such a
-    /// segment counts as complete once all segments before it are complete and its usual time has
-    /// passed.
+    /// stream there. So the meter thread can neither record on the stream nor query it. The meter
+    /// thread takes such a segment as complete once all segments before it are complete and its
+    /// usual time has passed.
     pub(super) fn close_stale(
         &self,
         _meter: MeterThread,
@@ -180,7 +180,7 @@ impl Lane {
                 let is_through = may_ask && calls.query_stream(Stream::LEGACY) != Progress::Pending;
                 drop(marking);
                 if !is_through {
-                    // Earlier work of the stream is charged by its own segments.
+                    // The segments of the stream's earlier work charge that work.
                     if may_ask && self.has_begun(calls) {
                         self.learned.busy_for_ns.store(quiet_ns, Ordering::Relaxed);
                     } else {
@@ -188,8 +188,8 @@ impl Lane {
                     }
                     return;
                 }
-                // Work on the legacy stream waits for other streams, and must not be charged for
-                // the wait.
+                // Work on the legacy stream waits for other streams, and the charge must not
+                // include the wait.
                 let is_by_itself = self.context.lanes() <= 1 && !self.open.may_wait();
                 let busy_for_ns = self.learned.busy_for_ns.load(Ordering::Relaxed);
                 End::Unrecorded { least_ns: if is_by_itself { busy_for_ns } else { 0 } }
@@ -226,8 +226,8 @@ impl Lane {
         self.learned.carried_ns.load(Ordering::Relaxed).clamp(-expected_ns, expected_ns)
     }
 
-    /// Records that a segment with an expected time of `expected_ns` was charged `took_ns`, because
-    /// of its bounds.
+    /// Records that the charge of a segment was `took_ns` instead of the expected `expected_ns`,
+    /// because of the segment's bounds.
     pub fn carry(&self, meter: MeterThread, expected_ns: i64, took_ns: i64) {
         if expected_ns > 0 {
             let carried_ns = self.carried_ns(meter, expected_ns).saturating_add(expected_ns - took_ns);

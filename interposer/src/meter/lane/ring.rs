@@ -12,7 +12,8 @@ use crate::meter::segment::Segment;
 /// The number of places in a ring. A segment has two events, and a driver queues about a thousand
 /// launches.
 pub(super) const RING: u32 = 128;
-/// If this many segments wait in the ring, the lane's open segment grows instead of ending.
+/// The number of segments in the ring from which on the lane's open segment grows instead of
+/// ending.
 pub(super) const RING_BUSY: u32 = RING - RING / 4;
 
 /// A ring, as the module's documentation explains.
@@ -52,7 +53,7 @@ impl Ring {
     }
 
     /// Returns whether a thread may close a segment. No segment fills the last free place, because
-    /// the owner thread needs it for the next open segment.
+    /// the owner thread needs this place for the next open segment.
     pub(super) fn has_room(&self) -> bool {
         self.waiting() < RING - 1
     }
@@ -78,8 +79,8 @@ impl Ring {
     }
 
     /// Gives the next segment two events, and returns the segment. The events come from the oldest
-    /// processed segment that still has its own, or from `create`. Returns `None` if `create`
-    /// fails. Only the owner thread calls this.
+    /// processed segment that still has its own events, or from `create`. Returns `None` if
+    /// `create` fails. Only the owner thread calls this.
     pub(super) fn equip(&self, create: impl FnOnce() -> Option<(Event, Event)>) -> Option<&Segment> {
         let segment = self.next()?;
         let taken = self.taken.load(Ordering::Relaxed);

@@ -1,8 +1,8 @@
-//! Grid blocks, in which both block-counting baselines measure a kernel.
+//! Grid blocks: the unit in which `tgs-like` and `hami-like` measure a kernel.
 //!
-//! A scenario gives lengths, and no grids. A kernel is assumed to fill the GPU with waves of one
-//! block for each SM, and each wave takes [`BLOCK_NS`]. Blocks are then proportional to time, which
-//! is the best case for a policy that counts blocks.
+//! A scenario gives the lengths of kernels, and no grids. The evaluation assumes that a kernel
+//! fills the GPU with waves of one block for each SM, and that each wave takes [`BLOCK_NS`]. Blocks
+//! are then proportional to time, which is the best case for a policy that counts blocks.
 
 /// Number of SMs of the GPU (an H200).
 pub const SMS: u64 = 132;

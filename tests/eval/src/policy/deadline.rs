@@ -1,9 +1,9 @@
-//! Runs one batch at a time, the one with the earliest deadline first (Liu and Layland, JACM 1973),
-//! without preemption.
+//! Runs one batch at a time without pre-emption, the batch with the earliest deadline first (Liu
+//! and Layland, JACM 1973).
 //!
-//! A request or step is due when its SLO says, or else when its job's deadline says. Batches
-//! without a due time, or with the same, run in the order in which they came. The gate decides
-//! again at the end of each batch.
+//! The SLO gives the due time of a request or step. Without an SLO, the deadline of the job gives
+//! it. Batches without a due time, or with the same due time, run in the order in which they came.
+//! The gate decides again at the end of each batch.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use crate::device::Tenant;
 use crate::gate::{Gate, Launch};
 use crate::scenario::Scenario;
 
-/// Due time, arrival time and tenant. The least comes first.
+/// Due time, arrival time and tenant of a batch. The least place comes first.
 type Place = (u64, u64, Tenant);
 
 /// The gate.
@@ -126,7 +126,7 @@ mod tests {
         let scenario = Scenario::parse(text).unwrap();
         let run = Policy::EarliestDeadline.run_alone(&scenario);
         assert_eq!((run.outcomes[1].missed, run.outcomes[1].timed), (0, 19), "{:?}", run.outcomes[1]);
-        // At most one request of the other tenant and two switches are ahead of it.
+        // At most one request of the other tenant and two switches are ahead of a request.
         assert!(run.outcomes[1].latencies_ns.iter().all(|ns| *ns <= 9_200_000));
     }
 
@@ -144,7 +144,7 @@ mod tests {
             steps = { kernels = 10, kernel_us = 1000, pause_ms = 10 }
             "#,
         );
-        // After each of its steps the other tenant has one.
+        // After each step of a tenant, the other tenant has a step.
         assert!((used[1] - 50.0).abs() < 1.0, "{used:?}");
     }
 }

@@ -23,7 +23,7 @@ use crate::gate::{Gate, Launch};
 use crate::scenario::{Gpu, Scenario};
 use crate::standings::MOST_WATCHED;
 
-/// Number of the host's CPUs. It decides whether waiters spin.
+/// Number of the host's CPUs, which decides whether waiters spin.
 const PROCESSORS: usize = 8;
 /// How old the daemon's heartbeat may be, as in the default configuration.
 const HEARTBEAT_LIMIT_NS: u64 = 250_000_000;

@@ -1,18 +1,19 @@
-//! A token bucket for each tenant, filled according to the utilisation seen.
+//! A token bucket for each tenant, filled by the observed utilisation.
 //!
 //! The rule and the constants are those of HAMi-core's
 //! src/multiprocess/multiprocess_utilization_watcher.{c,h} as of June 2026. A launch takes as many
 //! tokens as its grid has blocks. While the number of tokens is negative, a launch sleeps 10 ms at
 //! a time. Every 120 ms the bucket gets `share` more tokens. `share` grows while the process's
-//! utilisation of the last second is at or below its limit. It shrinks while the utilisation is
-//! above. Utilisation is in integer percent.
+//! utilisation of the last second is at or below its limit, and shrinks while the utilisation is
+//! above the limit. Utilisation is in integer percent.
 //!
-//! In HAMi-core a launch also waits while `recent_kernel` is below 0, whatever its tokens. Nothing
-//! in HAMi-core sets that value. Another program, which is not part of HAMi-core, does so for tasks
-//! of low priority. So no launch waits for that here.
+//! In HAMi-core, a launch also waits while `recent_kernel` is below 0, with any number of tokens.
+//! HAMi-core itself never sets this value. Another program sets the value for tasks of low
+//! priority. So in the evaluation, no launch waits for `recent_kernel`.
 //!
-//! The limit of an owner is its entitlement. A best-effort tenant gets what the others leave on
-//! average, which an operator would have to know beforehand. It gets at least 5 %.
+//! The limit of an owner is its entitlement. The limit of a best-effort tenant is the GPU time that
+//! the other tenants leave on average, at least 5 %. A real operator would have to know this time
+//! beforehand.
 
 use std::collections::VecDeque;
 
@@ -38,9 +39,9 @@ const SMS: i64 = blocks::SMS as i64;
 const DIVISOR: i64 = 2560;
 /// Least difference that `delta` uses, percent.
 const MIN_DIFFERENCE: i64 = 5;
-/// Limit from which on no launch is limited, percent.
+/// The limit from which on no launch waits, percent.
 const UNLIMITED: i64 = 100;
-/// Least limit of a guest here, percent.
+/// The least limit of a guest in the evaluation, percent.
 const MIN_GUEST: i64 = 5;
 
 #[derive(Debug)]
@@ -50,7 +51,7 @@ struct Bucket {
     total: i64,
     share: i64,
     waiting_until_ns: Option<u64>,
-    /// (end, length) of the kernels of the last second, ns.
+    /// The end and the length of each kernel of the last second, ns.
     recent: VecDeque<(u64, u64)>,
 }
 
@@ -201,7 +202,8 @@ mod tests {
         assert_eq!(gate.buckets[0].limit_percent, 30);
         gate.buckets[0].tokens = 1_320;
         let launch = Launch { tenant: 0, length_ns: 100_000, arrived_ns: 0, due_ns: None };
-        // Each launch has 1,320 blocks. The first leaves no tokens, and the second goes below 0.
+        // Each launch has 1,320 blocks. The first launch leaves no tokens, and the second launch
+        // brings the number below 0.
         assert!(gate.admit(0, &launch) && gate.admit(0, &launch));
         assert_eq!(gate.buckets[0].tokens, -1_320);
         assert!(!gate.admit(5, &launch));

@@ -1,4 +1,4 @@
-//! The ways to share a GPU that are compared.
+//! The policies that the evaluation compares: ways to share a GPU.
 
 mod blocks;
 mod deadline;
@@ -23,7 +23,7 @@ use crate::standings::Standings;
 pub enum Policy {
     /// The daemon's policy.
     Deepres,
-    /// Each tenant has an equal part of the GPU, whether it uses it or not: fixed partitions.
+    /// Fixed partitions: each tenant has an equal part of the GPU, used or not.
     StaticSplit,
     /// The hardware's behaviour without MPS: contexts take turns.
     TimeSlice,
@@ -32,10 +32,10 @@ pub enum Policy {
     /// The rate of the production job's launches limits a best-effort job's launches, after the
     /// published code of TGS (NSDI 2023).
     TgsLike,
-    /// A token bucket for each tenant, filled according to the utilisation seen, after the
-    /// published code of HAMi-core.
+    /// A token bucket for each tenant, filled by the observed utilisation, after the published code
+    /// of HAMi-core.
     HamiLike,
-    /// One request at a time, the one that is due first.
+    /// One request at a time, the request that is due first.
     EarliestDeadline,
     /// The fluid limit: weighted processor sharing without any cost.
     Gps,
@@ -136,8 +136,8 @@ fn equal_parts(running: &[Option<u32>]) -> Vec<f64> {
     running.iter().map(|sm| if sm.is_some() { part } else { 0.0 }).collect()
 }
 
-/// Kernels that fit beside each other on the SMs run at full speed. Other kernels slow each other
-/// down equally.
+/// Returns the speeds under MPS. Kernels that fit beside each other on the SMs run at full speed.
+/// Other kernels slow each other down equally.
 fn side_by_side(running: &[Option<u32>]) -> Vec<f64> {
     /// All SMs, parts per million.
     const WHOLE: u64 = 1_000_000;
@@ -146,7 +146,8 @@ fn side_by_side(running: &[Option<u32>]) -> Vec<f64> {
     running.iter().map(|sm| if sm.is_some() { rate } else { 0.0 }).collect()
 }
 
-/// Owners run by their weights. Guests run by theirs when no owner has work.
+/// Returns the speeds in the fluid limit. Owners run by their weights. If no owner has work, guests
+/// run by their weights.
 fn by_weight(running: &[Option<u32>], guests: &[bool], owed: &[Entitlement]) -> Vec<f64> {
     let weight = |tenant: usize| f64::from(owed[tenant].weight_ppm);
     let sum_of = |of_guests: bool| {

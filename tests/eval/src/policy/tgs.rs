@@ -2,19 +2,20 @@
 //!
 //! The rules and constants are those of TGS's hijack/src/{high,low}_priority_hijack_call.c as
 //! published (June 2023). Production never waits. Every 5 s production reports the blocks that it
-//! launched. The guest is frozen while it profiles that (five messages). Then the guest may launch
-//! `limit` blocks in each 50 ms.
+//! launched. While the controller profiles production (five messages), the guest is frozen. After
+//! the profile, the guest may launch `limit` blocks in each 50 ms.
 //!
 //! The guest moves the limit at each message. The limit goes up while production's rate is within 3
-//! % of its best, and down otherwise. It also goes down if the rate is higher, because a difference
-//! is taken without its sign. The limit has a slow start and a congestion avoidance.
+//! % of its best rate, and down otherwise. The limit also goes down if the rate is higher than the
+//! best rate, because the rule ignores the sign of the difference. The limit has a slow start and a
+//! congestion avoidance.
 //!
-//! One rule is more favourable than in TGS. There the profile goes on while the last messages are
-//! as good as the best. A steady production never leaves that state. Here that state ends the
-//! profile, so that the guest comes to run.
+//! One rule is more favourable than in TGS. In TGS, the profile goes on while the last messages are
+//! as good as the best message. So with a steady production, the profile never ends. In the
+//! evaluation, such messages end the profile, so that the guest runs.
 //!
-//! Several production tenants count as one, whose rate is the sum of theirs. Each guest has a
-//! limiter of its own, because the limiter belongs to a process.
+//! The policy treats several production tenants as one tenant, with the sum of their rates. Each
+//! guest has a limiter of its own, because the limiter belongs to a process.
 
 use super::blocks;
 use crate::device::Tenant;
@@ -37,11 +38,11 @@ const FIRST_LIMIT: f64 = 20_000.0;
 const MIN_STEP: f64 = 1_000.0;
 /// `threshold`
 const THRESHOLD: f64 = 0.03;
-/// Rate below which a rate counts as none.
+/// The rate below which the policy assumes that a tenant does not launch.
 const NO_RATE: f64 = 1_000.0;
 /// Number of messages before windows without a rate mean anything.
 const EARLY: u64 = 15;
-/// `UPPER_LIMIT`, and the values to which a limit may rise whatever the guest's own rate.
+/// `UPPER_LIMIT`, and the values to which a limit may rise with any rate of the guest itself.
 const UPPER: f64 = 1e14;
 const SLOW_START_CEILING: f64 = (1u64 << 40) as f64;
 const CEILING: f64 = 65_536.0 * 65_536.0;
@@ -143,7 +144,7 @@ impl Manager {
             if off.abs() <= 0.05 {
                 let before = self.best;
                 self.best = self.best.max(best);
-                // The original uses whole numbers, so a difference below 1 counts as none.
+                // The original uses whole numbers, so a difference below 1 does not count.
                 self.goes_on = (before - best).abs() >= 1.0 && self.best != best;
             } else {
                 self.believe(best);
@@ -332,7 +333,7 @@ mod tests {
         let mut manager = told(7);
         manager.message(9_690.0, 0.0);
         manager.message(9_000.0, 0.0);
-        // 20,000 less 8 %, and a tenth of that.
+        // 20,000 less 8 % is 18,400, and the limit is a tenth of this rate.
         assert_eq!((manager.limit, manager.phase), (1_840.0, Phase::SlowStart));
     }
 
@@ -363,8 +364,8 @@ mod tests {
         let mut gate = TgsLike::new(&scenario);
         gate.manager.limit = 13_200.0;
         let launch = |tenant| Launch { tenant, length_ns: 100_000, arrived_ns: 0, due_ns: None };
-        // A kernel of 100 us has 1,320 blocks. Ten kernels reach the limit, and one more may begin
-        // at it.
+        // A kernel of 100 us has 1,320 blocks. Ten kernels reach the limit, and one more kernel may
+        // begin at the limit.
         let admitted = (0..100).filter(|_| gate.admit(0, &launch(1))).count();
         assert_eq!(admitted, 11);
         assert!((0..1000).all(|_| gate.admit(0, &launch(0))));
@@ -374,8 +375,9 @@ mod tests {
         assert!(retry == [1] && !gate.admit(SLEEP_NS, &launch(1)));
         gate.wake(UNIT_NS, &mut retry);
         assert!(gate.admit(UNIT_NS, &launch(1)));
-        // In a whole run the guest gets a part of the gaps after the profile. While frozen it gets
-        // one kernel in each unit, because no launch is not more than a limit of none.
+        // In a whole run the guest gets a part of the gaps after the profile. While frozen, the
+        // guest gets one kernel in each unit, because a guest without a launch is not above a limit
+        // of 0.
         let run = Policy::TgsLike.run_alone(&scenario);
         assert!(run.outcomes[1].used_ns > 0);
         let profile = Scenario { duration_ns: 29_000_000_000, warmup_ns: 0, ..scenario };

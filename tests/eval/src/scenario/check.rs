@@ -1,4 +1,4 @@
-//! Finds values of a scenario that are valid singly and impossible together. The error names line
+//! Finds values of a scenario that are valid alone and impossible together. The error names line
 //! and key.
 
 use std::collections::BTreeMap;
@@ -10,15 +10,15 @@ use deepres_policy::entitlement;
 use super::place::{Step, line_of};
 use super::{Gpu, MAX_S, Part, Recorded, SECOND, Scenario, Tenant};
 
-/// Most tenants: the design's thousand, and some room.
+/// Most tenants of a scenario: the thousand tenants of the design, and some more.
 pub const MAX_TENANTS: usize = 4096;
 /// Most seconds of all tenants together. The evaluation computes each tenant's entitlement ten
 /// times a second, so this limit stands for some minutes of evaluation.
 const MAX_TENANT_SECONDS: u64 = 100_000_000;
 /// Most kernels in a scenario, which are some minutes of evaluation.
 const MAX_KERNELS: f64 = 2e7;
-/// Most products of kernels and tenants on a GPU, because some policies look at all tenants for
-/// each kernel. The hour of a thousand tenants has 4.4e8 of these, and takes a minute.
+/// The greatest product of kernels and tenants on a GPU, because some policies look at all tenants
+/// for each kernel. The hour of a thousand tenants has 4.4e8 such looks, and takes a minute.
 const MAX_LOOKS: f64 = 5e9;
 /// Most time slices in a run.
 const MAX_SLICES: f64 = 2e7;
@@ -148,7 +148,7 @@ impl Scenario {
         self.check_promises()
     }
 
-    /// Checks that the guarantees fit on each GPU when all tenants have theirs.
+    /// Checks that the guarantees of all tenants fit on each GPU together.
     fn check_promises(&self) -> Result<(), Fault> {
         let mut expanded = self.clone();
         expanded.expand();
@@ -234,7 +234,7 @@ impl Scenario {
 }
 
 impl Tenant {
-    /// Returns the most kernels that the tenant can finish or receive in this time.
+    /// Returns the most kernels that the tenant can finish or receive in `duration_ns`.
     pub(super) fn most_kernels(&self, duration_ns: u64) -> f64 {
         let duration_ns = duration_ns as f64;
         let load = self.phases.iter().map(|phase| phase.load).fold(1.0, f64::max);

@@ -33,7 +33,7 @@ const WHOLE: u32 = deepres_abi::PPM;
 pub struct Scenario {
     /// Name in reports.
     pub name: String,
-    /// Sentence that says what the scenario shows.
+    /// A sentence about the scenario, for reports.
     pub shows: String,
     /// Length of the scenario. The measured time begins after `warmup_s`.
     #[serde(rename = "duration_s", deserialize_with = "units::seconds")]
@@ -47,7 +47,7 @@ pub struct Scenario {
     /// Number of GPUs, which are all alike.
     #[serde(default = "units::one", deserialize_with = "units::gpus")]
     pub gpus: usize,
-    /// Each of the GPUs.
+    /// The properties of each GPU.
     #[serde(default)]
     pub gpu: Gpu,
     /// Settings of the operator of deepres.
@@ -64,7 +64,7 @@ pub struct Scenario {
 pub struct Gpu {
     /// The hardware's behaviour with several contexts, under policies that rely on the hardware.
     pub device: Hardware,
-    /// Time that one context has the GPU while others wait, where the hardware takes turns.
+    /// The slice: the time for which one context has the GPU while other contexts wait.
     #[serde(rename = "slice_ms", deserialize_with = "units::millis")]
     pub slice_ns: u64,
     /// Cost of a switch between two contexts.
@@ -162,7 +162,7 @@ pub struct Tenant {
     /// Part of the SMs that the tenant's kernels can use.
     #[serde(default = "units::whole", rename = "sm", deserialize_with = "units::share")]
     pub sm_ppm: u32,
-    /// Times with work: pairs of seconds. If there are none, the tenant always has work.
+    /// Times with work: pairs of seconds. Without such times, the tenant always has work.
     #[serde(default, deserialize_with = "units::spans")]
     pub active_s: Vec<(u64, u64)>,
     /// Times with work, and the load in each.
@@ -218,7 +218,7 @@ pub struct Part {
     /// Time that one kernel takes with the whole GPU.
     #[serde(rename = "kernel_us", deserialize_with = "units::micros")]
     pub kernel_ns: u64,
-    /// Part of the SMs that the kernels can use. If the file gives none, the tenant's value holds.
+    /// Part of the SMs that the kernels can use. Without this key, the tenant's value holds.
     #[serde(default, rename = "sm", deserialize_with = "units::maybe_share")]
     pub sm_ppm: Option<u32>,
 }
@@ -246,7 +246,7 @@ pub struct Steps {
     /// length. Variations are evenly distributed.
     #[serde(default, deserialize_with = "units::fraction")]
     pub jitter: f64,
-    /// Time after which a step counts as missed.
+    /// Time after which a step misses its SLO.
     #[serde(default, rename = "slo_ms", deserialize_with = "units::maybe_millis")]
     pub slo_ns: Option<u64>,
 }
@@ -262,8 +262,8 @@ pub enum Pauses {
     Exponential,
 }
 
-/// An open loop, as in a service. Requests arrive independently of how busy the service is, and the
-/// service answers them in order.
+/// An open loop, as in a service. Requests come even if earlier requests wait, and the service
+/// answers the requests in order.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "a table: `[tenant.requests]`")]
 pub struct Requests {
@@ -285,7 +285,7 @@ pub struct Requests {
     /// evenly distributed.
     #[serde(default, deserialize_with = "units::fraction")]
     pub jitter: f64,
-    /// Time after which an answer counts as missed.
+    /// Time after which an answer misses its SLO.
     #[serde(default, rename = "slo_ms", deserialize_with = "units::maybe_millis")]
     pub slo_ns: Option<u64>,
 }
@@ -314,7 +314,7 @@ impl Scenario {
     /// Reads one of deepres' own scenarios, by the name of its file.
     ///
     /// # Errors
-    /// There is no scenario of that name.
+    /// No scenario has this name.
     pub fn ours(file: &str) -> Result<Self> {
         Self::read(&ours().join(file))
     }
@@ -406,7 +406,7 @@ impl Scenario {
 
 /// Returns a file's text. The file may be a pipe, and may be no scenario.
 fn read_text(file: &Path) -> Result<String> {
-    /// Most bytes. No scenario written by hand is longer.
+    /// The most bytes of a file. No handwritten scenario is longer.
     const MOST: u64 = 64 << 20;
     let mut bytes = Vec::new();
     File::open(file)?.take(MOST + 1).read_to_end(&mut bytes)?;
@@ -418,7 +418,7 @@ fn read_text(file: &Path) -> Result<String> {
     })
 }
 
-/// Name of the file of the bars, which is in the folder of the scenarios and is none.
+/// Name of the file of the bars. The file lies in the folder of the scenarios, but is no scenario.
 pub const BARS: &str = "bars.toml";
 
 /// Returns the folder of the scenarios that come with deepres.
@@ -429,7 +429,7 @@ pub fn ours() -> PathBuf {
 /// Returns the files of deepres' own scenarios, in the order of their names.
 ///
 /// # Errors
-/// The folder cannot be read, or holds none.
+/// The folder cannot be read, or has no scenarios.
 pub fn all() -> Result<Vec<PathBuf>> {
     let folder = ours();
     let entries = std::fs::read_dir(&folder).with_context(|| format!("cannot list {}", folder.display()))?;

@@ -6,9 +6,9 @@ use toml::de::{DeTable, DeValue};
 /// A step from a table to one of its values.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// To the value of a key.
+    /// A step to the value of a key.
     Key(&'static str),
-    /// To a place in a list.
+    /// A step to a place in a list.
     Place(usize),
 }
 

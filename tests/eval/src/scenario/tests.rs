@@ -277,7 +277,7 @@ fn the_schema_has_the_keys_and_words_that_the_parser_knows() {
     assert_eq!(classes, &serde_json::json!(names));
 }
 
-/// Parts of scenarios, and some texts that are no parts of one.
+/// Parts of scenarios, and some texts that are no parts of a scenario.
 const PIECES: &[&str] = &[
     "=",
     "\n",

@@ -153,7 +153,7 @@ pub fn maybe_kernels<'de, D: Deserializer<'de>>(d: D) -> Result<Option<u64>, D::
 }
 
 pub fn kernels<'de, D: Deserializer<'de>>(d: D) -> Result<u64, D::Error> {
-    /// Most kernels of one step. More are no step.
+    /// The most kernels of one step.
     const MOST: u64 = 1_000_000;
     Whole { least: 1, most: MOST }.read(d)
 }
@@ -179,7 +179,7 @@ pub fn seed<'de, D: Deserializer<'de>>(d: D) -> Result<u64, D::Error> {
 }
 
 pub fn load<'de, D: Deserializer<'de>>(d: D) -> Result<f64, D::Error> {
-    /// Most load. A larger one would be another program.
+    /// The largest load. A larger load would be another program.
     const MOST: f64 = 100.0;
     match f64::deserialize(d)? {
         number if number > 0.0 && number <= MOST => Ok(number),
@@ -195,7 +195,7 @@ pub fn maybe_micros<'de, D: Deserializer<'de>>(d: D) -> Result<Option<u64>, D::E
 }
 
 pub fn rate<'de, D: Deserializer<'de>>(d: D) -> Result<f64, D::Error> {
-    /// Most requests per second that one process could accept.
+    /// The most requests per second that a process can accept.
     const MOST: f64 = 1e6;
     match f64::deserialize(d)? {
         number if number > 0.0 && number <= MOST => Ok(number),
@@ -246,7 +246,7 @@ pub fn maybe_share<'de, D: Deserializer<'de>>(d: D) -> Result<Option<u32>, D::Er
 
 /// Reads pairs of seconds.
 pub fn spans<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<(u64, u64)>, D::Error> {
-    // The type is a list, because a tuple would take the first two of a longer list.
+    // The type is a list, because a tuple would take the first two numbers of a longer list.
     let spans: Vec<Vec<f64>> = Vec::deserialize(d)?;
     let ns = |seconds: f64| match seconds {
         seconds if (0.0..=MAX_S).contains(&seconds) => Ok((seconds * SECOND as f64).round() as u64),

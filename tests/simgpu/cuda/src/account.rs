@@ -1,8 +1,8 @@
-//! The amount that a client's live allocations count for, by the charging rule in docs/memory.md.
-//! Tests compare deepres' ledger with this account. The account comes from the driver's own records
-//! and shares no code with deepres.
+//! Computes the GPU memory to charge for a client's live allocations, by the charging rule in
+//! docs/memory.md. Tests compare deepres' ledger with this account. The account comes from the
+//! driver's own records and shares no code with deepres.
 //!
-//! The simulated driver exports these functions. They are no part of CUDA's API.
+//! The simulated driver exports the functions of this file, which are no part of CUDA's API.
 use std::cell::Cell;
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ use crate::memory::{self, Kind};
 use crate::module::MODULES;
 use crate::{graph_memory, pool, process, vmm};
 
-/// Number of kinds of memory in the account.
+/// Number of kinds of memory in the account. The constants below are their indices.
 const KINDS: usize = 7;
 const LINEAR: usize = 0;
 const MANAGED: usize = 1;
@@ -21,14 +21,14 @@ const POOL: usize = 2;
 const PHYSICAL_MEMORY: usize = 3;
 const ARRAY: usize = 4;
 const GRAPH: usize = 5;
-/// Memory of modules, without pieces that they share with linear memory.
+/// Memory of modules, without the pieces that modules share with linear memory.
 const DRIVER: usize = 6;
 
 const NS_PER_S: u64 = 1_000_000_000;
 const PIECE_BYTES: u64 = Config::ALLOCATION_GRANULARITY_BYTES;
 
-/// Returns the charge for managed memory, which takes no GPU memory. Up to half a piece, the charge
-/// counts in units; above, in whole pieces.
+/// Returns the charge for managed memory, which takes no GPU memory. The charge is in units if the
+/// memory is at most half a piece, and in whole pieces otherwise.
 fn managed_counts_for(bytes: u64) -> u64 {
     let unit = if bytes <= PIECE_BYTES / 2 { Config::SUBALLOCATION_GRANULARITY_BYTES } else { PIECE_BYTES };
     bytes.next_multiple_of(unit)
@@ -60,7 +60,7 @@ fn by_kind() -> [u64; KINDS] {
     sums[DRIVER] += modules.difference(&shared).count() as u64 * PIECE_BYTES;
     sums[POOL] = pool::reserved();
     sums[PHYSICAL_MEMORY] = vmm::charged_bytes();
-    // The handle of an array outlives its context; its memory does not.
+    // When a context ends, the memory of its arrays ends, but their handles stay.
     let memory_of = |array: &Array| {
         let found = memory::find(array.base());
         found.filter(|found| matches!(found.kind, Kind::Array) && found.base == array.base())
@@ -75,8 +75,8 @@ thread_local! {
     static TOLD_NS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Notes the time at which the client tells the driver to free memory. From then on, the memory
-/// stays at most as long as the call takes.
+/// Notes the present time, at which the client tells the driver to free memory. The driver frees
+/// the memory before the call returns.
 pub fn note_free() {
     // SAFETY: all zeroes is a valid time.
     let mut now = unsafe { std::mem::zeroed::<libc::timespec>() };
@@ -86,14 +86,15 @@ pub fn note_free() {
 }
 
 /// Returns the time at which the calling thread last told the driver to free something
-/// (`CLOCK_MONOTONIC`, ns). A library between program and driver may have taken time before this.
+/// (`CLOCK_MONOTONIC`, ns). A library between program and driver (the interposer) may have delayed
+/// the call.
 #[unsafe(no_mangle)]
 pub extern "C" fn simgpu_told_ns() -> u64 {
     TOLD_NS.get()
 }
 
-/// Writes the amounts that this process's allocations count for: linear and pitched, managed,
-/// pools, physical, arrays, graphs, modules.
+/// Writes the amounts of GPU memory to charge for this process's allocations, by kind: linear and
+/// pitched, managed, pools, physical, arrays, graphs, modules.
 ///
 /// # Safety
 /// `sums` has room for seven numbers.

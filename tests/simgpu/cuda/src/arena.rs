@@ -14,7 +14,8 @@ impl Slab {
     }
 }
 
-/// Slabs of address space and their free parts. Pure arithmetic: the owner maps and charges memory.
+/// Slabs of address space and their free parts. The arena only computes; its owner maps and charges
+/// the memory.
 #[derive(Default)]
 pub struct Arena {
     slabs: BTreeMap<u64, Slab>,

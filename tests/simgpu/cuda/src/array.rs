@@ -27,7 +27,7 @@ const ROW_ALIGNMENT_BYTES: u64 = 512;
 pub struct Layout {
     /// Address of the first byte.
     pub base: u64,
-    /// Distance from one row to the next.
+    /// Distance between the begins of two successive rows, bytes.
     pub pitch_bytes: u64,
     /// Number of rows in a layer.
     pub rows: u64,
@@ -37,17 +37,17 @@ pub struct Layout {
 pub struct Array {
     /// Handle for clients.
     pub handle: usize,
-    /// Descriptor of the creation.
+    /// Descriptor that the client passed at the creation.
     pub descriptor: cu::CUDA_ARRAY3D_DESCRIPTOR,
     layout: Layout,
-    /// Handle of the context with which the array ends.
+    /// Handle of the array's context. When the context ends, the array ends.
     context: usize,
     /// Whether the array is a level of a mipmapped array. A level lives as long as its mipmapped
     /// array.
     is_level: bool,
     /// Memory of the array, bytes.
     bytes: u64,
-    /// Physical memory mapped into the array, if it has no memory of its own.
+    /// Physical memory mapped into the array, if the array has no memory of its own.
     mapped: Mapped,
 }
 
@@ -153,7 +153,8 @@ pub fn map(resource: cu::CUresourcetype, handle: usize, part: Part, physical: us
     })?
 }
 
-/// Unmaps a part of an array. If physical memory has no mapping any more, the function releases it.
+/// Unmaps a part of an array. If the physical memory then has no mapping any more, the function
+/// releases the memory.
 pub fn unmap(resource: cu::CUresourcetype, handle: usize, part: Part) -> Result<()> {
     with_unbacked(resource, handle, |mapped, _, _| {
         let mut mapped = lock(mapped);
@@ -239,7 +240,7 @@ fn enter(
 pub fn create(descriptor: cu::CUDA_ARRAY3D_DESCRIPTOR) -> Result<Arc<Array>> {
     let (bytes, layout) = lay_out(&descriptor)?;
     if is_unbacked(descriptor.Flags) {
-        // One-dimensional arrays have no tiles.
+        // A sparse array consists of tiles, and one-dimensional arrays have no tiles.
         status::refuse(descriptor.Height == 0)?;
         context::current()?;
         return enter(descriptor, (bytes, layout), false);
@@ -337,7 +338,7 @@ impl Array {
 }
 
 impl Mipmapped {
-    /// Releases the memory. The caller has made sure that no client uses the array any more.
+    /// Releases the memory. The caller first makes sure that no client uses the array any more.
     fn end(&self) {
         unmap_all(&self.mapped);
         match self.external {

@@ -29,8 +29,8 @@ pub struct Session {
     origin: u64,
     invalid: AtomicBool,
     members: Mutex<Vec<Weak<Stream>>>,
-    /// Whether the client owned the graph before the capture. If the capture fails, such a graph
-    /// stays.
+    /// Whether the client owned the graph before the capture. If the capture fails, a graph that
+    /// the client owned stays.
     is_borrowed: bool,
 }
 
@@ -43,7 +43,7 @@ pub struct Membership {
     pub after: Vec<Dependency>,
 }
 
-/// Position in a capture at which an event was recorded.
+/// Position in a capture at which the client recorded an event.
 #[derive(Clone)]
 pub struct Captured {
     /// The capture.
@@ -144,7 +144,8 @@ pub fn end(stream: &Arc<Stream>) -> Result<Arc<Graph>> {
     active.retain(|other| other.id != session.id);
     ACTIVE_COUNT.store(active.len(), Ordering::Release);
     drop(active);
-    // Events recorded in the capture still refer to it, and become unusable.
+    // Events recorded in the capture still refer to the capture. The call makes these events
+    // unusable.
     session.invalidate();
     match outcome {
         Ok(()) => Ok(Arc::clone(&session.graph)),
@@ -202,7 +203,7 @@ pub fn spare(stream: &Stream) -> Vec<crate::graph_memory::Node> {
     own.map_or_else(Vec::new, |own| own.session.graph.spare(&own.after))
 }
 
-/// Returns a capturing stream's position, for an event that is recorded in it.
+/// Returns a capturing stream's position, for an event that the client records in the stream.
 pub fn place_of(stream: &Stream) -> Result<Captured> {
     let membership = stream.with_capture(|own| own.clone()).ok_or(status::ILLEGAL_STATE)?;
     membership.session.check()?;

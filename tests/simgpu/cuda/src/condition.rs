@@ -1,5 +1,5 @@
-//! Conditional nodes of graphs: their handles, and the body that runs and how often. Kernels
-//! compute nothing, and so set no condition. The value of the handle at the launch counts.
+//! Conditional nodes of graphs: their handles, and the body that runs and how often. Simulated
+//! kernels compute nothing, and so set no condition. The value of the handle at the launch decides.
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex};
 
@@ -10,7 +10,7 @@ use crate::graph::{self, Graph};
 use crate::process::{self, config};
 use crate::status::{self, Result};
 
-/// A handle's graph, and its value at launch.
+/// The graph of a handle, and the handle's value at a launch.
 #[derive(Clone, Copy)]
 struct Condition {
     graph: usize,

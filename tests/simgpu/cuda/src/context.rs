@@ -47,7 +47,7 @@ pub struct Context {
     pub gpu: usize,
     /// The engine's context.
     pub engine: ContextId,
-    /// Whether this is its device's primary context.
+    /// Whether the context is its device's primary context.
     pub primary: bool,
     flags: AtomicU32,
     api_version: u32,
@@ -66,7 +66,7 @@ pub struct Context {
     pub blocking_captures: AtomicUsize,
 }
 
-/// A device's primary context, and its settings while it is inactive.
+/// A device's primary context, and the settings that it has while it is inactive.
 #[derive(Default)]
 struct Primary {
     retained: usize,
@@ -150,7 +150,7 @@ impl Context {
         CONTEXTS.remove(self.handle);
     }
 
-    /// Whether the context has not been destroyed.
+    /// Returns whether the context has not been destroyed.
     pub fn is_alive(&self) -> bool {
         self.alive.load(Ordering::Acquire)
     }
@@ -185,7 +185,7 @@ impl Context {
         }
     }
 
-    /// Returns how threads wait in this context.
+    /// Returns the way in which threads wait in this context.
     pub fn wait_policy(&self) -> WaitPolicy {
         let flags = self.flags.load(Ordering::Relaxed);
         if flags & cu::CU_CTX_SCHED_SPIN != 0 {
@@ -220,7 +220,7 @@ impl Context {
         Ok(())
     }
 
-    /// Returns the API version of the creation.
+    /// Returns the API version that the client passed at the creation.
     pub fn api_version(&self) -> u32 {
         self.api_version
     }
@@ -286,7 +286,8 @@ pub fn current() -> Result<Arc<Context>> {
     if current.is_alive() { Ok(current) } else { Err(status::CONTEXT_IS_DESTROYED) }
 }
 
-/// Returns the handle of the calling thread's current context, dead or alive; 0 for none.
+/// Returns the handle of the calling thread's current context, dead or alive. Returns 0 if the
+/// thread has no current context.
 pub fn current_handle() -> usize {
     with_stack(|stack| stack.last().map_or(0, |context| context.handle)).unwrap_or(0)
 }
@@ -325,8 +326,8 @@ pub fn create(device: i32, flags: u32) -> Result<usize> {
     Ok(handle)
 }
 
-/// Destroys a context of cuCtxCreate. If the context is current in the calling thread, it is
-/// popped.
+/// Destroys a context of cuCtxCreate. If the context is current in the calling thread, the function
+/// pops the context.
 pub fn destroy(handle: usize) -> Result<()> {
     let context = by_handle(handle)?;
     status::refuse_as(context.primary, status::INVALID_CONTEXT)?;
@@ -358,7 +359,8 @@ pub fn detach(handle: usize) -> Result<()> {
     if is_others { Ok(()) } else { destroy(handle) }
 }
 
-/// Retains a device's primary context, and creates it if it is not active.
+/// Retains a device's primary context, and creates the context if it is not active. Returns the
+/// context's handle.
 pub fn retain_primary(device: i32) -> Result<usize> {
     let gpu = process::gpu_of(device)?;
     let mut all = lock(&PRIMARIES);
@@ -376,7 +378,7 @@ pub fn retain_primary(device: i32) -> Result<usize> {
     Ok(handle)
 }
 
-/// Releases a device's primary context. The last release ends the context.
+/// Releases a device's primary context. The release of the last user ends the context.
 pub fn release_primary(device: i32) -> Result<()> {
     let gpu = process::gpu_of(device)?;
     let mut all = lock(&PRIMARIES);

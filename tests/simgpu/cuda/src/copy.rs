@@ -30,8 +30,8 @@ pub struct Plan {
     width_bytes: u64,
     height: u64,
     depth: u64,
-    /// Contents of the source at the time of the call, if the client may change the source right
-    /// afterwards.
+    /// Contents of the source at the time of the call. Set if the client may change the source
+    /// right after the call.
     staged: Option<Vec<u8>>,
     /// The link that carries the copy.
     pub kind: CopyKind,
@@ -163,7 +163,7 @@ impl Plan {
         })
     }
 
-    /// Reads the source now, so that the client may change it before the copy runs.
+    /// Reads the source now, so that the client may change the source before the copy runs.
     pub fn stage(&mut self) {
         let mut staged = vec![0_u8; self.bytes() as usize];
         let dense = Side {

@@ -183,7 +183,8 @@ pub fn at_pci_bus_id(text: &str) -> Result<i32> {
     (0..device_count() as i32).find(is_meant).ok_or(status::INVALID_DEVICE)
 }
 
-/// Returns whether one device can use the memory of another. All virtual devices can.
+/// Returns whether one device can use the memory of another device. The result is always true for
+/// two virtual devices.
 pub fn can_access_peer(device: i32, peer: i32) -> Result<bool> {
     Ok(gpu_of(device)? != gpu_of(peer)?)
 }

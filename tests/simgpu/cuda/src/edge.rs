@@ -57,7 +57,7 @@ pub fn enter<const NEEDS_INITIALISATION: bool>(name: &str) -> Result<()> {
     if NEEDS_INITIALISATION { process::check_ready() } else { Ok(()) }
 }
 
-/// Ends a function: applies faults that come after its work.
+/// Ends a function: applies faults that come after the function's work.
 #[inline]
 pub fn leave(name: &str) {
     faults::check_end(name);

@@ -66,8 +66,8 @@ impl Event {
         Self::insert(None, flags, EventId::from_bits(bits), true)
     }
 
-    /// Returns whether the event may be used with work of `context`. An event of another process
-    /// may be used with any work.
+    /// Returns whether a client may use the event with work of `context`. Clients may use an event
+    /// of another process with any work.
     fn belongs_to(&self, context: &Context) -> bool {
         self.context.as_ref().is_none_or(|own| own.handle == context.handle)
     }
@@ -125,8 +125,8 @@ impl Event {
         capture::refuse_unsafe()
     }
 
-    /// Returns an error if the last record has not completed. An event that was never recorded
-    /// counts as complete.
+    /// Returns an error if the last record has not completed. An event that no client has recorded
+    /// is complete.
     pub fn query(&self) -> Result<()> {
         self.refuse_while_captured()?;
         match host().event_status(self.engine) {
@@ -177,7 +177,7 @@ pub fn elapsed_ms(start: &Event, end: &Event) -> Result<f32> {
     if start.captured().is_some() || end.captured().is_some() {
         return Err(status::CAPTURED_EVENT);
     }
-    // If an event cannot have a time, the call fails even if the other event is pending.
+    // If one event cannot have a time, the call fails, even if the second event is still pending.
     let (start, end) = match (start.time_ns(), end.time_ns()) {
         (Err(status::INVALID_HANDLE), _) | (_, Err(status::INVALID_HANDLE)) => {
             return Err(status::INVALID_HANDLE);

@@ -34,7 +34,7 @@ pub fn import(descriptor: i32, bytes: u64) -> Result<usize> {
     // SAFETY: the descriptor is open, and the caller gives it away.
     let file = unsafe { File::from_raw_fd(descriptor) };
     if file.metadata().map_or(0, |data| data.len()) < bytes {
-        // On an error the descriptor stays the caller's.
+        // On an error the caller keeps the descriptor, so the driver must not close it.
         std::mem::forget(file);
         return Err(status::INVALID_VALUE);
     }

@@ -62,7 +62,7 @@ impl Node {
         lock(&self.operation).clone()
     }
 
-    /// Replaces the operation by another one of the same kind.
+    /// Replaces the operation by another operation of the same kind.
     pub fn set_operation(&self, operation: Operation) -> Result<()> {
         let mut own = lock(&self.operation);
         status::refuse(own.node_type() != operation.node_type())?;
@@ -90,7 +90,7 @@ impl Node {
 #[derive(Default)]
 struct State {
     nodes: Vec<Arc<Node>>,
-    /// From, to, kind of edge.
+    /// Earlier node, later node, and kind of edge.
     edges: Vec<(usize, usize, cu::CUgraphEdgeData)>,
     next_local_id: u32,
     user_objects: HashMap<usize, u32>,
@@ -149,7 +149,7 @@ impl Graph {
         Ok(node)
     }
 
-    /// Adds a node that depends on others of this graph.
+    /// Adds a node that depends on the nodes `after` of this graph.
     pub fn add(&self, operation: Operation, after: &[Dependency]) -> Result<Arc<Node>> {
         let mut state = lock(&self.state);
         let mut seen = HashSet::new();
@@ -496,12 +496,13 @@ pub struct Exec {
     /// Number of launches so far, and the end of the last launch. Launches of one instantiated
     /// graph do not overlap.
     last: Mutex<(u64, Option<Ticket>)>,
-    /// The graph from which this executable graph was made. It keeps its nodes' memory, its user
-    /// objects, and captured launches.
+    /// The graph from which this executable graph was made. The reference to the graph keeps the
+    /// memory of its nodes, its user objects, and the parameters of captured launches.
     source: Arc<Graph>,
 }
 
-/// Reason of a refused update (`CUgraphExecUpdateResult`), and the node.
+/// Reason of a refused update (`CUgraphExecUpdateResult`), and the nodes at which the update
+/// failed.
 pub type UpdateRefusal = (u32, usize, usize);
 
 impl Exec {
@@ -571,7 +572,7 @@ impl Exec {
         Ok(())
     }
 
-    /// Replaces the operation of a node's step by one of the same kind.
+    /// Replaces the operation of a node's step by an operation of the same kind.
     pub fn set_operation(&self, node: usize, operation: Operation) -> Result<()> {
         let mut plan = lock(&self.plan);
         let step = plan.step_mut(node).ok_or(status::INVALID_VALUE)?;
@@ -603,7 +604,7 @@ impl Exec {
         Ok(())
     }
 
-    /// Replaces the parameters by those of a graph of the same shape.
+    /// Replaces the parameters by the parameters of a graph of the same shape.
     pub fn update(&self, graph: &Graph) -> std::result::Result<(), UpdateRefusal> {
         let changed = Plan::new(graph).map_err(|_| (cu::CU_GRAPH_EXEC_UPDATE_ERROR, 0, 0))?;
         let mut plan = lock(&self.plan);
@@ -697,7 +698,7 @@ impl UserObject {
     }
 }
 
-/// Removes references. Removing the last one destroys the object.
+/// Removes references. Without references, the function destroys the object.
 pub fn release_user_object(handle: usize, count: u32) -> Result<()> {
     let object = USER_OBJECTS.get(handle).ok_or(status::INVALID_VALUE)?;
     let is_last = {

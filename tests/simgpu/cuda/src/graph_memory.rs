@@ -1,6 +1,7 @@
 //! Memory that graphs allocate and free as they run. The driver fixes a node's address when the
-//! client creates the node. The driver charges the GPU when it submits the node. It keeps freed
-//! memory for the next launch, until the client trims the memory.
+//! client creates the node. When the driver submits the node, the driver charges the memory. After
+//! the node's memory is freed, the driver keeps it for the next launch, until the client trims the
+//! memory.
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex};
 
@@ -17,7 +18,7 @@ use crate::status::{self, Result};
 /// An allocation node.
 #[derive(Clone)]
 pub struct Node {
-    /// Parameters of the creation, with the address filled in.
+    /// Parameters that the client passed at the creation, with the address filled in.
     pub params: cu::CUDA_MEM_ALLOC_NODE_PARAMS,
     reserved: Arc<Reservation>,
 }
@@ -49,11 +50,11 @@ struct Live {
 /// Memory of a device's graphs, in bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Usage {
-    /// In use now.
+    /// Memory in use now.
     pub current: u64,
     /// Highest value of `current` since the last reset.
     pub high: u64,
-    /// In use or kept for later.
+    /// Memory in use, or kept for later launches.
     pub reserved: u64,
     /// Highest value of `reserved` since the last reset.
     pub reserved_high: u64,

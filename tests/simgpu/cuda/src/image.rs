@@ -31,7 +31,7 @@ pub struct KernelImage {
     pub const_bytes: u32,
     /// Local memory of a thread.
     pub local_bytes: u32,
-    /// Registers of a thread.
+    /// Registers of a thread, number.
     pub registers: u32,
     /// Largest number of threads in a block, if the code declares one.
     pub max_threads: Option<u32>,
@@ -78,7 +78,7 @@ pub(crate) enum Code<'a> {
 }
 
 impl Image {
-    /// Takes room behind all data placed so far. Returns the offset.
+    /// Reserves room behind all data placed so far. Returns the room's offset.
     pub(crate) fn place(&mut self, align_bytes: u64, size_bytes: u64) -> Result<u64> {
         let at = self.data_bytes.checked_next_multiple_of(align_bytes.max(1)).ok_or(status::INVALID_IMAGE)?;
         self.data_bytes = at.checked_add(size_bytes).ok_or(status::INVALID_IMAGE)?;

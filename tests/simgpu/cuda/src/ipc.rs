@@ -31,7 +31,7 @@ const WORD_BYTES: usize = size_of::<u64>();
 const MAGIC: u64 = u64::from_le_bytes(*b"simgpu m");
 /// Prefix of the names of files with exported memory.
 const FILE_PREFIX: &str = "memory-";
-/// Suffix of these names until the file is locked.
+/// Suffix of the name of a file with exported memory, until the exporter has locked the file.
 const UNFINISHED: &str = ".new";
 /// The byte that is locked while a piece lives. Ids of allocations begin after it.
 const PIECE_LOCK: u64 = 0;
@@ -59,7 +59,8 @@ pub struct Handle {
 
 /// First word of the handle of a pool's allocation.
 const MAGIC_POOLED: u64 = u64::from_le_bytes(*b"simgpu p");
-/// Position of the pool in such a handle's last word but one, which also holds the GPU.
+/// Position of the pool's number in the handle's word for the GPU, of which the GPU takes the lower
+/// bits.
 const POOL_SHIFT: u32 = 32;
 
 impl Handle {
@@ -126,18 +127,18 @@ struct Piece {
 
 /// Exported pieces by their first address.
 static PIECES: Mutex<BTreeMap<u64, Piece>> = Mutex::new(BTreeMap::new());
-/// The thread that moves a piece into a file holds this lock. It is separate from [`PIECES`], which
-/// writers to memory lock.
+/// The thread that moves a piece into a file holds this lock. This lock is separate from
+/// [`PIECES`], because threads that write to memory lock [`PIECES`].
 static EXPORTING: Mutex<()> = Mutex::new(());
 
-/// An allocation of another process, opened here.
+/// An allocation of another process that this process has opened.
 struct Opened {
     handle: Handle,
     /// Address of the allocation.
     address: u64,
     /// The mapping around the allocation: address and length.
     mapping: (u64, u64),
-    /// The context that opened the allocation. Its GPU is below.
+    /// The context that opened the allocation; `context_gpu` is the context's GPU.
     context: usize,
     context_gpu: usize,
     count: usize,
@@ -211,14 +212,15 @@ fn create_file(path: &Path, bytes: u64) -> io::Result<File> {
     })
 }
 
-/// Lets other processes open the allocation that begins at `address`. Returns its handle.
+/// Lets other processes open the allocation that begins at `address`. Returns the allocation's IPC
+/// handle.
 pub fn export(address: u64) -> Result<Handle> {
     let found = memory::find(address).filter(|found| found.base == address);
     let allocation = found.filter(|found| matches!(found.kind, Kind::Device)).ok_or(status::INVALID_VALUE)?;
     export_allocation(&allocation, 0)
 }
 
-/// Exports an allocation like [`export`], for an allocation of the process's pool number `pool`.
+/// Does the same as [`export`], for an allocation of pool number `pool` of this process.
 pub fn export_pooled(allocation: &Allocation, pool: u64) -> Result<Handle> {
     export_allocation(allocation, pool)
 }
@@ -255,8 +257,8 @@ fn share_piece(base: u64, bytes: u64) -> io::Result<()> {
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let file = Arc::new(create_file(&path(own_number(), number), bytes)?);
     let content = Arc::clone(&file);
-    // The entry comes first. From now on, code that drops pages asks whether other processes share
-    // them.
+    // The entry comes before the move. From now on, code that drops pages asks whether other
+    // processes share the pages.
     lock(&PIECES).insert(base, Piece { number, file, exported: HashSet::new() });
     let moved = mapping::move_into(&content, base, bytes);
     if moved.is_err() {
@@ -277,7 +279,7 @@ pub fn withdraw(allocation: &Allocation) {
     withdraw_from(memory::piece_of(allocation).0, allocation.id);
 }
 
-/// Ends an export like [`withdraw`], for the allocation `id` in the piece at `base`.
+/// Does the same as [`withdraw`], for the allocation `id` in the piece at `base`.
 pub fn withdraw_from(base: u64, id: u64) {
     let mut pieces = lock(&PIECES);
     if let Some(piece) = pieces.get_mut(&base)
@@ -304,8 +306,7 @@ pub fn open(bytes: [u8; HANDLE_BYTES]) -> Result<u64> {
     open_handle(handle)
 }
 
-/// Opens an allocation like [`open`], for an allocation of pool number `pool` of process
-/// `exporter`.
+/// Does the same as [`open`], for an allocation of pool number `pool` of process `exporter`.
 pub fn open_pooled(bytes: [u8; HANDLE_BYTES], (exporter, pool): (u64, u64)) -> Result<u64> {
     let is_of = |handle: &Handle| (handle.exporter, handle.pool) == (exporter, pool);
     open_handle(Handle::of(bytes).filter(is_of).ok_or(status::INVALID_VALUE)?)

@@ -32,7 +32,7 @@ impl Access {
 }
 
 /// Maps `bytes` of zeros, aligned to `alignment_bytes` (a power of two), and returns the address.
-/// If there is room near `hint`, the mapping is there.
+/// If there is room near `hint`, the function places the mapping there.
 pub fn map(bytes: u64, alignment_bytes: u64, hint: u64, access: Access) -> Result<u64> {
     let alignment_bytes = alignment_bytes.max(ALIGNMENT_BYTES);
     let padded = bytes.checked_add(alignment_bytes).ok_or(status::OUT_OF_MEMORY)?;
@@ -72,8 +72,8 @@ pub fn drop_pages(at: u64, bytes: u64) -> bool {
     unsafe { libc::madvise(at as *mut libc::c_void, bytes as usize, libc::MADV_DONTNEED) == 0 }
 }
 
-/// Zeroes a range like [`drop_pages`], for a mapping of a file, with effect for all processes that
-/// map the file.
+/// Does the same as [`drop_pages`], for a mapping of a file. Zeroes the range for all processes
+/// that map the file.
 pub fn drop_shared_pages(at: u64, bytes: u64) -> bool {
     // SAFETY: the range is a mapping of this library, where dropped pages read as zeros.
     unsafe { libc::madvise(at as *mut libc::c_void, bytes as usize, libc::MADV_REMOVE) == 0 }
@@ -88,8 +88,8 @@ pub fn stay() -> RwLockReadGuard<'static, ()> {
     MOVES.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Moves the contents of a private mapping into a file that reads as zeros, and maps the file in
-/// its place.
+/// Moves the contents of a private mapping into a file that reads as zeros, and maps the file at
+/// the same address.
 pub fn move_into(file: &std::fs::File, at: u64, bytes: u64) -> io::Result<()> {
     let _all_stay = MOVES.write().unwrap_or_else(PoisonError::into_inner);
     copy_written_pages(file, at, bytes)?;

@@ -24,8 +24,8 @@ const PITCH_ALIGNMENT_BYTES: u64 = 512;
 pub enum Kind {
     /// Linear device memory (cuMemAlloc, cuMemAllocPitch).
     Device,
-    /// Managed memory. Its bytes are on the host, and the driver does not charge them to the GPU.
-    /// [`crate::residency`] records the place of each block.
+    /// Managed memory. The bytes of managed memory are on the host, and the driver does not charge
+    /// them to the GPU. [`crate::residency`] records the place of each block.
     Managed,
     /// Page-locked host memory of the driver.
     HostPinned {
@@ -62,7 +62,7 @@ pub enum Kind {
     External {
         /// Address at which all of the external memory is mapped.
         base: u64,
-        /// Length of that mapping.
+        /// Length of the mapping at `base`.
         length: u64,
     },
     /// A variable of a module.
@@ -212,7 +212,7 @@ pub fn charge(context: &Context, bytes: u64) -> Result<()> {
     host().reserve_memory(context.engine, bytes).map_err(|error| code_of(&error))
 }
 
-/// Returns whether an allocation of this size shares its piece with others.
+/// Returns whether an allocation of this size shares its piece with other allocations.
 pub fn is_small(bytes: u64) -> bool {
     bytes <= SMALL_BYTES
 }
@@ -265,8 +265,8 @@ pub fn piece_at(address: u64) -> u64 {
 pub fn take_zeroed(context: &Context, bytes: u64) -> Result<u64> {
     let at = take(context, bytes)?;
     if is_small(bytes) {
-        // Larger memory is fresh, but small memory may have been used before. SAFETY: `bytes` were
-        // just taken.
+        // Larger memory is fresh, but small memory may have been used before. SAFETY: the code
+        // above just took `bytes` at `at`.
         unsafe { std::ptr::write_bytes(at as *mut u8, 0, bytes as usize) };
     }
     Ok(at)
@@ -365,7 +365,8 @@ pub fn unregister_host(address: u64) -> Result<()> {
         .map_err(|_| status::HOST_MEMORY_NOT_REGISTERED)
 }
 
-/// Waits until no work of the context can use its memory any more. A free does the same.
+/// Waits until no work of the context can use the context's memory any more. Every free waits in
+/// the same way.
 pub fn quiesce(context: &Context) {
     host().wait_context(context.engine, context.wait_policy());
     pending::settle();

@@ -58,7 +58,7 @@ impl Attributes {
         attributes
     }
 
-    /// Takes over all values.
+    /// Copies all values of `from`.
     fn take_over(&self, from: &Self) {
         for (to, from) in self.0.iter().zip(&from.0) {
             to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -174,8 +174,8 @@ pub struct Module {
     memory: Option<(u64, u64)>,
 }
 
-/// Whether code and libraries are loaded at once (`CUDA_MODULE_LOADING`) and not at their first
-/// use.
+/// Returns whether the driver loads code and libraries at once (`CUDA_MODULE_LOADING`) instead of
+/// at their first use.
 pub fn is_eager() -> bool {
     static IS_EAGER: OnceLock<bool> = OnceLock::new();
     *IS_EAGER.get_or_init(|| std::env::var("CUDA_MODULE_LOADING").is_ok_and(|mode| mode == "EAGER"))
@@ -197,7 +197,7 @@ impl Module {
                 let size_bytes = global.size_bytes as u64;
                 let kind = Kind::Variable { managed: global.managed };
                 memory::enter(at, size_bytes, kind, Some(Arc::clone(context)));
-                // Of two variables with one name the later counts.
+                // Of two variables with one name, the driver keeps the later variable.
                 if let Some((earlier, _)) = globals.insert(global.name.clone(), (at, size_bytes)) {
                     memory::forget_variable(earlier);
                 }
@@ -253,14 +253,16 @@ impl Module {
         self.memory.map_or(0, |(_, bytes)| bytes)
     }
 
-    /// Returns the piece that the module's memory shares with other memory, if it does.
+    /// Returns the piece of memory that the module shares with other memory. Returns `None` if the
+    /// module shares no piece.
     pub fn shared_piece(&self) -> Option<u64> {
         self.memory.filter(|(_, bytes)| memory::is_small(*bytes)).map(|(base, _)| memory::piece_at(base))
     }
 
     /// Returns the function of a name.
     pub fn function(&self, name: &str) -> Result<Arc<Function>> {
-        // The names of templates are long, and each launch of a kernel looks for one.
+        // This comparison must be fast: the names of templates are long, and each launch of a
+        // kernel looks for a name.
         let found = self.functions.iter().find(|one| one.name.as_bytes() == name.as_bytes());
         found.cloned().ok_or(status::NOT_FOUND)
     }
@@ -271,7 +273,8 @@ impl Module {
     }
 }
 
-/// Code loaded without a context. Each context gets a module of it at the first use.
+/// Code loaded without a context. At the first use of the code in a context, the context gets a
+/// module.
 pub struct Library {
     /// Handle for clients.
     pub handle: usize,
@@ -291,7 +294,8 @@ pub struct Kernel {
     pub library: usize,
     /// Parameters.
     pub parameters: Vec<Parameter>,
-    /// Attributes for all devices. Functions that are made later take them over.
+    /// Attributes for all devices. The driver copies the attributes to each function that it makes
+    /// of the kernel.
     attributes: Attributes,
     /// Whether a client changed an attribute.
     is_changed: AtomicBool,
@@ -312,7 +316,7 @@ impl Library {
         Ok(module)
     }
 
-    /// Whether the variable of a name is managed; `None` if there is no such variable.
+    /// Returns whether the variable of a name is managed; `None` if there is no such variable.
     pub fn is_managed(&self, name: &str) -> Option<bool> {
         self.image.globals.iter().find(|global| global.name == name).map(|global| global.managed)
     }

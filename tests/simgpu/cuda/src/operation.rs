@@ -27,7 +27,8 @@ pub const MAX_BLOCK_THREADS: u32 = 1024;
 
 /// Values of a kernel's parameters, kept for a graph.
 pub struct Arguments {
-    /// The argument buffer. The pointers point into it; the buffer does not move with this struct.
+    /// The argument buffer. `pointers` point into the buffer, which stays in place when this struct
+    /// moves.
     bytes: Box<[u8]>,
     /// Pointers to the parameters, in the API's form.
     pointers: Box<[usize]>,
@@ -124,8 +125,8 @@ pub struct Launch {
     pub shared_bytes: u32,
     /// Whether all blocks must be resident at once.
     pub cooperative: bool,
-    /// Values of the parameters. Kept if a graph needs them or if addresses among them matter;
-    /// kernels compute nothing.
+    /// Values of the parameters. The driver keeps the values only if a graph needs them, or if they
+    /// may contain addresses of managed memory. Simulated kernels compute nothing.
     pub arguments: Option<Arc<Arguments>>,
 }
 
@@ -183,7 +184,7 @@ pub enum MemoryOperation {
     Wait(Cell, Comparison),
     /// Write the value.
     Write(Cell),
-    /// Order memory accesses; nothing to do here.
+    /// Order memory accesses. The simulated driver has nothing to do for this operation.
     Barrier,
 }
 
@@ -192,19 +193,19 @@ pub enum MemoryOperation {
 pub enum Operation {
     /// A kernel.
     Kernel(Launch),
-    /// A copy, as the API describes it. Addresses are looked up when the copy runs.
+    /// A copy, as the API describes it. The driver looks up the addresses when the copy runs.
     Copy(Box<cu::CUDA_MEMCPY3D>),
     /// A memset.
     Fill(Fill),
     /// A host function.
     Host(HostCall),
-    /// Waits for values in memory, and writes of values.
+    /// Operations on values in memory: waits, writes and barriers.
     Memory(Vec<MemoryOperation>),
     /// An event record that runs with the graph.
     EventRecord(Arc<Event>),
     /// An event wait that runs with the graph.
     EventWait(Arc<Event>),
-    /// Another graph.
+    /// A child graph.
     Child(Arc<Graph>),
     /// Graphs that run as often as a condition says.
     Conditional(Arc<Conditional>),
@@ -212,7 +213,7 @@ pub enum Operation {
     Allocate(Box<graph_memory::Node>),
     /// Frees memory of the graph.
     Free(u64),
-    /// Nothing; other nodes can depend on it.
+    /// Does nothing, but other nodes can depend on the node.
     Empty,
 }
 
@@ -304,8 +305,8 @@ fn submit_gated(stream: &Stream, effect: impl FnOnce(Ticket) -> Effect) -> Resul
     Ok(())
 }
 
-/// Submits a copy. If the driver does not know the memory of one side, gives the guarantees of the
-/// API for such memory.
+/// Submits a copy. If the driver does not know the memory of one side, gives the API's guarantees
+/// for host memory that is not page-locked.
 pub fn submit_copy(stream: &Stream, mut plan: Plan) -> Result<()> {
     if plan.bytes() == 0 {
         return Ok(());

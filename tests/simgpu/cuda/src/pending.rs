@@ -1,5 +1,5 @@
 //! Effects of work on memory and on the host: copies, memsets, host functions, and writes and waits
-//! in memory. An effect takes place when the virtual GPU reaches its work.
+//! in memory. An effect takes place when the virtual GPU reaches the effect's work.
 //!
 //! The engine only knows the times of events. The next call that looks at a stream, event or
 //! context applies the effects that are due. If the program only looks at memory, a helper thread
@@ -19,8 +19,8 @@ use crate::copy::{Fill, Plan};
 use crate::mapping;
 use crate::process::host;
 
-/// Interval of the helper thread's looks while an effect is pending. So an effect is late by at
-/// most this time.
+/// Interval of the helper thread's looks while an effect is pending. An effect is late by at most
+/// this time.
 const LOOK_INTERVAL: Duration = Duration::from_micros(50);
 
 /// A host function and its arguments.
@@ -37,7 +37,7 @@ pub enum HostCall {
 pub enum Comparison {
     /// The value in memory is cyclically at least the wait's value.
     AtLeast,
-    /// Both are equal.
+    /// The two values are equal.
     Equal,
     /// The two values have a set bit in common.
     And,
@@ -162,7 +162,8 @@ pub fn settle() {
 pub fn drain(address: u64, bytes: u64) {
     loop {
         let mut queue = lock(&QUEUE);
-        // A stream that waits for a value in this memory would wait for ever.
+        // Ends the waits for values in this memory, because no program can write the values any
+        // more.
         for pending in queue.iter() {
             if let Effect::Wait(cell, _, gate) = &pending.effect
                 && cell.is_in(address, bytes)
@@ -185,11 +186,11 @@ pub fn drain(address: u64, bytes: u64) {
     }
 }
 
-/// Applies effects that are due, in order. If a wait ends, more effects may become due; the next
-/// look applies them.
+/// Applies the effects that are due, in the order of submission. If a wait ends, more effects may
+/// become due. The next call applies them.
 fn settle_now(queue: &mut Vec<Pending>) {
-    // The loop goes from the back. If it finds an item complete, it queries the item's dependencies
-    // later, and so finds them complete too.
+    // The loop goes from the back. If the loop finds an item complete, it queries the item's
+    // dependencies later, and so finds them complete too.
     let mut due = vec![false; queue.len()];
     for (at, pending) in queue.iter().enumerate().rev() {
         due[at] = host().query(pending.due).is_some();
@@ -210,7 +211,7 @@ fn apply(effect: &Effect) -> bool {
         Effect::Fill(fill) => fill.run(),
         Effect::Write(cell) => cell.write(),
         Effect::Call(call, gate) => {
-            // The receiving thread lives as long as the process, so the send cannot fail.
+            // The send cannot fail, because the receiving thread lives as long as the process.
             let _ = callers().send((*call, *gate));
         }
         Effect::Wait(cell, comparison, gate) => {
@@ -269,7 +270,8 @@ fn helper() {
 
 /// Starts a thread of the driver with all signals blocked, because signals belong to the client.
 fn spawn(name: &str, run: impl FnOnce() + Send + 'static) {
-    // SAFETY: the calls below initialise the sets before use, and the old mask is restored.
+    // SAFETY: the calls below initialise the sets before use, and the last call restores the old
+    // mask.
     unsafe {
         let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
         libc::sigfillset(&mut all);

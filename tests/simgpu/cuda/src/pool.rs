@@ -23,7 +23,8 @@ use crate::stream::Stream;
 /// All live pools.
 pub static POOLS: Table<Pool> = Table::new(HandleKind::Pool);
 
-/// Destroyed pools with memory that clients still use or that is not free yet.
+/// Destroyed pools whose memory clients still use, and destroyed pools whose streams have not
+/// reached all frees yet.
 static ORPHANS: Mutex<Vec<Arc<Pool>>> = Mutex::new(Vec::new());
 
 /// First word behind the descriptor of a pool.
@@ -64,9 +65,10 @@ enum Stuff {
     Device,
     /// Memory of the host.
     Host,
-    /// Managed memory, which lies on the host here.
+    /// Managed memory, which lies on the host in the simulation.
     Managed,
-    /// Memory of another process: the process, and the pool's number in that process.
+    /// Memory of another process: that process's random number, and the pool's number in that
+    /// process.
     Imported(u64, u64),
 }
 
@@ -87,11 +89,12 @@ pub struct Pool {
     state: Mutex<State>,
 }
 
-/// The pools of cuMemAllocAsync: each device's own pool, and the pool set in its place.
+/// The pools of cuMemAllocAsync: each device's own pool, and the pool that the client set instead.
 #[derive(Default)]
 struct DevicePools {
     default: HashMap<i32, Arc<Pool>>,
-    /// Pools of other locations and kinds, by the location's type and id and the memory's type.
+    /// The driver's own pools for other locations and kinds of memory. The key has the location's
+    /// type and id, and the memory's type.
     elsewhere: HashMap<(u32, i32, u32), Arc<Pool>>,
     current: HashMap<i32, Arc<Pool>>,
 }
@@ -238,8 +241,8 @@ impl Pool {
         state.arena.slabs().find(|(base, bytes)| (*base..base + bytes).contains(&address))
     }
 
-    /// Returns the part of the pool that counts for its process. Host memory counts for no process,
-    /// and an imported pool counts for its exporter.
+    /// Returns the pool's reserved memory that is charged to this process. Host memory is charged
+    /// to no process, and an imported pool is charged to its exporter.
     fn counted(&self) -> u64 {
         match self.stuff {
             Stuff::Device | Stuff::Managed => Self::reserved(&lock(&self.state)),
@@ -481,8 +484,8 @@ fn release_orphans() {
     });
 }
 
-/// Returns the memory that the pools of this process have reserved and that counts for it.
-/// Destroyed pools are included.
+/// Returns the reserved memory of all pools that is charged to this process. The result includes
+/// destroyed pools.
 pub fn reserved() -> u64 {
     release_orphans();
     let orphans = lock(&ORPHANS).clone();
@@ -501,7 +504,7 @@ pub fn default_of(device: i32) -> Result<Arc<Pool>> {
     Ok(pool)
 }
 
-/// Returns the driver's pool for another location, or for managed memory.
+/// Returns the driver's pool for a location other than a device, or for managed memory.
 pub fn default_at(location: (u32, i32), stuff: u32) -> Result<Arc<Pool>> {
     let mut pools = lock(&DEVICE_POOLS);
     let key = (location.0, location.1, stuff);

@@ -118,8 +118,8 @@ pub fn uuid_text(bytes: [u8; 16]) -> String {
     text
 }
 
-/// Selects GPUs by `CUDA_VISIBLE_DEVICES`: ordinals or (beginnings of) UUIDs, up to the first entry
-/// that names no GPU.
+/// Selects GPUs by `CUDA_VISIBLE_DEVICES`: ordinals or (beginnings of) UUIDs. Stops at the first
+/// entry that names no GPU.
 fn select(list: &str, count: usize, uuid: impl Fn(usize) -> String) -> Vec<usize> {
     let find = |entry: &str| match entry.parse::<usize>() {
         Ok(ordinal) => Some(ordinal).filter(|ordinal| *ordinal < count),

@@ -1,15 +1,16 @@
-//! Account of the place of managed memory, in blocks of 2 MiB, and of the advice about it.
+//! Account of managed memory, in blocks of 2 MiB: the place of each block, and the client's advice
+//! about the block.
 //!
 //! Blocks begin on the host. Prefetches move blocks. A kernel with an address of the memory among
-//! its parameters also moves blocks: the model assumes that the kernel uses the whole allocation,
-//! and makes it wait for the missing blocks. Blocks that do not fit cross the bus at each use.
-//! Copies and memsets use blocks at their present place.
+//! its parameters also moves blocks. The model assumes that the kernel uses the whole allocation,
+//! and makes the kernel wait for the missing blocks. Blocks that do not fit on the GPU cross the
+//! bus at each use. Copies and memsets use blocks at their present place.
 //!
-//! The bytes always lie where host and GPU see them. Only the recorded place changes, and time
-//! passes for the move.
+//! In truth the bytes never move, because host and GPU see the same memory. A move only changes the
+//! recorded place and takes time.
 //!
 //! The engine holds the amount that the process has on each GPU, and other processes may reduce the
-//! amount. Then the least recently used blocks count as moved to the host.
+//! amount. Then the account moves the least recently used blocks to the host.
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -62,16 +63,16 @@ struct Table {
 }
 
 static TABLE: Mutex<Table> = Mutex::new(Table { allocations: BTreeMap::new(), uses: 0 });
-/// Whether managed memory ever existed. Before that, a launch pays only one load for managed
-/// memory.
+/// Whether managed memory ever existed. As long as none existed, a launch does no more for managed
+/// memory than load this flag.
 static IS_USED: AtomicBool = AtomicBool::new(false);
 
 /// Bytes that must cross the bus.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
-    /// To the GPU.
+    /// Bytes that move to the GPU.
     pub to_device: u64,
-    /// To the host.
+    /// Bytes that move to the host.
     pub to_host: u64,
 }
 
@@ -132,8 +133,9 @@ impl Table {
         self.evict_to(gpu, host().managed_bytes(gpu))
     }
 
-    /// Keeps at most `left` bytes on a GPU, in whole blocks. Other processes took the blocks above.
-    /// If the remainder is smaller than a block, the function gives it back.
+    /// Keeps at most `left` bytes on a GPU, in whole blocks. Other processes took the room of the
+    /// remaining blocks. If `left` is no whole number of blocks, the function gives the remainder
+    /// back.
     fn evict_to(&mut self, gpu: usize, left: u64) -> u64 {
         let here = self.on(gpu);
         let blocks = here.saturating_sub(left).div_ceil(BLOCK_BYTES);
@@ -169,7 +171,8 @@ impl Table {
         let room = host().bring_managed(gpu, missing);
         let fits = room / BLOCK_BYTES * BLOCK_BYTES;
         host().let_managed_go(gpu, room - fits);
-        // The process's own blocks may have had to leave for it, the least recently used first.
+        // Blocks of this process may have had to leave for the range. The least recently used
+        // blocks leave first.
         let to_host = self.evict_to(gpu, host().managed_bytes(gpu).saturating_sub(fits));
         let mut rest = fits;
         for block in self.range(address, bytes).iter_mut().filter(|block| block.gpu != Some(gpu)) {
@@ -213,8 +216,8 @@ pub fn prefetch(address: u64, bytes: u64, device: CUdevice) -> Moved {
     })
 }
 
-/// Returns the bytes to move for a kernel on `gpu` with these parameter values. Values that are
-/// addresses of managed memory count.
+/// Returns the bytes to move for a kernel on `gpu` with these parameter values. The function looks
+/// at values that are addresses of managed memory.
 pub fn touch(values: impl Iterator<Item = u64>, gpu: usize) -> Moved {
     with(|table| {
         let mut sum = Moved::default();
@@ -263,12 +266,14 @@ fn common(address: u64, bytes: u64, of: impl Fn(&Block) -> CUdevice) -> CUdevice
     })
 }
 
-/// Returns the common preferred location of a range.
+/// Returns the preferred location that all blocks of a range have in common, else
+/// [`CU_DEVICE_INVALID`].
 pub fn preferred(address: u64, bytes: u64) -> CUdevice {
     common(address, bytes, |block| block.preferred)
 }
 
-/// Returns the common target of the last prefetches of a range.
+/// Returns the last prefetch's target that all blocks of a range have in common, else
+/// [`CU_DEVICE_INVALID`].
 pub fn last_prefetch(address: u64, bytes: u64) -> CUdevice {
     common(address, bytes, |block| block.last_prefetch)
 }

@@ -52,9 +52,10 @@ pub struct Stream {
     is_legacy: bool,
     /// The legacy stream's queue. Set for streams that synchronise with the legacy stream.
     legacy: Option<StreamId>,
-    /// Sequence in the legacy stream up to which this stream is already ordered after it.
+    /// Sequence in the legacy stream up to which this stream is already ordered after the legacy
+    /// stream.
     seen_of_legacy: AtomicU64,
-    /// Sequence in this stream up to which the legacy stream is already ordered after it.
+    /// Sequence in this stream up to which the legacy stream is already ordered after this stream.
     seen_by_legacy: AtomicU64,
     capturing: AtomicBool,
     capture: Mutex<Option<Membership>>,
@@ -65,7 +66,7 @@ thread_local! {
     static PER_THREAD: RefCell<PerThread> = RefCell::default();
 }
 
-/// A thread's own default streams, by context id. The streams end with the thread.
+/// A thread's own default streams, by context id. When the thread ends, the streams end.
 #[derive(Default)]
 struct PerThread(HashMap<u64, Arc<Stream>>);
 
@@ -200,7 +201,7 @@ impl Stream {
         host().submit(self.engine, work, &self.after().0).map_err(|error| code_of(&error))
     }
 
-    /// Puts several items into the queue at once, and returns the ticket of the last.
+    /// Puts several items into the queue at once, and returns the ticket of the last item.
     pub fn enqueue_all(&self, work: &[Work]) -> Result<Ticket> {
         host().submit_all(self.engine, work, &self.after().0).map_err(|error| code_of(&error))
     }

@@ -21,8 +21,9 @@ pub static PHYSICAL: Table<Physical> = Table::new(HandleKind::Physical);
 /// Reserved ranges of address space: base and length.
 static RESERVED: Mutex<BTreeMap<u64, u64>> = Mutex::new(BTreeMap::new());
 
-/// Exported pieces. A piece stays the process's even if only a descriptor of the piece is left. No
-/// process knows who has the descriptor, so the piece costs nothing until a process imports it.
+/// Exported pieces. The process keeps the entry of a piece even if only a descriptor of the piece
+/// is left. No process knows which process has the descriptor, so nobody is charged until a process
+/// imports the piece.
 static EXPORTED: Mutex<Vec<Exported>> = Mutex::new(Vec::new());
 
 struct Exported {
@@ -33,7 +34,8 @@ struct Exported {
     charge: Weak<Charge>,
 }
 
-/// One piece of physical memory. When its last handle or mapping goes, the piece is released.
+/// One piece of physical memory. When the last handle and mapping of the piece have gone, the
+/// driver releases the piece.
 pub struct Physical {
     /// Handle for clients.
     pub handle: usize,
@@ -83,8 +85,8 @@ pub fn properties(physical: &Physical) -> cu::CUmemAllocationProp {
     }
 }
 
-/// Returns a context of a device: the current context if it is on the device, else any. cuMemCreate
-/// needs a context, but no current one.
+/// Returns a context of a device, preferably the current context. cuMemCreate needs a context of
+/// the device, but the context need not be current.
 fn context_of(device: i32) -> Result<Arc<Context>> {
     if let Ok(current) = crate::context::current()
         && current.device == device
@@ -174,7 +176,7 @@ pub fn release(handle: usize) -> Result<()> {
     Ok(())
 }
 
-/// Counts a mapping that has no address here, such as one into an array.
+/// Counts a mapping without an address in this process, such as a mapping into an array.
 pub fn keep(handle: usize) -> Result<()> {
     lock(&by_handle(handle)?.uses).mappings += 1;
     Ok(())
@@ -263,8 +265,8 @@ pub fn unmap(address: u64, bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// Sets the access to a range of mappings. The host's protection follows the strongest access
-/// granted.
+/// Sets the access to a range of mappings. The protection of the host's pages follows the strongest
+/// granted access.
 pub fn set_access(address: u64, bytes: u64, descriptors: &[cu::CUmemAccessDesc]) -> Result<()> {
     let mapped = memory::all_in(address, bytes);
     if bytes == 0 || descriptors.is_empty() || mapped.iter().map(|one| one.bytes).sum::<u64>() != bytes {
@@ -328,8 +330,8 @@ pub fn charged_bytes() -> u64 {
     charges.iter().map(|charge| charge.bytes).sum()
 }
 
-/// Imports a piece by its descriptor. The process that created the piece is charged while it has
-/// any handle of the piece.
+/// Imports a piece by its descriptor. As long as the process that created the piece has a handle of
+/// the piece, that process is charged.
 pub fn import(descriptor: i32, handle_type: u32) -> Result<Arc<Physical>> {
     if handle_type != cu::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR {
         return Err(status::NOT_SUPPORTED);

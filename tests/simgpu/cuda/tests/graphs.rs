@@ -57,7 +57,7 @@ fn nodes_run_in_the_order_of_their_dependencies() {
     let (one, two) = (gpu.memory(4), gpu.memory(4));
     let graph = new_graph();
     let (mut set, mut moved, mut call, mut last) = (null_mut(), null_mut(), null_mut(), null_mut());
-    // The copy is added first and made to wait for the memset afterwards.
+    // The test adds the copy first, and the copy's dependency on the memset afterwards.
     ok!(cuGraphAddMemcpyNode(&mut moved, graph, null(), 0, &copy(two, one), gpu.context));
     ok!(cuGraphAddMemsetNode(&mut set, graph, null(), 0, &memset(one, 11), gpu.context));
     ok!(cuGraphAddDependencies(graph, &set, &moved, 1));

@@ -1,4 +1,4 @@
-//! Managed memory: its place, its moves and their cost.
+//! Managed memory: the place of the memory, its moves, and the cost of the moves.
 #[macro_use]
 mod common;
 use std::ptr::null_mut;

@@ -1,4 +1,4 @@
-//! Memory: sizes that no real GPU has, and what the simulated GPU charges for code.
+//! Memory: sizes that no real GPU has, and the simulated GPU's charge for code.
 #[macro_use]
 mod common;
 use std::ptr::null_mut;

@@ -1,8 +1,9 @@
 //! The driver's functions for the stand-ins of NVIDIA's libraries.
 //!
-//! The stand-ins reach the driver by its public look-up alone: dlopen, then `cuGetProcAddress` for
-//! each function. They ask for a function by the version of CUDA that introduced the variant, so
-//! that the driver returns exactly this variant. [`driver!`] calls a function.
+//! The stand-ins reach the driver only by its public look-up: they dlopen the library, and call
+//! `cuGetProcAddress` for each function. They ask for a function by the version of CUDA that
+//! introduced the variant, so that the driver returns exactly this variant. [`driver!`] calls a
+//! function.
 
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_void};
@@ -24,8 +25,8 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// The error if the machine has no driver.
 pub const NO_DRIVER: Error = Error(result::CUDA_ERROR_STUB_LIBRARY);
 
-/// Calls a driver function by its exported name. If the call fails, returns its error from the
-/// calling function.
+/// Calls a driver function by its exported name. If the call fails, the macro makes the calling
+/// function return the error.
 #[macro_export]
 macro_rules! driver {
     ($symbol:ident($($argument:expr),* $(,)?)) => {{

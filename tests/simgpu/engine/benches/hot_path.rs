@@ -1,7 +1,7 @@
 //! The cost of the calls on the launch path, and of two busy processes: `cargo bench -p
 //! simgpu-engine`.
 //!
-//! Prints nanoseconds per call: the median of batches, on a state that nobody else uses.
+//! Prints nanoseconds per call: the median of batches, on a state that no other process uses.
 
 use simgpu_engine::{Clock, Host, Options, StreamId, WaitPolicy, Work};
 use std::{hint::black_box, path::Path, time::Instant};

@@ -1,5 +1,5 @@
-//! Takes a whole process off the GPUs and brings it back, at another process's request.
-//! `cuCheckpointProcess*` calls these functions.
+//! Checkpoints: at another process's request, the engine moves a whole process off the GPUs and
+//! back. `cuCheckpointProcess*` calls these functions.
 //!
 //! NVIDIA documents these states (driver API, "CUDA Checkpointing";
 //! github.com/NVIDIA/cuda-checkpoint):
@@ -7,8 +7,8 @@
 //! - *Locked*: calls that would change anything wait, and submitted work completes.
 //! - *Checkpointed*: the memory's contents lie on the host, and the process's GPU memory is free.
 //!
-//! After a restore, the process is locked. After an unlock, the process goes on. If a process
-//! cannot be locked in time, it goes on as before.
+//! After a restore, the process is locked. After an unlock, the process goes on. If the engine
+//! cannot lock a process in time, the process goes on as before.
 
 use crate::{
     Host, MAX_GPUS,
@@ -57,7 +57,7 @@ pub enum CheckpointError {
     OutOfMemory,
 }
 
-/// A call in progress. The process cannot be locked until the call is dropped.
+/// A call in progress. Until the drop of this value, no process can lock the calling process.
 #[derive(Debug)]
 pub struct Call<'a> {
     calls: &'a Word,
@@ -114,8 +114,8 @@ impl Host {
         })
     }
 
-    /// Locks a running process and waits until its submitted work is complete. Waits for at most
-    /// `limit` if there is one.
+    /// Locks a running process and waits until its submitted work is complete. With a `limit`,
+    /// waits for at most that time.
     ///
     /// # Errors
     /// [`CheckpointError`]. The process then keeps running.
@@ -139,8 +139,8 @@ impl Host {
         }
     }
 
-    /// Moves a locked process's memory to the host and frees it on the GPUs. Takes the time of the
-    /// copy.
+    /// Moves a locked process's memory to the host and frees the memory on the GPUs. The call takes
+    /// the time of the copy.
     ///
     /// # Errors
     /// [`CheckpointError`].

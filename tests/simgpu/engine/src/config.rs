@@ -1,4 +1,4 @@
-//! The configuration of the virtual GPUs: one TOML file. Unknown keys are refused.
+//! The configuration of the virtual GPUs: one TOML file. The engine refuses unknown keys.
 //!
 //! The default is `default.toml` beside this file, modelled on an H200. It documents every key.
 
@@ -17,16 +17,17 @@ pub enum Mode {
     TimeSlice,
 }
 
-/// Which engine or link carries a copy. Copies of one kind on one GPU share its bandwidth.
+/// The engine or link that carries a copy. Copies of one kind on one GPU share the bandwidth of the
+/// engine or link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CopyKind {
-    /// Host memory to this GPU.
+    /// A copy from host memory to this GPU.
     HostToDevice,
-    /// This GPU to host memory.
+    /// A copy from this GPU to host memory.
     DeviceToHost,
-    /// Within this GPU's memory, and memsets.
+    /// A copy within this GPU's memory, or a memset.
     DeviceToDevice,
-    /// Between this GPU and another.
+    /// A copy between this GPU and another GPU.
     PeerToPeer,
 }
 
@@ -90,26 +91,26 @@ pub struct PciAddress {
     pub device: u32,
 }
 
-/// Nearest common ancestor of two GPUs on the way to the processor.
+/// Nearest part of the machine that two GPUs have in common, on the way to the processor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Ancestor {
-    /// Both are the same GPU.
+    /// The GPU itself, because both are the same GPU.
     Same,
-    /// One PCIe switch.
+    /// A PCIe switch.
     Switch,
-    /// One NUMA node.
+    /// A NUMA node.
     Node,
-    /// Only the machine.
+    /// The machine as a whole.
     System,
 }
 
-/// Cost of the kernels whose name matches. The first matching rule counts.
+/// Cost of the kernels whose name matches. If several rules match a name, the first rule decides.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KernelRule {
     /// Pattern for the kernel's name in its module. `*` stands for any text, `?` for one character.
     pub name: String,
-    /// Time of the whole kernel, whatever its grid.
+    /// Time of the whole kernel, for every grid.
     pub ns: Option<u64>,
     /// Time of each wave of blocks.
     pub ns_per_wave: Option<u64>,
@@ -117,7 +118,7 @@ pub struct KernelRule {
     /// the part follows from the grid.
     pub sm_ppm: Option<u32>,
     /// Number of kernels that meet. The kernel spins until so many kernels of exactly its name have
-    /// begun, itself included. Then the kernel takes its time.
+    /// begun, itself included. Then the kernel runs for its time.
     pub meets: Option<u32>,
 }
 
@@ -226,8 +227,8 @@ impl Config {
         Ok(())
     }
 
-    /// Returns the time of the device's clock, as events report it, at `host_ns` of the host's
-    /// clock.
+    /// Returns the time on the device's clock at time `host_ns` of the host's clock. Events report
+    /// times of the device's clock.
     pub fn device_ns(&self, host_ns: u64) -> u64 {
         const PPB: i128 = 1_000_000_000;
         let host = i128::from(host_ns);
@@ -289,7 +290,7 @@ impl Config {
         KernelCost { duration_ns, sm_ppm, meets }
     }
 
-    /// Returns the time that a copy takes when no other copy of its kind runs.
+    /// Returns the time that a copy takes if no other copy of the same kind runs.
     pub fn copy_ns(&self, kind: CopyKind, bytes: u64) -> u64 {
         /// Bandwidths are per microsecond.
         const NS_PER_US: u128 = 1000;
@@ -307,8 +308,8 @@ impl Config {
 /// Returns whether `name` matches `pattern`. `*` stands for any run of bytes and `?` for one byte.
 fn matches(pattern: &[u8], name: &[u8]) -> bool {
     let (mut p, mut n) = (0, 0);
-    // The place from which to retry if the pattern after the last star does not fit: the star's
-    // place, and the place in the name where the star's text ended.
+    // The place from which to retry if the pattern after the last star does not fit. The first
+    // number is the star's place, and the second the end of the star's text in the name.
     let mut retry = None;
     while n < name.len() {
         match pattern.get(p) {

@@ -19,7 +19,7 @@ pub struct OutOfMemory {
 /// Errors of the engine.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A file of the state directory could not be used.
+    /// The engine could not use a file of the state directory.
     #[error("simgpu state {path}: cannot {action}: {source}", path = path.display())]
     Io {
         /// The attempted action.

@@ -171,7 +171,7 @@ pub fn check(api: &str) -> Action {
     if PRESENT.load(Ordering::Relaxed) == NONE { Action::Proceed } else { check_slow(api) }
 }
 
-/// Ends a call of `api` that [`check`] let in.
+/// Ends a call of `api` for which [`check`] returned [`Action::Proceed`].
 #[inline]
 pub fn check_end(api: &str) {
     if PRESENT.load(Ordering::Relaxed) == SOME

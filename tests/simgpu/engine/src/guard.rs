@@ -1,5 +1,5 @@
-//! Access to the state. The access locks the state, repairs it if a holder died, and computes it up
-//! to the present.
+//! Access to the state. The access locks the state, and repairs the state if the lock's last holder
+//! died. Then the access computes the state up to the present.
 
 use crate::{
     Clock,

@@ -37,8 +37,8 @@ pub struct Options {
 pub struct MemoryInfo {
     /// All memory of the GPU.
     pub total_bytes: u64,
-    /// Memory that all processes together have taken, with the contexts' overhead and the managed
-    /// memory now on the GPU.
+    /// Memory that all processes together have taken. Includes the contexts' overhead and the
+    /// managed memory now on the GPU.
     pub used_bytes: u64,
 }
 
@@ -58,7 +58,7 @@ pub struct Host {
     shared: Shared,
     clock: Clock,
     directory: PathBuf,
-    /// Value of [`liveness::forks`] at the time of attaching.
+    /// Value of [`liveness::forks`] when the process attached. A forked child has a higher value.
     forks: u32,
     /// Number of kernels that this process has launched. The process counts them only if the
     /// configuration varies kernel times.
@@ -78,8 +78,8 @@ impl Host {
         let clock = options.clock;
         let dir = options.state_dir.unwrap_or_else(shared::default_dir);
         let process = {
-            // With many processes a census takes long. A new process must know which processes are
-            // dead only if it reuses a number.
+            // With many processes a census takes long. The new process needs a census only if it
+            // has to reuse the number of a dead process.
             let fresh = (shared.state.header.attached.load() as usize) < MAX_PROCESSES;
             let census = if fresh { Census::WhenDue } else { Census::Now };
             let mut guard = Guard::lock(&shared, &clock, None, census);
@@ -268,8 +268,7 @@ impl Host {
     }
 
     /// Puts several items into a stream with one common launch latency (a graph launch). Returns
-    /// the last item's ticket. If there are more items than the queue is deep, the call blocks as
-    /// single submissions would.
+    /// the last item's ticket. The call blocks while the stream's queue is full.
     pub fn submit_all(&self, stream: StreamId, work: &[Work], after: &[Ticket]) -> Result<Ticket, Error> {
         let is_waited_for = work.iter().any(|one| matches!(one, Work::Collective { .. }));
         let (mut work, mut after) = (work, after);
@@ -403,8 +402,8 @@ impl Host {
         self.look(|| self.peek(ticket)).unwrap_or(Some(0))
     }
 
-    /// Returns the item's completion time, like `peek`. If computing the state up to the present
-    /// may change the result, the function does that first.
+    /// Returns the result of `peek`. If `peek` returns `None`, and an event or a census is due,
+    /// computes the state up to the present and calls `peek` again.
     #[inline]
     fn look<T>(&self, peek: impl Fn() -> Option<T>) -> Result<Option<T>, Error> {
         if let Some(seen) = peek() {
@@ -520,8 +519,8 @@ impl Host {
         }
     }
 
-    /// Creates an event. The event lives until it is destroyed or its process dies, whatever
-    /// happens to contexts.
+    /// Creates an event. The event lives until the client destroys the event or the process dies.
+    /// The end of a context does not end the event.
     pub fn create_event(&self) -> Result<EventId, Error> {
         let mut guard = self.enter()?;
         let state = guard.state();
@@ -549,7 +548,7 @@ impl Host {
         }
     }
 
-    /// Submits a marker that writes its completion time into the event, and returns the marker's
+    /// Submits a marker that writes its completion time into the event. Returns the marker's
     /// ticket. Until the marker completes, the event is pending.
     pub fn record(&self, stream: StreamId, event: EventId) -> Result<Ticket, Error> {
         let mut room = self.room(stream)?;
@@ -662,8 +661,8 @@ impl Host {
     }
 
     /// Removes dead processes if the GPU would otherwise refuse `bytes` or exceed its peak, and
-    /// returns the locked state. A real driver has taken a dead process's memory back before others
-    /// can know of the death.
+    /// returns the locked state. A real driver has taken a dead process's memory back before other
+    /// processes can know of the death.
     fn without_the_dead<'h>(&'h self, guard: Guard<'h>, gpu: usize, bytes: u64) -> Guard<'h> {
         let record = &guard.state().gpus[gpu];
         let used_bytes = guard.get(&record.memory_used_bytes).saturating_add(bytes);
@@ -698,7 +697,7 @@ impl Host {
     /// If there is no such GPU.
     pub fn memory(&self, gpu: usize) -> MemoryInfo {
         assert!(gpu < self.gpu_count().min(MAX_GPUS), "no GPU {gpu}");
-        // Locking frees the memory of dead processes and brings everything up to date.
+        // The lock frees the memory of dead processes and computes the state up to the present.
         drop(self.enter());
         let gpu = &self.shared.state.gpus[gpu];
         let used_bytes = gpu.memory_used_bytes.load().saturating_add(gpu.managed_bytes.load());
@@ -742,8 +741,8 @@ fn open_stream<'a>(guard: &Guard<'a>, stream: StreamId) -> Result<&'a Stream, Er
     found.filter(|found| found.closing.load() == 0).ok_or(Error::Gone("stream"))
 }
 
-/// Takes a free slot of a table, and returns its index and generation: a slot that was used before
-/// if there is one, else a fresh slot. The change is part of the caller's transaction.
+/// Takes a free slot of a table, and returns its index and generation. Takes a slot that was used
+/// before if there is one, else a fresh slot. The change is part of the caller's transaction.
 fn new_slot<'a>(
     guard: &mut Guard<'_>,
     list: &FreeList,

@@ -91,7 +91,7 @@ impl Memory for Logged<'_> {
 }
 
 /// Undoes the transaction that a dead or panicking holder of the lock left open. A kill inside this
-/// function does no harm, because the next holder calls it again.
+/// function does no harm, because the next holder calls the function again.
 pub fn roll_back(state: &State) {
     let len = state.journal.len.load().min(JOURNAL as u64) as usize;
     for entry in state.journal.entries[..len].iter().rev() {
@@ -163,7 +163,7 @@ pub mod failpoint {
     #[cfg(test)]
     thread_local! {
         /// The number of calls of [`pass`] that this thread still survives. The next call kills the
-        /// process. `u64::MAX`: no call does.
+        /// process. With `u64::MAX`, no call kills the process.
         pub static LEFT: std::cell::Cell<u64> = const { std::cell::Cell::new(u64::MAX) };
     }
 

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Marks a complete file of simgpu. The process that creates the file writes this word last.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"simgpu01");
-/// Version of the layout. Every change of this source file increases the version.
+/// Version of the layout. Every change of the layout in this file increases the version.
 pub const VERSION: u64 = 8;
 
 /// Contexts of the whole host.
@@ -20,16 +20,16 @@ pub const MAX_STREAMS: usize = 4096;
 pub const MAX_EVENTS: usize = 1 << 17;
 /// Processes that the state remembers, dead ones included.
 pub const MAX_PROCESSES: usize = 1024;
-/// Number of kernels that run at once (the limit of compute capability 9.0), and likewise of
-/// copies.
+/// The most kernels that run at once (the limit of compute capability 9.0). Also the most copies
+/// that run at once.
 pub const MAX_CONCURRENT: usize = 128;
 /// Places of a stream's ring: the stream's queue and the history of completion times.
 pub const RING: usize = Config::MAX_QUEUE_DEPTH as usize;
 /// Size limit of the configuration's text.
 pub const MAX_CONFIG_BYTES: usize = 1 << 16;
 /// Words that one transaction may change. The largest transaction is a step with [`MAX_CONCURRENT`]
-/// kernels and copies running. The step changes two words for each of them, and two for each copy's
-/// process.
+/// kernels and copies running. The step changes two words for each kernel and copy, and two more
+/// words for each copy's process.
 pub const JOURNAL: usize = 1024;
 /// Number of buckets that hold the busy time for the utilisation.
 pub const BUCKETS: usize = 17;
@@ -50,8 +50,8 @@ impl Word {
         self.0.load(Ordering::Acquire)
     }
 
-    /// Stores a value without the journal. Only for words that nobody reads yet, and for changes of
-    /// a single word.
+    /// Stores a value without the journal. Use this function only for words that no process reads
+    /// yet, and for changes of a single word.
     #[inline]
     pub fn store(&self, value: u64) {
         self.0.store(value, Ordering::Release);
@@ -92,7 +92,7 @@ pub struct Header {
     pub magic: Word,
     pub version: Word,
     pub size: Word,
-    /// Identifies the boot that the times belong to.
+    /// Id of the boot of the machine. The times in the file count from this boot.
     pub boot: [Word; 2],
     pub created_ns: Word,
     pub gpu_count: Word,
@@ -110,7 +110,7 @@ pub struct Header {
     pub contexts: FreeList,
     pub streams: FreeList,
     pub events: FreeList,
-    /// Futex that changes when the host lets an item go on at a time that could not be predicted.
+    /// Futex that changes when the host lets an item go on at a time that no process could predict.
     pub unforeseen: Word,
     /// Number of threads that wait on `unforeseen`. If a waiting thread is killed, the number still
     /// includes the thread.
@@ -159,7 +159,7 @@ pub struct Gpu {
     pub now_ns: Word,
     pub phase: Word,
     pub phase_end_ns: Word,
-    /// The context that has the SMs, or to which the GPU switches.
+    /// The context that has the SMs, or the context to which the GPU switches.
     pub current: Word,
     /// End of the current context's slice, if other contexts want the SMs then.
     pub slice_end_ns: Word,
@@ -262,27 +262,28 @@ pub struct Stream {
     pub generation: Word,
     pub next_free: Word,
     pub context: Word,
-    /// Not 0: the stream is destroyed but not empty.
+    /// Not 0 if the client has destroyed the stream but the stream is not empty yet.
     pub closing: Word,
     /// Sequence of the last item submitted.
     pub submitted: Word,
     /// Sequence of the last item completed.
     pub completed: Word,
-    /// Sequence of the head item if the item has begun to run; `head_ticks` is then its remaining
-    /// work. Any other value: the head has not run yet.
+    /// Sequence of the head item if the item has begun to run; `head_ticks` is then the item's
+    /// remaining work. With any other value, the head item has not run yet.
     pub head_sequence: Word,
     pub head_ticks: Word,
     pub next: Word,
     pub previous: Word,
     /// Kernels of this stream get SMs before kernels of the context's streams with a lower urgency.
     pub urgency: Word,
-    /// Sequence of the head item if it is a kernel that spins for peers and has had the SMs. Any
-    /// other value: the head is no such kernel, or has not had the SMs.
+    /// Sequence of the head item if it is a kernel that spins for peers and has had the SMs. With
+    /// any other value, the head is another kind of item, or has not had the SMs.
     pub arrived_sequence: Word,
     /// Sequence of the head item if it is a kernel that spins for peers, and all its peers have
     /// begun.
     pub met_sequence: Word,
-    /// Keeps streams on separate cache lines, because different processes write them all the time.
+    /// Keeps streams on separate cache lines, because different processes write their streams all
+    /// the time.
     pub padding: [Word; 3],
 }
 
@@ -293,7 +294,7 @@ pub struct Event {
     pub process: Word,
     /// Number of the last record submitted.
     pub recorded: Word,
-    /// Number of the last record completed. `at_ns` is written before this word.
+    /// Number of the last record completed. The engine writes `at_ns` before this word.
     pub completed: Word,
     pub at_ns: Word,
     /// Place of the last record: the stream (see [`pack`]) and the item's sequence.
@@ -310,8 +311,8 @@ pub mod item_kind {
     /// Waits for item `b` (a sequence) of stream `a` (packed).
     pub const WAIT: u64 = 4;
     pub const MASK: u64 = 0xff;
-    /// Flag of a [`WAIT`] for another context's stream. [`super::Header::cross_waits`] counts
-    /// these.
+    /// Flag of a [`WAIT`] for another context's stream. [`super::Header::cross_waits`] counts the
+    /// waits with this flag.
     pub const CROSS: u64 = 0x100;
 }
 
@@ -336,8 +337,8 @@ pub struct Item {
     pub meeting: Word,
 }
 
-/// Units of work per nanosecond. Work is counted finer than time, so that sharing SMs does not lose
-/// a nanosecond at every event.
+/// Units of work per nanosecond. The engine counts work finer than time, so that sharing SMs does
+/// not lose a nanosecond at every event.
 pub const TICKS_PER_NS: u64 = 1024;
 
 /// A time that never comes.

@@ -2,7 +2,7 @@
 //!
 //! Each process locks one byte of the file `alive`, on an open file description of its own. When
 //! the process ends for any reason, the kernel releases the lock. A forked child closes its copy of
-//! the descriptor at once, because the copy would keep the lock.
+//! the descriptor at once, because the copy would keep the parent's lock after the parent's death.
 
 use crate::{
     Config, Error,
@@ -21,7 +21,7 @@ use std::{
 };
 
 /// Interval between two censuses. Processes that look at the state carry out the censuses. A
-/// process that a census finds dead was alive at most this long before.
+/// process that a census finds dead has died within this interval before the census.
 pub const INTERVAL_NS: u64 = 10_000_000;
 /// Number of living processes up to which [`INTERVAL_NS`] applies.
 const CROWD: usize = 512;
@@ -131,7 +131,7 @@ pub fn is_any_held(alive: &File) -> bool {
 fn is_contested(alive: &File, mut request: libc::flock) -> bool {
     // SAFETY: the descriptor is open and `request` is a valid flock.
     let answered = unsafe { libc::fcntl(alive.as_raw_fd(), libc::F_OFD_GETLK, &mut request) } == 0;
-    // If the kernel does not answer, the function takes the process for alive.
+    // If the kernel returns an error, the function takes the process for alive.
     !answered || libc::c_int::from(request.l_type) != libc::F_UNLCK
 }
 
@@ -153,7 +153,7 @@ fn records<'a, M: Memory>(
         .map(|(number, process)| (number, process, memory.get(&process.state)))
 }
 
-/// Removes the objects of dead processes. If a process died, first computes everything up to
+/// Removes the objects of dead processes. If a process died, first computes the state up to
 /// `now_ns`. `own` is the number of this process, which lives.
 pub fn reap<M: Memory>(
     memory: &mut M,
@@ -176,8 +176,8 @@ pub fn reap<M: Memory>(
     }
 }
 
-/// Removes a process's contexts and events and marks the process dead. The caller has computed
-/// everything up to `now_ns`. If this process dies here, the next process that looks continues.
+/// Removes a process's contexts and events and marks the process dead. The caller has computed the
+/// state up to `now_ns`. If this process dies here, the next process that looks continues.
 pub fn bury<M: Memory>(memory: &mut M, state: &State, number: usize, now_ns: u64) {
     let process = &state.processes[number];
     memory.put(&process.state, process_state::DYING);
@@ -204,7 +204,7 @@ pub fn bury<M: Memory>(memory: &mut M, state: &State, number: usize, now_ns: u64
     memory.commit();
 }
 
-/// Frees an event's slot. Part of the caller's transaction.
+/// Frees an event's slot. The change is part of the caller's transaction.
 pub fn free_event<M: Memory>(memory: &mut M, state: &State, index: usize) {
     let event = &state.events[index];
     sim::retire_generation(memory, &event.generation);
@@ -229,7 +229,8 @@ pub fn free_number<M: Memory>(memory: &M, state: &State) -> Result<usize, Error>
     }
 }
 
-/// Enters this process under `number`, whose byte it has locked. One transaction.
+/// Enters this process under `number`, in one transaction. This process has already locked the
+/// number's byte.
 pub fn enter<M: Memory>(memory: &mut M, state: &State, number: usize) {
     /// `comm` has at most 15 characters and a terminating zero.
     const COMM_BYTES: usize = 16;

@@ -2,8 +2,8 @@
 //!
 //! A waiter checks by the number whether the holder lives ([`crate::locker`]), and takes over the
 //! lock of a dead holder. A robust pthread mutex would identify holders by thread ids. Different
-//! pid namespaces contain the same ids, so the death of a process would free the lock of another.
-//! No holder sleeps while it holds the lock.
+//! pid namespaces contain the same ids, so the death of one process would free the lock of another
+//! process. No holder sleeps while it holds the lock.
 
 use std::{
     ptr,
@@ -25,7 +25,7 @@ const MAX_PATIENCE_NS: libc::c_long = 64 * PATIENCE_NS;
 #[derive(Debug, Default)]
 pub struct Lock(AtomicU32);
 
-/// State of the lock when it was taken.
+/// State of the lock when a process took it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
     /// The last holder released the lock.
@@ -53,8 +53,8 @@ impl Lock {
         loop {
             let seen = self.0.load(Ordering::Relaxed);
             if seen == FREE {
-                // Other waiters may have slept at the release, and the release woke only one. So
-                // the flag stays set.
+                // The release woke only one waiter, and further waiters may still sleep. So the
+                // flag stays set.
                 if self.replace(FREE, number | AWAITED) {
                     return Found::Clean;
                 }

@@ -2,7 +2,8 @@
 //! whether the holder lives.
 //!
 //! While a process lives, it locks the number's byte in the file `alive`. So the check works across
-//! pid namespaces. The range of numbers is so large that none repeats.
+//! pid namespaces. Each number is a hash of the process and the time. The range of numbers is so
+//! large that two processes practically never have the same number.
 
 use crate::{
     Error,
@@ -23,12 +24,12 @@ use std::{
 /// Numbers lie from 1 to below this bound.
 const NUMBERS: u32 = 1 << 30;
 
-/// A number. A forked child takes a new one.
+/// The number of this process. A forked child takes a new number.
 #[derive(Debug)]
 pub struct Locker {
     dir: PathBuf,
     number: AtomicU32,
-    /// Value of [`liveness::forks`] when the number was taken.
+    /// Value of [`liveness::forks`] when the process took the number.
     forks: AtomicU32,
     lock: Mutex<ByteLock>,
 }
@@ -88,7 +89,7 @@ fn fresh(dir: &Path) -> Result<(u32, ByteLock), Error> {
     Ok((number, ByteLock::take(shared::open_alive(dir)?, byte(number))?))
 }
 
-/// Returns the number's byte in the file `alive`, behind those of the process numbers.
+/// Returns the number's byte in the file `alive`, behind the bytes of the process numbers.
 fn byte(number: u32) -> usize {
     MAX_PROCESSES + number as usize
 }

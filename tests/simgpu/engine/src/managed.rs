@@ -2,9 +2,10 @@
 //! decides which of its pages are on the GPU.
 //!
 //! Managed memory gets the room that no other memory has taken, and leaves the GPU when other
-//! memory needs the room. If a process needs room, managed memory of other processes leaves first.
-//! It begins with the process that has brought none for longest. An owner that finds less memory on
-//! the GPU than it brought treats its least used pages as moved to the host.
+//! memory needs the room. If a process needs room, the managed memory of other processes leaves
+//! first. The engine first takes from the process that has not brought managed memory for the
+//! longest time. If an owner finds less memory on the GPU than it brought, the owner treats its
+//! least recently used pages as moved to the host.
 
 use crate::{
     Config, Host,
@@ -59,8 +60,8 @@ pub fn make_room<M: Memory>(
 
 impl Host {
     /// Brings `bytes` of this process's managed memory to a GPU, at most as much as the GPU has
-    /// room beside other memory. Managed memory of other processes leaves first, then this
-    /// process's own. Returns the brought amount.
+    /// room beside other memory. Managed memory of other processes leaves first, then managed
+    /// memory of this process. Returns the brought amount.
     ///
     /// # Panics
     /// If there is no such GPU.
@@ -79,8 +80,8 @@ impl Host {
         bytes
     }
 
-    /// Takes `bytes` of this process's managed memory off a GPU, or all of it if the process has
-    /// less there.
+    /// Takes `bytes` of this process's managed memory off a GPU, or all of the process's managed
+    /// memory there if that is less.
     ///
     /// # Panics
     /// If there is no such GPU.
@@ -92,8 +93,8 @@ impl Host {
         guard.commit();
     }
 
-    /// Returns this process's managed memory on a GPU, bytes. Other processes may reduce it at any
-    /// time.
+    /// Returns this process's managed memory on a GPU, bytes. Other processes may reduce the amount
+    /// at any time.
     ///
     /// # Panics
     /// If there is no such GPU.

@@ -3,7 +3,7 @@
 
 use std::{fs, os::unix::fs::MetadataExt};
 
-/// Returns the pid namespace of this process, or 0 if the system does not say.
+/// Returns the pid namespace of this process, or 0 if /proc does not show it.
 pub fn own() -> u64 {
     fs::metadata("/proc/self/ns/pid").map_or(0, |namespace| namespace.ino())
 }

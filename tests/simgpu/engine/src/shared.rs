@@ -85,7 +85,7 @@ pub fn open_or_create(options: &Options) -> Result<Shared, Error> {
     flock(&create).map_err(io_error("lock", &dir.join("create")))?;
     match open_existing(&dir) {
         Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
-        // Another version left the state, or it is older than the last reboot.
+        // Another version of simgpu wrote the state, or the state is older than the last reboot.
         Err(Error::BadState { .. }) if is_abandoned(&dir)? => {}
         result => return result,
     }
@@ -125,7 +125,7 @@ pub fn open_alive(dir: &Path) -> Result<File, Error> {
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// Returns whether a state is simgpu's and no process is attached to it.
+/// Returns whether the directory holds a state of simgpu to which no process is attached.
 fn is_abandoned(dir: &Path) -> Result<bool, Error> {
     let path = dir.join("state");
     let mut magic = [0; size_of::<u64>()];
@@ -147,8 +147,8 @@ fn open_file(path: &Path) -> Result<File, Error> {
 }
 
 /// If all users may write to the directory, gives all users access to the file. Users share such a
-/// state, for example those of containers. Only the file's creator can change the mode; other users
-/// find the mode changed already.
+/// state, for example those of containers. Only the file's creator can change the mode. For other
+/// users, the creator has changed it already.
 pub fn open_as_its_directory(file: &File, path: &Path) {
     const WRITABLE_BY_OTHERS: u32 = 0o002;
     const FOR_ALL: u32 = 0o666;
@@ -157,8 +157,8 @@ pub fn open_as_its_directory(file: &File, path: &Path) {
     if directory.is_some_and(|directory| is_for_all(directory.mode()))
         && file.metadata().is_ok_and(|found| !is_for_all(found.mode()))
     {
-        // The system refuses this to users other than the creator, who does it right after creating
-        // the file.
+        // The kernel lets only the creator change the mode. The creator does so right after
+        // creating the file.
         let _ = file.set_permissions(Permissions::from_mode(FOR_ALL));
     }
 }
@@ -190,8 +190,8 @@ fn map(file: &File) -> io::Result<Mapping> {
     };
     match NonNull::new(address) {
         Some(address) if address.as_ptr() != libc::MAP_FAILED => {
-            // Hundreds of sparse megabytes do not belong in a core file. A failure changes nothing
-            // else. SAFETY: the range is the mapping just made.
+            // Keeps hundreds of sparse megabytes out of core files. A failure has no other effect.
+            // SAFETY: the range is the mapping just made.
             unsafe { libc::madvise(address.as_ptr(), size_of::<State>(), libc::MADV_DONTDUMP) };
             Ok(Mapping(address.cast()))
         }

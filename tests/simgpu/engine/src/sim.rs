@@ -2,9 +2,9 @@
 //!
 //! The SMs of a GPU belong to one context at a time. The kernels of the context's streams run
 //! together. If their parts of the SMs fit, all kernels run at full speed. Otherwise all kernels
-//! run slower in proportion. Kernels of more urgent streams get SMs first, and the others share the
-//! rest. A kernel that waits for peers keeps its SMs, but makes no progress until all peers have
-//! begun.
+//! run slower in proportion. Kernels of more urgent streams get SMs first, and kernels of less
+//! urgent streams share the rest. A kernel that waits for peers keeps its SMs, but makes no
+//! progress until all peers have begun.
 //!
 //! A slice ends only when another context has a kernel to run. A context without a kernel to run
 //! gives way at once. Copies have their own engines and run for all contexts at any time; copies of
@@ -93,7 +93,8 @@ struct Survey {
     copies: [usize; COPY_KINDS],
     /// The first context in turn, except the current one, that has a kernel to run.
     next_context: Option<usize>,
-    /// Earliest time at which a head that is not eligible yet may start or complete.
+    /// Earliest time at which the head item of a stream may start or complete, among heads that may
+    /// not do so yet.
     next_eligible_ns: u64,
 }
 
@@ -128,7 +129,7 @@ impl Survey {
     }
 }
 
-/// Returns the stored form of an index; 0 means none.
+/// Returns the stored form of an index, which is the index plus one. Words store 0 for "none".
 fn stored(index: usize) -> u64 {
     index as u64 + 1
 }
@@ -144,7 +145,7 @@ enum Head<'a> {
     Empty,
     /// A kernel or copy with work left, which may run from `eligible_ns` on.
     Work { item: &'a Item, sequence: u64, ticks: u64, eligible_ns: u64 },
-    /// The head needs only time: it completes at `eligible_ns`.
+    /// The head needs only time, and completes at `eligible_ns`.
     Ready { eligible_ns: u64 },
     /// The head waits for another stream or for the host.
     Blocked,
@@ -267,7 +268,7 @@ fn survey<M: Memory>(memory: &M, state: &State, gpu: &Gpu) -> Survey {
     survey
 }
 
-/// Returns the occupied contexts behind `after`, then those from the beginning.
+/// Returns the occupied contexts behind `after`, then the occupied contexts from the beginning.
 fn occupied_after<'a, M: Memory>(
     memory: &'a M,
     gpu: &'a Gpu,
@@ -277,7 +278,8 @@ fn occupied_after<'a, M: Memory>(
     let words = gpu.occupied.len();
     let start = after.map_or(0, |context| context + 1);
     let (start_word, start_bit) = (start / BITS % words, start % BITS);
-    // The starting word comes twice: first from the starting bit on, last up to the starting bit.
+    // The loop visits the starting word twice: first from the starting bit on, last up to the
+    // starting bit.
     (0..=words).flat_map(move |step| {
         let word = (start_word + step) % words;
         let mut bits = memory.get(&gpu.occupied[word]);
@@ -449,7 +451,7 @@ fn complete_record<M: Memory>(memory: &mut M, state: &State, item: &Item, at_ns:
 }
 
 /// Makes the other GPUs check again whether their waits are over. `here` is the GPU that the caller
-/// settles anyway. The function makes one transaction.
+/// settles itself. The function makes one transaction.
 fn poke_others<M: Memory>(memory: &mut M, state: &State, here: Option<usize>, now_ns: u64) {
     let count = state.header.gpu_count.load() as usize;
     for (index, gpu) in state.gpus[..count].iter().enumerate() {
@@ -495,8 +497,8 @@ fn settle<M: Memory>(memory: &mut M, state: &State, config: &Config, gpu_index: 
         present = phase::IDLE;
         slice_end_ns = now_ns + config.slice_ns;
     }
-    // While a context is alone, a new slice begins at each slice's end, even if no process looks
-    // then.
+    // While a context is alone, a new slice begins at each slice's end, even if no process looks at
+    // that time.
     slice_end_ns += now_ns.saturating_sub(slice_end_ns).div_ceil(config.slice_ns) * config.slice_ns;
     let switch_cost_ns = match (survey.next_context, survey.kernels) {
         _ if present == phase::SWITCHING => None,
@@ -657,7 +659,7 @@ fn first_event<M: Memory>(memory: &M, state: &State) -> (u64, usize) {
     events.map(|(index, gpu)| (memory.get(&gpu.next_event_ns), index)).min().unwrap_or((NEVER, 0))
 }
 
-/// Computes everything up to `now_ns`. Makes at least one transaction for each event, and leaves
+/// Computes the state up to `now_ns`. Makes at least one transaction for each event, and leaves
 /// none open.
 pub fn advance<M: Memory>(memory: &mut M, state: &State, config: &Config, now_ns: u64) {
     if memory.get(&state.header.next_event_ns) > now_ns {
@@ -683,9 +685,8 @@ fn step<M: Memory>(memory: &mut M, state: &State, config: &Config, gpu_index: us
     settle(memory, state, config, gpu_index);
 }
 
-/// Advances the accounts of all GPUs to `now_ns`. No event may lie before `now_ns`. On an overlay,
-/// the caller can then read present accounts. On the state, the caller can then change the running
-/// work.
+/// Advances the accounts of all GPUs to `now_ns`. No event may lie before `now_ns`. Afterwards, the
+/// caller can read present accounts from an overlay, or change the running work in the state.
 pub fn bring_accounts_to<M: Memory>(memory: &mut M, state: &State, now_ns: u64) {
     for gpu in 0..state.header.gpu_count.load() as usize {
         integrate(memory, state, gpu, now_ns);
@@ -696,7 +697,7 @@ pub fn bring_accounts_to<M: Memory>(memory: &mut M, state: &State, now_ns: u64) 
 /// Prediction of the completion of a ticket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Prediction {
-    /// The item completes at this time, if nobody submits anything before.
+    /// The item completes at this time, if no process submits anything before.
     At(u64),
     /// The item completes later than this time, up to which the prediction looked ahead.
     After(u64),
@@ -785,8 +786,8 @@ pub fn append<M: Memory>(memory: &mut M, state: &State, index: usize, new: NewIt
     sequence
 }
 
-/// Schedules a check of a stream whose head may have become ready. Part of the caller's
-/// transaction.
+/// Schedules a check of a stream whose head may have become ready. The change is part of the
+/// caller's transaction.
 pub fn wake_gpu_of<M: Memory>(memory: &mut M, state: &State, stream: usize) {
     let Some(context_index) = index_of(memory.get(&state.streams[stream].context)) else { return };
     let ready_ns = head_ready_ns(memory, state, stream);
@@ -852,7 +853,7 @@ pub fn retire_generation<M: Memory>(memory: &mut M, word: &Word) {
     memory.put(word, generation.into());
 }
 
-/// Frees an empty stream's slot. Part of the caller's transaction.
+/// Frees an empty stream's slot. The change is part of the caller's transaction.
 fn free_stream<M: Memory>(memory: &mut M, state: &State, index: usize) {
     let stream = &state.streams[index];
     retire_generation(memory, &stream.generation);
@@ -864,7 +865,8 @@ fn free_stream<M: Memory>(memory: &mut M, state: &State, index: usize) {
     memory.put(list, stored(index));
 }
 
-/// Destroys a stream: at once if it is empty, else as soon as it is empty. One transaction.
+/// Destroys a stream, in one transaction. If the stream is not empty, the engine destroys the
+/// stream as soon as it is empty.
 pub fn close_stream<M: Memory>(memory: &mut M, state: &State, index: usize) {
     let stream = &state.streams[index];
     if memory.get(&stream.submitted) == memory.get(&stream.completed) {
@@ -904,16 +906,16 @@ fn drop_stream<M: Memory>(memory: &mut M, state: &State, index: usize, now_ns: u
     memory.commit();
 }
 
-/// Removes a context with its streams and memory. The caller has computed everything up to
-/// `now_ns`. The function makes several transactions. If the process dies in between, the next
+/// Removes a context with its streams and memory. The caller has computed the state up to `now_ns`.
+/// The function makes several transactions. If the process dies between two transactions, the next
 /// process calls the function again.
 pub fn drop_context<M: Memory>(memory: &mut M, state: &State, index: usize, now_ns: u64) {
     bring_accounts_to(memory, state, now_ns);
     let context = &state.contexts[index];
     let gpu_index = memory.get(&context.gpu) as usize;
     let gpu = &state.gpus[gpu_index];
-    // The context leaves the GPU first, so that none of its work counts as running. If the GPU is
-    // switching to the context, the switch continues, but to no context.
+    // The context leaves the GPU first, so that the engine runs none of the context's work. If the
+    // GPU is switching to the context, the switch continues, but to no context.
     if memory.get(&gpu.ran_last) == stored(index) {
         memory.put(&gpu.ran_last, 0);
     }

@@ -20,7 +20,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Number of looks that [`Observer::is_stuck`] takes.
+/// Number of times that [`Observer::is_stuck`] looks at the lock.
 const STUCK_LOOKS: u32 = 50;
 
 /// Use of one GPU by one process.
@@ -50,8 +50,8 @@ pub struct ProcessGpu {
 /// One process that attached, alive or dead.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Process {
-    /// Process id in the observer's pid namespace. 0 if the process has none there, or is dead and
-    /// was of another namespace.
+    /// Process id in the observer's pid namespace. 0 if the process has no id there, or if a dead
+    /// process was of another namespace.
     pub pid: u32,
     /// Start time (field 22 of /proc/PID/stat), which distinguishes processes with the same pid.
     pub start_time: u64,
@@ -72,7 +72,7 @@ pub struct Gpu {
     pub elapsed_ns: u64,
     /// Time in which the GPU ran kernels.
     pub busy_ns: u64,
-    /// Time in which the GPU ran copies, whatever else it did.
+    /// Time in which the GPU ran copies, alone or beside kernels or switches.
     pub copy_busy_ns: u64,
     /// Time in which the GPU switched from one context to another.
     pub switch_ns: u64,
@@ -99,9 +99,9 @@ pub struct Gpu {
 pub struct Snapshot {
     /// Time of the snapshot, CLOCK_MONOTONIC.
     pub at_ns: u64,
-    /// By GPU index.
+    /// The GPUs, by index.
     pub gpus: Vec<Gpu>,
-    /// In the order of attaching.
+    /// The processes, in the order in which they attached.
     pub processes: Vec<Process>,
 }
 
@@ -114,8 +114,8 @@ pub struct Observer {
 }
 
 impl Observer {
-    /// Opens an existing state directory. If no process has created it yet, returns an error for
-    /// which [`Error::is_not_found`] is true.
+    /// Opens an existing state directory. If no process has created the directory yet, returns an
+    /// error for which [`Error::is_not_found`] is true.
     pub fn open(state_dir: &Path) -> Result<Self, Error> {
         Ok(Self { shared: shared::open_existing(state_dir)?, clock: Clock::Monotonic })
     }
@@ -152,8 +152,8 @@ impl Observer {
         self.figures(Census::Now)
     }
 
-    /// Returns the figures like [`Self::snapshot`]. As with a real driver, a process that died
-    /// within the last ten milliseconds may still be listed.
+    /// Does the same as [`Self::snapshot`], but may still list a process that died within the last
+    /// ten milliseconds. A real driver's list may do so too.
     pub fn recent(&self) -> Snapshot {
         self.figures(Census::WhenDue)
     }
@@ -174,8 +174,8 @@ impl Observer {
             .map(|record| (present.get(&record.pid_namespace), self.process(&present, record)))
             .collect();
         drop((present, guard));
-        // The search for processes takes long. The lock is released before it, so that the GPUs do
-        // not wait.
+        // The search for processes takes long. The function releases the lock before the search, so
+        // that the GPUs do not wait.
         let here = namespace::own();
         for (there, process) in processes.iter_mut().filter(|(there, _)| *there != here) {
             let found = process.alive.then(|| namespace::pid_here(*there, process.pid, process.start_time));

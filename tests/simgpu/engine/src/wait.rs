@@ -1,4 +1,4 @@
-//! Waits until a time, or for a change that no process can predict.
+//! Functions that wait until a time, or for a change that no process can predict.
 
 use crate::{Clock, WaitPolicy, clock::monotonic_ns, layout::Word};
 use std::{io, ptr};
@@ -6,10 +6,10 @@ use std::{io, ptr};
 /// The longest sleep. A waiter checks its prediction at least this often, because another process's
 /// death can make the event earlier.
 pub const MAX_NAP_NS: u64 = 10_000_000;
-/// [`WaitPolicy::Auto`] wakes this long before the predicted time and spins the rest. Shorter waits
-/// only spin. With this value, the median wait ends about 1 us late. Without timer slack, on a
-/// two-core virtual machine that was four times overloaded, the median sleep of 10 us ended 5 us
-/// late. The median sleep of 3 ms ended 21 us late.
+/// [`WaitPolicy::Auto`] wakes by this time before the predicted time, and spins for the rest. A
+/// wait that is shorter only spins. With this value, the median wait ends about 1 us late. Without
+/// timer slack, on a two-core virtual machine that was four times overloaded, the median sleep of
+/// 10 us ended 5 us late. The median sleep of 3 ms ended 21 us late.
 const SPIN_NS: u64 = 20_000;
 
 /// Waits until `until_ns`. Returns early after a signal or after [`MAX_NAP_NS`].
@@ -50,9 +50,9 @@ fn sleep_until(until_ns: u64) {
         tv_sec: (until_ns / NS_PER_S) as libc::time_t,
         tv_nsec: (until_ns % NS_PER_S) as libc::c_long,
     };
-    // The slack belongs to the thread, and the thread to the application, so the old slack is
-    // restored. SAFETY: these options take and return plain numbers; `time` is valid; the call asks
-    // for no remaining time.
+    // The thread belongs to the application, so the function restores the thread's old slack.
+    // SAFETY: these options take and return plain numbers; `time` is valid; the call asks for no
+    // remaining time.
     unsafe {
         let slack = libc::prctl(libc::PR_GET_TIMERSLACK);
         libc::prctl(libc::PR_SET_TIMERSLACK, NO_SLACK_NS);

@@ -3,7 +3,7 @@
 use crate::config::CopyKind;
 
 /// A context on one GPU, which belongs to the process that created it. The id is valid only in this
-/// host, and the engine never reuses it.
+/// host, and the engine never reuses the id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ContextId {
     pub(crate) index: u32,
@@ -18,7 +18,7 @@ pub struct StreamId {
 }
 
 /// An event: a slot in shared memory that keeps the completion time of its last record. Other
-/// processes of the same host can read the slot and wait for it (see [`EventId::to_bits`]).
+/// processes of the same host can read the slot and wait for the event (see [`EventId::to_bits`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct EventId {
     pub(crate) index: u32,
@@ -32,8 +32,8 @@ impl EventId {
         u64::from(self.generation) << u32::BITS | u64::from(self.index)
     }
 
-    /// Returns the event of a number of [`EventId::to_bits`]. Any number is safe: a number of no
-    /// event counts as a destroyed event.
+    /// Returns the event of a number of [`EventId::to_bits`]. Any number is safe: the engine treats
+    /// a number of no event as a destroyed event.
     pub fn from_bits(bits: u64) -> Self {
         Self { index: bits as u32, generation: (bits >> u32::BITS) as u32 }
     }
@@ -43,7 +43,7 @@ impl EventId {
 /// in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Ticket {
-    /// The stream that the item is in.
+    /// The stream of the item.
     pub stream: StreamId,
     /// The item's place in the stream, from 1. Place 0 stands before all items and is always
     /// complete.
@@ -72,7 +72,7 @@ pub enum Work {
     Collective {
         /// Time of the kernel once its peers have begun. The engine adds the launch overhead.
         duration_ns: u64,
-        /// As in [`Work::Kernel`].
+        /// The part of all SMs that the kernel can use, as in [`Work::Kernel`].
         sm_ppm: u32,
         /// A number common to all peers, freely chosen.
         name: u64,
@@ -119,10 +119,10 @@ pub enum EventStatus {
     Pending,
     /// The last record has completed.
     Done {
-        /// Completion time, ns of the host's clock. The engine computes the time exactly, whenever
-        /// the caller asks.
+        /// Completion time, ns of the host's clock. The time is exact, and does not depend on the
+        /// time of the query.
         at_ns: u64,
     },
-    /// The event does not exist (any more).
+    /// The event does not exist, or no longer exists.
     Gone,
 }

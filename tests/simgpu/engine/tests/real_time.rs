@@ -16,7 +16,7 @@ use tempfile::TempDir;
 
 const MS: u64 = 1_000_000;
 
-/// A directory in shared memory, for a test that measures.
+/// A state directory in shared memory, for a test that measures times.
 struct State {
     directory: TempDir,
     _stolen: Stolen,

@@ -50,7 +50,7 @@ unsafe extern "C" fn cublasDestroy_v2(handle: *mut Blas) -> u32 {
     SUCCESS
 }
 
-/// Defines functions that set or give a field of a handle.
+/// Defines functions that set or return a field of a handle.
 macro_rules! fields {
     ($($set:ident $get:ident $field:ident: $type:ty;)*) => { $(
         #[unsafe(no_mangle)]
@@ -108,8 +108,8 @@ unsafe fn multiply(handle: *const Blas, m: i32, n: i32, k: i32, batch: i32) -> u
     status(kernels::multiply(Kernel::Product, stream, Extents { m, n, k, batch }))
 }
 
-/// Defines functions that have the same arguments. The types of elements differ, and pointers to
-/// them do not.
+/// Defines functions that have the same arguments. The functions differ only in the type of their
+/// elements, which are passed by pointer.
 macro_rules! alike {
     (@one $name:ident ($($argument:ident: $type:ty),* $(,)?) $body:expr) => {
         #[unsafe(no_mangle)]

@@ -14,7 +14,7 @@ const TRANSB: u32 = 4;
 /// `CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT`
 const BATCH_COUNT: u32 = 5;
 
-/// The description behind a `cublasLtMatmulDesc_t`. Not 0 means a transposed matrix.
+/// The description behind a `cublasLtMatmulDesc_t`. A field other than 0 means a transposed matrix.
 #[derive(Default)]
 pub struct Product {
     transposed_a: u32,
@@ -47,7 +47,7 @@ pub struct Choice {
     reserved: [i32; 4],
 }
 
-/// The choice for every product. It needs no workspace.
+/// The choice for every product. The choice needs no workspace.
 const CHOICE: Choice = Choice {
     algorithm: Algorithm { data: [0; 8] },
     workspace_bytes: 0,
@@ -56,13 +56,14 @@ const CHOICE: Choice = Choice {
     reserved: [0; 4],
 };
 
-// SAFETY (of every block below): by cuBLASLt's contract, a pointer for a result is at room for the
-// result, and an object comes from the function that makes it and is not used after its end.
+// SAFETY (of every block below): by cuBLASLt's contract, a pointer for a result points at room for
+// the result. An object comes from the function that makes it, and the caller does not use it after
+// its end.
 
 /// Makes an object.
 ///
 /// # Safety
-/// `to` is at room for the address.
+/// `to` points at room for the address.
 unsafe fn create<T>(to: *mut *mut T, object: T) -> u32 {
     // SAFETY: the caller promises it.
     unsafe { to.write(Box::into_raw(Box::new(object))) };
@@ -72,7 +73,7 @@ unsafe fn create<T>(to: *mut *mut T, object: T) -> u32 {
 /// Ends an object.
 ///
 /// # Safety
-/// The object comes from [`create`], and nobody uses it afterwards.
+/// The object comes from [`create`], and the caller does not use the object afterwards.
 unsafe fn destroy<T>(object: *mut T) -> u32 {
     // SAFETY: the caller promises it.
     drop(unsafe { Box::from_raw(object) });

@@ -1,8 +1,8 @@
 //! NCCL: communicators and collectives.
 //!
 //! A collective is one launch of a kernel whose name has the number of ranks and the id of the
-//! communicator: `standin_nccl_RANKS_ID`. With a rule `meets` for `standin_nccl_RANKS_*`, the kernels
-//! of all ranks wait for each other on the simulated GPU. No data moves between ranks.
+//! communicator: `standin_nccl_RANKS_ID`. With a rule `meets` for `standin_nccl_RANKS_*`, the
+//! kernels of all ranks wait for each other on the simulated GPU. No data moves between ranks.
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -42,8 +42,9 @@ pub struct Communicator {
     rank: i32,
 }
 
-// SAFETY (of every block below): by NCCL's contract, a pointer for a result is at room for the
-// result, and a communicator comes from a function that makes it and is not used after its end.
+// SAFETY (of every block below): by NCCL's contract, a pointer for a result points at room for the
+// result. A communicator comes from a function that makes it, and the caller does not use it after
+// its end.
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ncclGetVersion(version: *mut i32) -> u32 {
@@ -206,8 +207,8 @@ unsafe fn collective(communicator: *const Communicator, elements: usize, kind: u
     if kernels::launch(kernel, stream, [blocks, 1, 1]).is_ok() { SUCCESS } else { CUDA_ERROR }
 }
 
-/// Defines collectives: the arguments before the number of elements, those after the type, and all
-/// end with communicator and stream.
+/// Defines collectives. A row gives the arguments before the number of elements, and the arguments
+/// between the type and the communicator. The stream comes last.
 macro_rules! collectives {
     ($($name:ident($($before:ident: $before_type:ty),*; $($after:ident: $after_type:ty),*);)*) => { $(
         #[unsafe(no_mangle)]

@@ -12,8 +12,9 @@ use simgpu_driver::{Result, driver};
 const BLOCK_THREADS: u32 = 256;
 /// Rows and columns of a result that one block makes.
 const TILE: u64 = 128;
-/// Terms of each sum that one block adds. NVIDIA's kernels add all terms in one block. The simulated
-/// GPU times a kernel by its blocks, so a longer sum must have more of them.
+/// Terms of each sum that one block adds. NVIDIA's kernels add all terms in one block. The
+/// simulated GPU times a kernel by its blocks, so the kernel for a longer sum must have more
+/// blocks.
 const TERMS: u64 = 64;
 /// Elements of a vector for one block.
 const ELEMENTS: u64 = 1024;
@@ -63,12 +64,12 @@ fn found(kernel: Kernel) -> Result<CUkernel> {
     }
 }
 
-/// Makes sure that the driver works.
+/// Loads a kernel, which shows whether the driver works.
 pub fn prepare() -> Result<()> {
     found(Kernel::Product).map(drop)
 }
 
-/// Launches a kernel with these blocks. No blocks are no work.
+/// Launches a kernel with these blocks. Does nothing if `grid` has no blocks.
 pub fn launch(kernel: CUkernel, stream: CUstream, grid: [u64; 3]) -> Result<()> {
     if grid.contains(&0) {
         return Ok(());
@@ -88,7 +89,7 @@ pub struct Extents {
     pub n: u64,
     /// Terms of a sum.
     pub k: u64,
-    /// Results.
+    /// Number of results.
     pub batch: u64,
 }
 

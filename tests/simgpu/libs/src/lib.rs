@@ -1,12 +1,12 @@
 //! Stand-ins for functions of cuBLAS, cuBLASLt, cuDNN and NCCL that frameworks call.
 //!
-//! One library has the functions of all these libraries, without symbol versions. A facade for each
-//! of NVIDIA's libraries (`deepres_e2e::stand_ins` makes them) has its name and its versions, and
-//! needs this library. The facade itself answers all functions that this library lacks, by
-//! [`simgpu_unsupported`].
+//! One library has the functions of all these libraries, without symbol versions. For each of
+//! NVIDIA's libraries, `deepres_e2e::stand_ins` makes a facade. The facade has the name and the
+//! symbol versions of NVIDIA's library, and depends on this library. The facade itself answers all
+//! functions that this library lacks, by [`simgpu_unsupported`].
 //!
-//! A product or a collective is one launch of a named kernel. The kernels compute nothing, as all kernels on the
-//! simulated GPU, and take the time of their grid.
+//! A product or a collective is one launch of a named kernel. The kernels compute nothing, as all
+//! kernels on the simulated GPU, and take the time of their grid.
 
 mod blas;
 mod blas_lt;

@@ -22,7 +22,7 @@ const IDLE_POWER_MW: u64 = 75_000;
 /// The board's limit (published for H200 SXM).
 const POWER_LIMIT_MW: u64 = 700_000;
 const PPM: u64 = 1_000_000;
-/// The use of the memory's bandwidth is not modelled.
+/// Percentage of time in which the GPU used its memory. The simulation does not model it.
 const MEMORY_BUSY_PERCENT: c_uint = 0;
 
 /// Exports functions that need the library initialised: `name(arguments) |library| body`. The
@@ -172,8 +172,8 @@ export_versions! {
         unsafe { write_list(count, infos, list.collect()) }
     }
 
-    // No process draws graphics, and no process runs under MPS. The lists have no items, so the type
-    // of an item has no effect.
+    // No process draws graphics, and no process runs under MPS. The lists have no items, so the
+    // type of an item has no effect.
     nvmlDeviceGetGraphicsRunningProcesses, nvmlDeviceGetGraphicsRunningProcesses_v2,
     nvmlDeviceGetGraphicsRunningProcesses_v3, nvmlDeviceGetMPSComputeRunningProcesses,
     nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlDeviceGetMPSComputeRunningProcesses_v3(
@@ -210,7 +210,8 @@ const PROCESS_MODE_MPS: c_uint = 2;
 
 /// The version of `nvmlGpuFabricInfoV_t` in the highest byte of its version word.
 const VERSION_SHIFT: u32 = 24;
-/// The versions of `nvmlGpuFabricInfoV_t`. Each adds fields at the end of the one before.
+/// The versions of `nvmlGpuFabricInfoV_t`. Each version adds fields at the end of the version
+/// before.
 const FABRIC_VERSIONS: std::ops::RangeInclusive<c_uint> = 2..=3;
 
 /// Returns the error of a question about an NVLink: the GPUs have no NVLinks. The simulation models
@@ -230,7 +231,7 @@ fn running(
     let here = processes
         .iter()
         .map(|process| (process.pid, process.gpus[index]))
-        // A process of a pid namespace that is invisible from here has no id here.
+        // A process of a pid namespace that is not visible to this process has no id here.
         .filter(|(pid, account)| *pid != 0 && (account.contexts > 0 || account.memory_bytes > 0));
     Ok(here.map(|(pid, account)| (pid, account.memory_bytes)).collect())
 }
@@ -242,7 +243,7 @@ const PROCESSES_UTILIZATION_V1: c_uint =
 const US_PER_S: u64 = 1_000_000;
 
 /// Returns the time of a sample, the GPU's utilisation in percent, and the processes on the GPU.
-/// Each process is reported with the utilisation of the whole GPU.
+/// For each process, the function returns the utilisation of the whole GPU.
 fn sampled(
     library: &crate::library::Library,
     device: nvmlDevice_t,
@@ -255,8 +256,8 @@ fn sampled(
     Ok((at_us, percent, running(library, device)?.into_iter().map(|(pid, _)| pid).collect()))
 }
 
-/// Returns the samples like [`sampled`]. A GPU without processes is an error, because NVML finds no
-/// samples there.
+/// Returns the samples as [`sampled`] does. Returns an error for a GPU without processes, because
+/// NVML then finds no samples.
 fn sampled_processes(
     library: &crate::library::Library,
     device: nvmlDevice_t,

@@ -1,8 +1,9 @@
-//! The code of the program: the fat binaries, kernels and variables that it registers when it starts.
+//! The code of the program: the fat binaries, kernels and variables that the program registers when
+//! it starts.
 //!
-//! A program names a kernel by the address of a function on the host, and a variable by the address
-//! of its shadow on the host. The driver loads a fat binary at the first use of its kernels or
-//! variables, because a framework registers hundreds of fat binaries and uses few.
+//! A program names a kernel by the address of a host function, and a variable by the address of the
+//! variable's shadow on the host. A framework registers hundreds of fat binaries and uses few. So
+//! the driver loads a fat binary at the first use of its kernels or variables.
 
 use std::collections::HashMap;
 use std::ffi::{c_char, c_void};
@@ -82,7 +83,7 @@ impl Entry {
         Self { binary, name, kind: Kind::Kernel(AtomicPtr::new(null_mut())) }
     }
 
-    /// Returns a variable. `is_managed` tells whether the host may use its address too.
+    /// Returns a variable. `is_managed` tells whether the host may use the variable's address too.
     pub fn variable(binary: &'static Binary, name: *const c_char, is_managed: bool) -> Self {
         Self { binary, name, kind: if is_managed { Kind::Managed } else { Kind::Variable } }
     }
@@ -102,8 +103,8 @@ fn find(host: *const c_void) -> Option<&'static Entry> {
     entries.as_ref()?.get(&(host as usize)).copied()
 }
 
-/// Returns the kernel of a function on the host. Any other address is a handle of the driver: a
-/// `cudaKernel_t` or `cudaFunction_t`.
+/// Returns the kernel of a function on the host. An address that is no registered function is a
+/// handle of the driver: a `cudaKernel_t` or `cudaFunction_t`.
 pub fn kernel(host: *const c_void) -> Result<cu::CUkernel> {
     edge::refuse_as(host.is_null(), errors::cudaErrorInvalidDeviceFunction)?;
     let Some(entry) = find(host) else { return Ok(host.cast_mut()) };
@@ -131,7 +132,7 @@ fn look_up(entry: &Entry) -> Result<cu::CUkernel> {
 /// A variable in the memory of the current device.
 pub struct Variable {
     address: u64,
-    /// Its length.
+    /// Length of the variable.
     pub bytes: usize,
 }
 

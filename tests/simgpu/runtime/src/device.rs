@@ -35,7 +35,7 @@ fn start() -> Result<i32> {
     Ok(count)
 }
 
-/// Fails if there is no device of this number.
+/// Returns an error if no device has this number.
 pub fn check(device: i32) -> Result<()> {
     edge::refuse_as(!(0..count()?).contains(&device), errors::cudaErrorInvalidDevice)
 }
@@ -54,7 +54,8 @@ pub fn primary(device: i32) -> Result<cu::CUcontext> {
     Ok(*held as cu::CUcontext)
 }
 
-/// Returns the thread's context. A thread without one gets its device's primary context.
+/// Returns the thread's context. If the thread has no context, first makes the primary context of
+/// the thread's device current.
 pub fn context() -> Result<cu::CUcontext> {
     count()?;
     let mut current = null_mut();
@@ -79,7 +80,7 @@ pub fn current() -> Result<i32> {
     Ok(device)
 }
 
-/// Makes a device the thread's.
+/// Sets the thread's device.
 pub fn set(device: i32) -> Result<()> {
     driver!(cuCtxSetCurrent(primary(device)?));
     WANTED.set(device);

@@ -54,7 +54,7 @@ pub fn answer<const NEEDS_CONTEXT: bool>(function: Function, call: impl FnOnce()
     match entered.and_then(|()| call()) {
         Ok(()) => errors::cudaSuccess,
         Err(Error(code)) => {
-            // These two return the last error itself.
+            // The last error does not change for these two functions, which return it.
             if !matches!(function, Function::cudaGetLastError | Function::cudaPeekAtLastError) {
                 keep(code);
             }
@@ -63,7 +63,7 @@ pub fn answer<const NEEDS_CONTEXT: bool>(function: Function, call: impl FnOnce()
     }
 }
 
-/// Keeps an error as the thread's last one.
+/// Keeps an error as the thread's last error.
 pub fn keep(code: u32) {
     LAST.set(code);
 }

@@ -1,9 +1,9 @@
-//! `libcudart.so.13` for unmodified frameworks on the simulated GPU: the runtime's public API on the
-//! public API of the driver.
+//! `libcudart.so.13` for unmodified frameworks on the simulated GPU: the runtime's public API on
+//! the public API of the driver.
 //!
 //! [`exports`] holds every function of the runtime's header under its exported name. `api`
 //! translates arguments and results. [`code`] holds the code that a program registers, and `device`
-//! the contexts. This crate's README says what the library is not.
+//! the contexts. This crate's README lists the limits of the library.
 
 #[macro_use]
 pub mod table;

@@ -1,5 +1,5 @@
-//! Functions that the compiler's code calls, and functions that return no error code. The header does
-//! not declare them all.
+//! Functions that the compiler's code calls, and functions that return no error code. The header
+//! does not declare all these functions.
 #![expect(
     clippy::missing_safety_doc,
     reason = "the contracts are those of nvcc's code and of NVIDIA's reference"
@@ -26,7 +26,8 @@ pub extern "C" fn __cudaRegisterFatBinary(image: *mut c_void) -> *mut *mut c_voi
 #[unsafe(no_mangle)]
 pub extern "C" fn __cudaRegisterFatBinaryEnd(_handle: *mut *mut c_void) {}
 
-/// Does nothing: programs call it at their end, and the driver forgets the code with the process.
+/// Does nothing, because programs call this function only at their end. When the process ends, the
+/// driver drops the process's code.
 #[unsafe(no_mangle)]
 pub extern "C" fn __cudaUnregisterFatBinary(_handle: *mut *mut c_void) {}
 

@@ -18,7 +18,8 @@ const LIMIT_RECORDS: f64 = 0.1;
 const BURSTS: &str = "2000";
 /// The tenant that also wants the GPU all the time.
 const OTHER: &str = "other";
-/// The share without a daemon. The stub's kernels take no time, so the tenant never uses it up.
+/// The share without a daemon. The stub's kernels take no time, so the tenant never uses its share
+/// up.
 const SHARE: &str = "50%";
 
 /// The costs of a launch, medians of the runs.
@@ -28,7 +29,7 @@ pub struct Bursts {
     pub added_contended_ns: f64,
     /// Time that hooks add with a share and without a daemon, ns.
     pub added_standalone_ns: f64,
-    /// Events that hooks record under a lease.
+    /// Number of events that hooks record for a launch under a lease.
     pub records_per_launch_contended: f64,
 }
 

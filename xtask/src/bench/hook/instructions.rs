@@ -9,12 +9,12 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::command;
 
-/// Number of calls in the shorter and in the longer of two runs. The difference of both runs
-/// contains the calls alone.
+/// Number of calls in the shorter and in the longer of two runs. The difference of the two runs
+/// contains only the calls.
 const FEW: u32 = 20_000;
 const MANY: u32 = 60_000;
 
-/// Whether this machine has callgrind.
+/// Returns whether this machine has callgrind.
 pub fn is_available() -> bool {
     Command::new("valgrind")
         .arg("--version")

@@ -125,7 +125,7 @@ pub fn allocation(rounds: u32) -> Result<(f64, f64)> {
     Ok((figures.bare, figures.hooked))
 }
 
-/// Measures.
+/// Measures all calls, and returns the figures.
 pub fn run(options: &Options) -> Result<impl super::Report> {
     let bench = Bench::start()?;
     let times = if options.instructions { None } else { Some(bench.times(options.rounds)?) };
@@ -308,8 +308,8 @@ fn end(mut running: Running) -> Result<()> {
     running.finish()
 }
 
-/// Fails if the calls of the run did not go through the interposer, or if the daemon did not meter
-/// them. The figures would then mean nothing.
+/// Checks that the calls of the run went through the interposer, and that the daemon metered the
+/// calls. Otherwise the figures would mean nothing.
 fn seen_by_daemon(host: &Host, run: &Run, round: u32) -> Result<()> {
     ensure!(
         run.hooked_by.file_name() == Some(Path::new("libdeepres.so").as_os_str()),

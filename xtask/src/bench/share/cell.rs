@@ -90,7 +90,7 @@ impl Measured {
     }
 
     /// Returns the largest error of a tenant's meter, percentage points. An error is a difference
-    /// between metered and true time. It counts as a part of all used GPU time or of the elapsed
+    /// between metered and true time. The error is a part of all used GPU time or of the elapsed
     /// time, whichever is larger.
     pub fn meter_error_points(&self) -> f64 {
         let (true_sum, metered_sum) = (self.sum(|had| had.true_ns), self.sum(|had| had.metered_ns));

@@ -118,7 +118,7 @@ struct CellReport {
     /// Largest distance of a tenant's true share from its entitlement, percentage points.
     error_points: f64,
     /// Largest error of a tenant's meter, percentage points. An error is a difference between
-    /// metered and true time. It counts as a part of all used GPU time or of the elapsed time,
+    /// metered and true time. The error is a part of all used GPU time or of the elapsed time,
     /// whichever is larger.
     meter_error_points: f64,
     /// Kernel time of all tenants, divided by the kernel time of one tenant alone with the same
@@ -128,7 +128,8 @@ struct CellReport {
     gpu_bound_fraction: f64,
 }
 
-/// Measures. Prints each figure once it is known: on standard error if standard output is for JSON.
+/// Measures all cells, and returns the figures. Prints each figure at once: on standard error if
+/// standard output is for JSON.
 pub fn run(options: &Options, is_json: bool) -> Result<impl super::Report> {
     let artefacts = build::artefacts()?;
     let client = build::c_client("pace")?;

@@ -1,5 +1,5 @@
 //! Runs the tenants of a cell on a host of their own and measures them. Also measures one tenant
-//! alone, under deepres and without.
+//! alone, with deepres and without deepres.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;

@@ -16,7 +16,7 @@ pub enum Kind {
     Free,
 }
 
-/// Every program calls this function before any other.
+/// The function that every program calls before any other function of the driver.
 const BEGINNING: &str = "cuInit";
 /// The first version of CUDA with 64-bit sizes.
 const WIDE_SIZES: u32 = 3020;
@@ -63,7 +63,7 @@ pub fn cookie_of(symbol: &[u8]) -> Option<u64> {
 }
 
 /// Returns the name and the kind of the function with this number; `None` if metering does not
-/// count it.
+/// count the function.
 pub fn of(entry: u32) -> Option<(&'static str, Kind)> {
     let function = ApiId::from_index(entry as usize)?;
     Some((function.symbol(), rule(function)?.0))

@@ -36,7 +36,7 @@ use tokio::sync::oneshot;
 /// The most time for the answer to a request to meter a process. The answer usually takes
 /// milliseconds, and seconds on a busy machine.
 pub const LIMIT: Duration = Duration::from_secs(4);
-/// Time for which the requesting process waits for the daemon. It is longer than [`LIMIT`].
+/// Time for which the requesting process waits for the daemon. This time is longer than [`LIMIT`].
 pub const PATIENCE: Duration = LIMIT.saturating_add(Duration::from_secs(2));
 
 /// The reason for metering a process.
@@ -44,8 +44,8 @@ pub const PATIENCE: Duration = LIMIT.saturating_add(Duration::from_secs(2));
 pub struct Purpose {
     /// The tenant's name, for display.
     pub tenant: Option<String>,
-    /// Whether the process was started to be metered. If so, the daemon does not report it as
-    /// unmanaged.
+    /// Whether a user started the process by `deepres run --no-preload`. The daemon does not report
+    /// such a process as unmanaged.
     pub is_managed: bool,
 }
 
@@ -97,7 +97,7 @@ impl Metering {
     }
 
     fn ring(&self) {
-        // If the counter is full, the write fails. The thread wakes anyway then.
+        // If the counter is full, the write fails, and the thread wakes anyway.
         let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
     }
 }

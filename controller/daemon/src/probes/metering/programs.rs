@@ -1,5 +1,5 @@
 //! The kernel programs of metering: loads the programs, attaches them to a file's functions, and
-//! reads their maps. When a [`Programs`] is dropped, they are detached.
+//! reads their maps. A drop of [`Programs`] detaches the programs.
 
 use super::symbols::Point;
 use crate::probes::devices::Devices;
@@ -51,8 +51,8 @@ impl Programs {
         Ring::new(self.ebpf.take_map("BEGUN")?)
     }
 
-    /// Attaches a probe at a place of a file, for one process or for all. The probe stays until the
-    /// result is dropped.
+    /// Attaches a probe at a place of a file, for one process or for all processes, and returns the
+    /// link of the probe. The probe stays until the drop of the link.
     ///
     /// # Errors
     /// [`KernelError`] if the kernel refuses.
@@ -95,7 +95,7 @@ impl Programs {
 
     /// Stops metering a process.
     pub fn forget(&mut self, pid: u32) {
-        // The removal fails only if the entry does not exist any more.
+        // If the removal fails, the entry does not exist any more.
         let _ = self.metered_map().map(|mut map| map.remove(&pid));
     }
 

@@ -1,5 +1,5 @@
-//! Limits the amount of a scarce resource that one source may take: half of the amount that the
-//! other sources leave. So a new source always finds room.
+//! Limits the amount of a scarce resource that one source may take. A source may take half of the
+//! amount that the other sources leave, so a new source always finds room.
 
 use crate::identity::source::Source;
 use std::collections::BTreeMap;

@@ -1,12 +1,12 @@
-//! Detaches probes that are no longer needed, in a thread of its own. For each probe, the kernel
-//! takes a fifth of a second, and no other thread should wait for that.
+//! Detaches probes that the daemon no longer needs, in a thread of its own. For each probe, the
+//! kernel takes a fifth of a second, for which no other thread should wait.
 
 use super::shares::Shares;
 use crate::identity::source::Source;
 use aya::programs::uprobe::UProbeLink;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 
-/// Handle of the detaching thread.
+/// Handle of the thread that detaches probes.
 pub struct Undertaker {
     probes: mpsc::Sender<(Option<Source>, Vec<UProbeLink>)>,
 }
@@ -32,7 +32,8 @@ impl Undertaker {
         Ok(Self { probes })
     }
 
-    /// Queues probes for the thread to detach. Until then they count for `source`, if there is one.
+    /// Queues probes for the thread to detach. Until the detachment, the probes count for `source`,
+    /// if there is a source.
     pub fn take(&self, source: Option<Source>, probes: Vec<UProbeLink>) {
         // If the thread has ended, this function drops the probes, and so detaches them.
         let _ = self.probes.send((source, probes));

@@ -26,12 +26,14 @@ use std::sync::{Arc, Mutex, Once, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 const MS: u64 = 1_000_000;
-/// How often the thread reads the counters and looks for dead processes.
+/// The time between two rounds, in which the thread reads the counters and looks for dead
+/// processes.
 const ROUND_NS: u64 = 250 * MS;
-/// If a process uses no known library yet, the thread looks again: the first and the longest pause.
+/// The first and the longest pause before the thread looks again at a process that uses no known
+/// library yet.
 const LOOK_NS: u64 = 250 * MS;
 const MAX_LOOK_NS: u64 = 4_000 * MS;
-/// How long the status lists a process that has ended.
+/// The time for which the status lists a process that has ended.
 const ENDED_NS: u64 = 60_000 * MS;
 /// The most ended processes that the status lists.
 const MAX_ENDED: usize = 256;
@@ -82,7 +84,8 @@ struct Waiting {
 }
 
 pub struct Worker {
-    /// The reason for which the configuration allows no metering at all; `None` if it does.
+    /// The reason for which the configuration allows no metering at all; `None` if the
+    /// configuration allows metering.
     refusal: Option<String>,
     connected: Arc<Connected>,
     board: Arc<Mutex<MeteringStatus>>,
@@ -246,9 +249,9 @@ impl Worker {
         description
     }
 
-    /// Returns the mapped files of a process that may contain the functions; `None` if it does not
-    /// know them in time. If a process blocks the read, it occupies one reader, however often this
-    /// function is called.
+    /// Returns the mapped files of a process that may contain the functions; `None` if the read
+    /// takes too long. A process that blocks the read occupies one reader, for any number of calls
+    /// of this function.
     fn mapped_by(&mut self, who: ProcessKey) -> Option<Vec<libraries::Mapped>> {
         self.unread.retain(|_, reading| Arc::strong_count(reading) > 1);
         if self.unread.contains_key(&who) {
@@ -555,7 +558,7 @@ impl Worker {
 enum Unprobed {
     #[error("the process has loaded no file with the driver's functions")]
     NoLibrary,
-    /// The process uses the driver or may use it, and nobody counts its calls.
+    /// The process uses the driver or may use the driver, and no probe counts its calls.
     #[error("{0}")]
     Problem(String),
 }
@@ -567,7 +570,8 @@ enum Unusable {
 }
 
 /// Raises this process's limit on descriptors by the number that the probes need, if the system
-/// allows this. Only the first call does so, although the metering may start several times.
+/// allows this. Only the first call raises the limit, although the metering may start several
+/// times.
 fn make_room() {
     static RAISED: Once = Once::new();
     RAISED.call_once(|| {

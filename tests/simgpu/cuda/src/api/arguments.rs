@@ -66,8 +66,9 @@ macro_rules! text {
 
 /// Declares driver functions. The table of the API gives the types of their arguments. Functions
 /// whose names stand between bars share their arguments and their body. A body ends with success
-/// unless it returns an error before. If stream 0 has two meanings, the body knows the function's
-/// own meaning by the name between bars behind the arguments.
+/// unless it returns an error before. Stream 0 is the legacy stream in some functions and the
+/// thread's own stream in others. A body reads its function's meaning from the name between bars
+/// behind the arguments.
 macro_rules! calls {
     ($($($name:ident)|+ ($($argument:ident),*) $(|$default:ident|)? $body:block)*) => {
         $(calls! { @named [$($name)+] ($($argument),*) [$($default)?] $body })*

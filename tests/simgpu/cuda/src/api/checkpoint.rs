@@ -10,8 +10,8 @@ use crate::status::{self, Result, Status};
 
 /// `CUcheckpointLockArgs`: `timeoutMs` and reserved words.
 const LOCK_WORDS: usize = 16;
-/// `CUcheckpointRestoreArgs` and the others: GPU mappings, which are not modelled, and reserved
-/// words.
+/// The arguments of restore and of the remaining checkpoint functions: GPU mappings, which are not
+/// modelled, and reserved words.
 const OTHER_WORDS: usize = 16;
 
 fn code(error: CheckpointError) -> Status {

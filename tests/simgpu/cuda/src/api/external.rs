@@ -1,5 +1,5 @@
-//! External memory. The structs are declared here because the table of types only has those that
-//! the interposer reads.
+//! External memory. This file declares the structs, because the table of types has only the structs
+//! that the interposer reads.
 use std::ffi::c_void;
 
 use deepres_abi::driver::types::*;
@@ -7,8 +7,8 @@ use deepres_abi::driver::types::*;
 use crate::external;
 use crate::status;
 
-/// `CUDA_EXTERNAL_MEMORY_HANDLE_DESC`. Of the union of handles only the file descriptor is
-/// declared.
+/// `CUDA_EXTERNAL_MEMORY_HANDLE_DESC`. Of the union of handles, this struct declares only the file
+/// descriptor.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct HandleDescription {

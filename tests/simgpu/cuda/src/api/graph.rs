@@ -1,4 +1,4 @@
-//! Graphs as a whole: creating, copying, instantiating and listing their contents.
+//! Graphs as a whole: creation, copies, instantiation and lists of their contents.
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
 
@@ -25,8 +25,8 @@ calls! {
     }
 }
 
-/// Writes as many handles as fit into the caller's array, zeros behind them, and the number of
-/// handles. If the caller passes no array, writes only the number of all handles.
+/// Writes as many handles as fit into the caller's array, zeros behind these handles, and the
+/// number of written handles. If the caller passes no array, writes only the number of all handles.
 fn give_handles(to: *mut CUgraphNode, count: *mut usize, all: &[usize]) -> Result<()> {
     let room = read!(count);
     if to.is_null() {
@@ -42,8 +42,8 @@ fn give_handles(to: *mut CUgraphNode, count: *mut usize, all: &[usize]) -> Resul
     Ok(())
 }
 
-/// Writes the edge data of the handles. If the caller passes no array for it, all edges must be
-/// plain.
+/// Writes the edge data of the handles. If the caller passes no array for edge data, all edges must
+/// be plain.
 fn give_edge_data(to: *mut CUgraphEdgeData, room: usize, all: &[CUgraphEdgeData]) -> Result<()> {
     if to.is_null() {
         return if all.iter().all(|data| *data == graph::PLAIN_EDGE) {

@@ -207,7 +207,7 @@ calls! {
             | CUDA_COOPERATIVE_LAUNCH_MULTI_DEVICE_NO_POST_LAUNCH_SYNC;
         let list: &[CUDA_LAUNCH_PARAMS] = slice!(launchParamsList, numDevices);
         status::refuse(flags & !known != 0 || list.is_empty() || list.len() > process::device_count())?;
-        // Either all launches go or none.
+        // The call submits all launches or, after an error, none.
         let mut launches: Vec<(Arc<Stream>, Launch)> = Vec::new();
         for one in list {
             let raw = Raw {
@@ -270,7 +270,8 @@ calls! {
     cuFuncSetSharedSize(hfunc, bytes) { module::function(hfunc as usize)?.set_old_shared(bytes) }
 }
 
-/// Checks the setting of a parameter. The value has no effect, because kernels compute nothing.
+/// Checks the setting of a parameter. The value has no effect, because simulated kernels compute
+/// nothing.
 fn set_parameter(hfunc: CUfunction, offset: i32) -> Result<()> {
     module::function(hfunc as usize)?;
     context::current()?;

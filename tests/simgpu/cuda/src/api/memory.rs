@@ -84,7 +84,8 @@ calls! {
     }
 }
 
-/// Writes one attribute of a pointer to the caller's place. An unknown pointer has few attributes.
+/// Writes one attribute of a pointer to the caller's place. A pointer that the driver does not know
+/// has few attributes.
 fn pointer_attribute(
     data: *mut c_void,
     attribute: CUpointer_attribute,

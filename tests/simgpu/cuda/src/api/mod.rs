@@ -26,5 +26,6 @@ pub mod unsupported;
 mod vmm;
 
 /// The driver's functions. Each module implements some of them as functions of this type. The trait
-/// [`unsupported::Unsupported`] has all functions; the functions of the type hide those of the trait.
+/// [`unsupported::Unsupported`] has all functions; the functions of the type hide those of the
+/// trait.
 pub struct Api;

@@ -206,8 +206,8 @@ calls! {
     }
     cuFuncGetModule(hmod, hfunc) { give!(hmod, function_of(hfunc)?.module as CUmodule) }
     cuFuncGetName(name, hfunc) {
-        // A kernel's name lives as long as the kernel. The name of a function made from it lives
-        // only as long as the function's module.
+        // The returned name lives as long as the client's handle: a kernel's own name for a kernel,
+        // else the function's name.
         match KERNELS.get(hfunc as usize) {
             Some(kernel) => give!(name, kernel.name.as_ptr()),
             None => give!(name, FUNCTIONS.get(hfunc as usize).ok_or(status::INVALID_HANDLE)?.name.as_ptr()),
@@ -262,8 +262,8 @@ calls! {
             minGridSize, blockSize, func, blockSizeToDynamicSMemSize, dynamicSMemSize, blockSizeLimit, 0,
         )?;
     }
-    // It finds the block size, in whole warps, with the most resident threads. If several sizes are
-    // equal, the largest counts.
+    // The call finds the block size, in whole warps, with the most resident threads. If several
+    // sizes have equally many, the call returns the largest size.
     cuOccupancyMaxPotentialBlockSizeWithFlags(
         minGridSize, blockSize, func, blockSizeToDynamicSMemSize, dynamicSMemSize, blockSizeLimit, flags
     ) {
@@ -275,8 +275,8 @@ calls! {
         let mut threads = most;
         while threads != 0 {
             let bytes = match blockSizeToDynamicSMemSize {
-                // SAFETY: the caller passed this function as the one to ask for the shared memory of
-                // such a block.
+                // SAFETY: the caller passed this function as the one to ask for the shared memory
+                // of such a block.
                 Some(bytes_of) => unsafe { bytes_of(threads as i32) },
                 None => dynamicSMemSize,
             };

@@ -1,5 +1,5 @@
-//! Nodes of graphs: adding them, and reading and changing their operations, both in graphs and in
-//! instantiated graphs.
+//! Nodes of graphs: functions that add nodes, and functions that read or change a node's operation.
+//! The operation may be in a graph or in an instantiated graph.
 use std::ffi::c_void;
 use std::sync::Arc;
 
@@ -164,11 +164,11 @@ fn any(params: &CUgraphNodeParams) -> Result<Operation> {
             CU_GRAPH_NODE_TYPE_EVENT_RECORD => {
                 Ok(Operation::EventRecord(event_of(bytes.cast::<EventParams>().read().event)?))
             }
-            // An allocation node gets its address at its creation, and never changes it.
+            // An allocation node gets its address at its creation, and keeps the address.
             CU_GRAPH_NODE_TYPE_MEM_ALLOC => Err(status::NOT_SUPPORTED),
             CU_GRAPH_NODE_TYPE_MEM_FREE => Ok(Operation::Free(body.free.dptr)),
             CU_GRAPH_NODE_TYPE_BATCH_MEM_OP => batch(bytes),
-            // A conditional node gets its operation at its creation, and never changes it.
+            // A conditional node gets its operation at its creation, and keeps the operation.
             CU_GRAPH_NODE_TYPE_CONDITIONAL
             | CU_GRAPH_NODE_TYPE_EXT_SEMAS_SIGNAL
             | CU_GRAPH_NODE_TYPE_EXT_SEMAS_WAIT
@@ -190,7 +190,8 @@ fn flat_memset(params: &CUDA_MEMSET_NODE_PARAMS_v2) -> CUDA_MEMSET_NODE_PARAMS {
     }
 }
 
-/// Declares the functions that add a node of one kind. All take their dependencies in the same way.
+/// Declares the functions that add a node of one kind. All these functions take the dependencies in
+/// the same way.
 macro_rules! adders {
     ($($name:ident($($argument:ident),*) $operation:block)*) => {
         calls! {$(

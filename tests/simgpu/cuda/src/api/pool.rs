@@ -74,8 +74,8 @@ calls! {
         match found.kind {
             Kind::Pooled(pool) => pool.free_async(&stream, dptr)?,
             Kind::Graph => graph_memory::free_now(dptr)?,
-            // Memory from cuMemAlloc may be freed in stream order too. A wait for the stream before
-            // the free has the same effect.
+            // Memory from cuMemAlloc may be freed in stream order too. The driver waits for the
+            // stream and then frees the memory, which has the same effect.
             Kind::Device | Kind::External { .. } | Kind::Opened { is_pooled: true, .. } => {
                 stream.synchronize()?;
                 memory::free(dptr)?;
@@ -159,7 +159,7 @@ calls! {
     }
     cuMemPoolImportFromShareableHandle(pool_out, handle, handleType, flags) {
         status::refuse(flags != 0 || pool_out.is_null())?;
-        // A descriptor is passed as the pointer itself.
+        // For a descriptor, the client passes its number in place of a pointer.
         let descriptor = i32::try_from(handle as usize).map_err(|_| status::INVALID_VALUE)?;
         give!(pool_out, Pool::import(descriptor, handleType)?.handle as CUmemoryPool);
     }

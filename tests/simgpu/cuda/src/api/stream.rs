@@ -91,7 +91,7 @@ fn submit(stream: CUstream, default: DefaultStream, operations: Vec<MemoryOperat
     stream::resolve(stream as usize, default)?.submit(Operation::Memory(operations))
 }
 
-/// Reads the dependencies that a client passes, with the edge data if there is any.
+/// Reads the dependencies that a client passes, with the edge data if the client passes any.
 fn dependencies(
     nodes: *const CUgraphNode,
     data: *const CUgraphEdgeData,
@@ -121,8 +121,8 @@ struct CaptureInfo {
 }
 
 thread_local! {
-    /// Arrays that the thread's last cuStreamGetCaptureInfo returned. By the reference they stay
-    /// valid until the thread's next call.
+    /// Arrays that the thread's last cuStreamGetCaptureInfo returned. By the driver API reference,
+    /// the arrays stay valid until the thread's next call.
     static LAST_INFO: std::cell::RefCell<(Vec<CUgraphNode>, Vec<CUgraphEdgeData>)> =
         const { std::cell::RefCell::new((Vec::new(), Vec::new())) };
 }

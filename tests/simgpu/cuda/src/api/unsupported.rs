@@ -1,4 +1,5 @@
-//! Default implementations of all functions of the API: each reports that it is not supported.
+//! Default implementations of all functions of the API: each function reports that it is not
+//! supported.
 #![expect(dead_code, reason = "it holds the whole table, and what is implemented hides its part of it")]
 
 use deepres_abi::driver::ApiId;

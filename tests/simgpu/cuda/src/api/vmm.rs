@@ -50,7 +50,7 @@ calls! {
     }
     cuMemImportFromShareableHandle(handle, osHandle, shHandleType) {
         status::refuse(handle.is_null())?;
-        // A descriptor is passed as the pointer itself.
+        // For a descriptor, the client passes its number in place of a pointer.
         let descriptor = i32::try_from(osHandle as usize).map_err(|_| status::INVALID_VALUE)?;
         give!(handle, vmm::import(descriptor, shHandleType)?.handle as CUmemGenericAllocationHandle);
     }

@@ -34,10 +34,10 @@ const ATTRIBUTE_KERNEL_PARAMETER: u8 = 0x17;
 const ATTRIBUTE_FRAME_SIZE: u8 = 0x11;
 const ATTRIBUTE_REGISTERS: u8 = 0x2f;
 const ATTRIBUTE_KERNEL_PARAMETER_V2: u8 = 0x45;
-/// From this architecture on, the section of a kernel's shared memory includes the system's part of
-/// each block.
+/// From this architecture on, the section of a kernel's shared memory includes the part that the
+/// CUDA system reserves in each block.
 const RESERVED_SHARED_ARCHITECTURE: u32 = 90;
-/// Length of the system's part.
+/// Length of the part of shared memory that the CUDA system reserves in each block.
 const RESERVED_SHARED_BYTES: u32 = 1024;
 /// Bit position of the size in the last word of a parameter record.
 const PARAMETER_SIZE_SHIFT: u32 = 18;
@@ -71,12 +71,12 @@ pub unsafe fn whole<'a>(data: *const u8) -> Result<&'a [u8]> {
 /// Prefix of the sections that hold kernels' instructions.
 const TEXT: &str = ".text.";
 
-/// Whether a section holds global or constant variables.
+/// Returns whether a section holds global or constant variables.
 fn holds_variables(section: &str) -> bool {
     section.starts_with(".nv.global") || section.starts_with(".nv.constant3")
 }
 
-/// Returns the records of one `.nv.info` section that have bytes of their own.
+/// Returns the records of one `.nv.info` section that have bytes behind the record's size.
 fn sized_records(mut bytes: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
     std::iter::from_fn(move || {
         loop {

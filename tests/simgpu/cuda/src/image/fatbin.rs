@@ -8,11 +8,11 @@ use crate::status::{self, Result};
 pub const MAGIC: u32 = 0xBA55_ED50;
 /// First word of nvcc's struct around a fat binary (`__fatBinC_Wrapper_t`).
 pub const WRAPPER_MAGIC: u32 = 0x4662_43B1;
-/// Offset of the pointer to the fat binary in that struct.
+/// Offset of the pointer to the fat binary in nvcc's struct.
 pub const WRAPPER_DATA_OFFSET: usize = 8;
 
 const FILE_HEADER_BYTES: usize = 16;
-/// Smallest header of an object: it contains the fields that are read here.
+/// Smallest header of an object: it contains all fields that this file reads.
 const ENTRY_HEADER_BYTES: usize = 64;
 const KIND_PTX: u16 = 1;
 const KIND_ELF: u16 = 2;
@@ -24,7 +24,7 @@ const MAX_OBJECT_BYTES: usize = 1 << 32;
 /// a match's length adds at most 255.
 const LZ4_RATIO: usize = 255;
 
-/// The fields of an object's header that matter here.
+/// The fields of an object's header that the driver needs.
 struct Entry<'a> {
     kind: u16,
     architecture: u32,
@@ -104,8 +104,9 @@ impl Entry<'_> {
         }
     }
 
-    /// Returns how well the object suits a device. Code for exactly the device is best, then older
-    /// code of the same family, then PTX. `None`: the object cannot run on the device.
+    /// Returns the rank of the object for a device; a higher rank suits better. Code for exactly
+    /// the device ranks first, then older code of the same family, then PTX. Returns `None` if the
+    /// object cannot run on the device.
     fn rank(&self, device: u32) -> Option<u32> {
         let same_family = self.architecture / 10 == device / 10;
         match self.kind {

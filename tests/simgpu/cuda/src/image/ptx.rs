@@ -115,8 +115,8 @@ fn number(token: &str) -> Option<u64> {
     }
 }
 
-/// Returns the bits of one initialiser: an integer, `0fXXXXXXXX` or `0dXXXXXXXXXXXXXXXX`. Anything
-/// else (an address) counts as zero.
+/// Returns the bits of one initialiser: an integer, `0fXXXXXXXX` or `0dXXXXXXXXXXXXXXXX`. For
+/// anything else (an address), returns 0.
 fn initial_bits(token: &str) -> u64 {
     let float = token.strip_prefix("0f").or_else(|| token.strip_prefix("0F"));
     let double = token.strip_prefix("0d").or_else(|| token.strip_prefix("0D"));

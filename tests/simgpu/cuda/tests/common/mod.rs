@@ -61,7 +61,8 @@ extern "C" fn remove_directory() {
     }
 }
 
-/// Points the process at a state directory of its own, which is removed when the process ends.
+/// Points the process at a state directory of its own. When the process ends, the harness removes
+/// the directory.
 pub fn private_state() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

@@ -45,7 +45,7 @@ struct Rows {
 }
 
 impl Rows {
-    /// Returns the copy for the driver; `None` if it has no bytes.
+    /// Returns the copy for the driver; `None` if the copy has no bytes.
     fn described(&self, kind: u32) -> Result<Option<cu::CUDA_MEMCPY2D>> {
         let (from_type, to_type) = match kind {
             cudaMemcpyHostToHost => (cu::CU_MEMORYTYPE_HOST, cu::CU_MEMORYTYPE_HOST),

@@ -7,7 +7,7 @@ use crate::device;
 use crate::edge;
 use crate::table::types::*;
 
-/// The flags of a device that are the driver's flags of a context.
+/// The flags of a device that the driver has as flags of a context.
 const CONTEXT_FLAGS: u32 = 0x1f;
 
 calls! {

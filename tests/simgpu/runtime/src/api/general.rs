@@ -33,8 +33,8 @@ calls! {
     cudaEventCreate(event) { driver!(cuEventCreate(event, cu::CU_EVENT_DEFAULT)) }
 }
 
-/// Asks the driver for a function. Without room for a status, a function that the driver lacks is an
-/// error.
+/// Asks the driver for a function. If the caller has no place for a status, the call fails for a
+/// function that the driver lacks.
 fn look_up(
     symbol: *const c_char,
     function: *mut *mut c_void,

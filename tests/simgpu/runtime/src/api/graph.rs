@@ -58,8 +58,8 @@ calls! {
             pGraphNode, graph, pDependencies, dependencyData.cast(), numDependencies, &mut node
         ));
         if given.r#type == cudaGraphNodeTypeConditional {
-            // The driver tells the graphs of the node's bodies.
-            // SAFETY: the type names the valid member of both unions, and `nodeParams` is not NULL.
+            // The driver writes the graphs of the node's bodies into the parameters. SAFETY: the
+            // type names the valid member of both unions, and `nodeParams` is not NULL.
             unsafe {
                 (*nodeParams).params.conditional.phGraph_out = node.params.conditional.phGraph_out;
             }

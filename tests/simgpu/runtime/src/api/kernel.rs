@@ -15,9 +15,9 @@ use crate::table::types::*;
 /// The shape, shared memory and stream of a launch.
 #[derive(Clone, Copy)]
 pub struct Configuration {
-    /// Blocks.
+    /// Number of blocks by dimension.
     pub grid: dim3,
-    /// Threads of a block.
+    /// Threads of a block by dimension.
     pub block: dim3,
     /// Dynamic shared memory of a block.
     pub shared_bytes: usize,
@@ -26,8 +26,8 @@ pub struct Configuration {
 }
 
 thread_local! {
-    /// The configurations of launches that the thread has begun: `<<<…>>>` is one call that pushes,
-    /// and a call of the kernel's stub, which pops.
+    /// The configurations of launches that the thread has begun: `<<<…>>>` is one call that pushes
+    /// a configuration, and a call of the kernel's stub, which pops the configuration.
     static BEGUN: RefCell<Vec<Configuration>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -60,7 +60,7 @@ pub fn launch(kernel: cu::CUkernel, shape: &Configuration, arguments: *mut *mut 
         ));
         Ok(())
     };
-    // The driver refuses a shape as any other invalid value.
+    // The driver has no error of its own for an invalid shape, and the runtime has one.
     launch().map_err(|error| match error {
         edge::INVALID_VALUE => Error(errors::cudaErrorInvalidConfiguration),
         other => other,

@@ -1,6 +1,6 @@
 //! Macros that define functions, read raw arguments and write results. Every use relies on the
-//! contract of the runtime's API: a pointer that is not NULL points at the object that the reference
-//! names.
+//! contract of the runtime's API: a pointer that is not NULL points at the object that the
+//! reference names.
 
 /// Writes a result to the caller's pointer; refuses NULL.
 macro_rules! give {
@@ -22,8 +22,8 @@ macro_rules! read {
     }};
 }
 
-/// Declares functions of the runtime. The table of the API gives the types of their arguments. A body
-/// ends with success unless it returns an error before.
+/// Declares functions of the runtime. The table of the API gives the types of their arguments. A
+/// body ends with success unless it returns an error before.
 macro_rules! calls {
     ($($name:ident ($($argument:ident),*) $body:block)*) => {
         $(function! { $name => [define_call] ($($argument),*) $body })*

@@ -1,4 +1,4 @@
-//! Memory: allocations, their facts, and handles of other processes.
+//! Memory: allocations, queries about addresses, and handles of other processes.
 
 use std::ptr::null_mut;
 
@@ -12,8 +12,8 @@ use crate::table::types::*;
 /// The element size that the runtime gives for the rows of a pitched allocation, bytes.
 const PITCH_ELEMENT_BYTES: u32 = 4;
 
-/// Writes a NULL address for an allocation of 0 bytes, which the driver would refuse. Returns whether
-/// it did.
+/// Writes a NULL address for an allocation of 0 bytes, which the driver would refuse. Returns
+/// whether the allocation has 0 bytes.
 fn is_empty(address: *mut *mut c_void, bytes: usize) -> Result<bool> {
     edge::refuse(address.is_null())?;
     if bytes == 0 {
@@ -83,7 +83,8 @@ fn place(location: cudaMemLocation) -> cu::CUmemLocation {
     cu::CUmemLocation { r#type: location.r#type, id: location.id }
 }
 
-/// Returns the facts about an address. An address that the driver does not know is the host's.
+/// Returns the facts about an address. An address that the driver does not know is an address of
+/// host memory.
 fn facts(address: *const c_void) -> Result<cudaPointerAttributes> {
     let (mut kind, mut managed, mut ordinal) = (0_u32, 0_u32, cu::CU_DEVICE_INVALID);
     let (mut on_device, mut on_host) = (null_mut::<c_void>(), null_mut::<c_void>());

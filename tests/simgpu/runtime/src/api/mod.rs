@@ -18,6 +18,7 @@ pub mod kernel;
 mod memory;
 pub mod unsupported;
 
-/// The runtime's functions. Each module implements some of them as functions of this type. The trait
-/// [`unsupported::Unsupported`] has all functions; the functions of the type hide those of the trait.
+/// The runtime's functions. Each module implements some of them as functions of this type. The
+/// trait [`unsupported::Unsupported`] has all functions; the functions of the type hide those of
+/// the trait.
 pub struct Api;

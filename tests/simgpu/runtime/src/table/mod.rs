@@ -1,5 +1,5 @@
-//! The runtime's API: its functions, types and error codes. All but `types` is generated from
-//! NVIDIA's header.
+//! The runtime's API: its functions, types and error codes. `xtask` generates all modules except
+//! `types` from NVIDIA's header.
 
 use core::ffi::CStr;
 
@@ -57,8 +57,8 @@ macro_rules! expand {
 }
 for_each_function!(expand);
 
-/// Defines [`function`]. The output of a macro cannot contain the token `$` before another token. So
-/// the first step passes the token `$` to the second step.
+/// Defines [`function`]. The output of a macro cannot contain the token `$` before another token.
+/// So the first step passes the token `$` to the second step.
 macro_rules! function_macro {
     (($d:tt) $({ symbol: $symbol:ident, args: ($($args:tt)*) })*) => {
         /// Calls a macro with the arguments of one function:
