@@ -78,7 +78,7 @@ pub fn ask(program: &Path) -> Result<[(&'static str, Basis, Outcome); 2]> {
     });
     let compared = |answers: &[Answer]| {
         let mut facts = Facts::default();
-        facts.is("answers", said.len(), DOCUMENTED.len() + GUESSES.len());
+        facts.is("number of answers", said.len(), DOCUMENTED.len() + GUESSES.len());
         for (name, expected) in answers {
             facts.is(name, said.get(*name).and_then(Value::as_i64), Some(*expected));
         }

@@ -11,6 +11,8 @@ use rustix::process::{Pid, kill_process};
 
 /// Time limit of a client. PyTorch's import takes seconds, on a machine with other work.
 const CLIENT_LIMIT: Duration = Duration::from_secs(120);
+/// Time limit of a client that compiles. Triton keeps a CPU busy for half a minute.
+const COMPILER_LIMIT: Duration = Duration::from_secs(240);
 /// Time within which the session's meter thread brings the meter page up to date.
 const METER_SETTLES_WITHIN: Duration = Duration::from_secs(10);
 const LIMIT_BYTES: u64 = 4 * GIB;
@@ -124,7 +126,7 @@ fn jobs_that_serve_answer_beside_a_trainer_as_alone() {
 #[test]
 #[ignore = "deep: takes long"]
 fn jobs_end_as_without_deepres_and_leave_no_memory_behind() {
-    let (host, _daemon) = Host::new().with_daemon();
+    let (host, _daemon) = Host::new().lasting(CLIENT_LIMIT).with_daemon();
     let term = Some(Signal::TERM);
     for (name, signal) in
         [("exception", None), ("out_of_memory", None), ("killed", term), ("checkpoint", term)]
@@ -152,14 +154,14 @@ fn jobs_end_as_without_deepres_and_leave_no_memory_behind() {
 #[test]
 #[ignore = "deep: gigabytes"]
 fn compiled_models_train_as_without_deepres() {
-    let (host, _daemon) = Host::new().with_daemon();
+    let (host, _daemon) = Host::new().lasting(COMPILER_LIMIT).with_daemon();
     let run = |command: Command| {
         let mut command = torch().prepared(command);
         command.arg(script("torch_compiled")).env("PYTHONPATH", torch().triton());
         for cache in ["TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"] {
             command.env(cache, host.path().join(cache));
         }
-        host.spawn(command).finish_within(CLIENT_LIMIT).success().json()
+        host.spawn(command).finish_within(COMPILER_LIMIT).success().json()
     };
     // The first run compiles. The second one finds the kernels in the cache.
     let managed = run(host.run(&["--name", "compiled"], torch().python(), &[]));
