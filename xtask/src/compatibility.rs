@@ -37,14 +37,26 @@ enum Version {
 }
 
 /// The part of a client's work that the simulated GPU can run.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 enum Reach {
     /// The whole client.
     Whole,
+    /// The whole client, which takes gigabytes.
+    LargeWhole,
     /// The client up to the end of its look-ups.
     LookUps,
     /// The client up to the end of its look-ups. The client takes gigabytes.
-    Large,
+    LargeLookUps,
+}
+
+impl Reach {
+    fn is_whole(self) -> bool {
+        matches!(self, Self::Whole | Self::LargeWhole)
+    }
+
+    fn is_large(self) -> bool {
+        matches!(self, Self::LargeWhole | Self::LargeLookUps)
+    }
 }
 
 struct Row {
@@ -58,6 +70,8 @@ struct Row {
 }
 
 const CLIENTS: &str = "requirements-clients.txt";
+const TORCH_ALONE: &str = "requirements-torch-alone.txt";
+const TORCH: &str = "PyTorch, with [stand-ins](../tests/simgpu/runtime/README.md) for NVIDIA's libraries";
 
 const ROWS: &[Row] = &[
     Row {
@@ -77,12 +91,44 @@ const ROWS: &[Row] = &[
         test: "training::",
     },
     Row {
-        client: "PyTorch, with [stand-ins](../tests/simgpu/runtime/README.md) for NVIDIA's libraries",
-        version: Version::Pinned { file: "requirements-torch-alone.txt", package: "torch" },
+        client: TORCH,
+        version: Version::Pinned { file: TORCH_ALONE, package: "torch" },
         run: "a transformer trains (AdamW, mixed precision, DataLoader), runs out of memory and trains on",
         result: "trains: shapes, allocator statistics and errors as without; each launch counted; the limit is its `OutOfMemoryError`",
         reach: Reach::Whole,
         test: "torch::pytorch_trains",
+    },
+    Row {
+        client: TORCH,
+        version: Version::Pinned { file: TORCH_ALONE, package: "torch" },
+        run: "a service answers requests with pauses, beside a trainer; trainings end by an exception, by `OutOfMemoryError`, and by SIGTERM with a handler and without",
+        result: "the same answers, exit status and error as without; no memory stays behind",
+        reach: Reach::Whole,
+        test: "torch::jobs_",
+    },
+    Row {
+        client: TORCH,
+        version: Version::Pinned { file: TORCH_ALONE, package: "torch" },
+        run: "ResNet-50, an LSTM, attention, CUDA graphs, streams, workers that load data, IPC, fork and spawn, two GPUs",
+        result: "the same results as without",
+        reach: Reach::Whole,
+        test: "torch::the_parts_of_pytorch",
+    },
+    Row {
+        client: TORCH,
+        version: Version::Pinned { file: TORCH_ALONE, package: "torch" },
+        run: "two ranks train by NCCL, on two GPUs and on one",
+        result: "both ranks make all their steps",
+        reach: Reach::Whole,
+        test: "torch::two_ranks_train",
+    },
+    Row {
+        client: TORCH,
+        version: Version::Pinned { file: TORCH_ALONE, package: "torch" },
+        run: "`torch.compile` with Triton, by default and with CUDA graphs",
+        result: "models are compiled and train as without",
+        reach: Reach::LargeWhole,
+        test: "torch::compiled_models",
     },
     Row {
         client: "numba-cuda",
@@ -169,7 +215,7 @@ const ROWS: &[Row] = &[
         version: Version::Pinned { file: "requirements-torch.txt", package: "torch" },
         run: "import, device query, init, a sum on the GPU and one without",
         result: "one device is seen, `cudaGetDeviceCount` fails (named symbol not found); the sum without a GPU is right",
-        reach: Reach::Large,
+        reach: Reach::LargeLookUps,
         test: "large::torch",
     },
     Row {
@@ -177,7 +223,7 @@ const ROWS: &[Row] = &[
         version: Version::Pinned { file: "requirements-tensorflow.txt", package: "tensorflow[and-cuda]" },
         run: "import, devices, a sum",
         result: "one device is seen, `cudaGetDevice` fails (named symbol not found)",
-        reach: Reach::Large,
+        reach: Reach::LargeLookUps,
         test: "large::tensorflow",
     },
     Row {
@@ -185,7 +231,7 @@ const ROWS: &[Row] = &[
         version: Version::Pinned { file: "requirements-jax.txt", package: "jax[cuda13]" },
         run: "import, devices, a sum on the GPU and one without",
         result: "the device's executor cannot be made (named symbol not found); the sum without a GPU is right",
-        reach: Reach::Large,
+        reach: Reach::LargeLookUps,
         test: "large::jax",
     },
 ];
@@ -239,7 +285,7 @@ impl Row {
     /// Returns the row's line of the table without the last column. The last column is the day of
     /// the row's last pass.
     fn begins(&self) -> Result<String> {
-        let large = if self.reach == Reach::Large { " (`cargo xtask test --deep`)" } else { "" };
+        let large = if self.reach.is_large() { " (`cargo xtask test --deep`)" } else { "" };
         let version = self.version.text()?;
         Ok(format!(
             "| {} | {version} | {} | {} | `{}`{large} |",
@@ -252,7 +298,7 @@ impl Row {
         let begins = self.begins()?;
         let day = page.lines().find_map(|line| line.strip_prefix(&begins)?.strip_suffix('|'));
         day.map(str::trim).with_context(|| {
-            let large = if self.reach == Reach::Large { " --large" } else { "" };
+            let large = if self.reach.is_large() { " --large" } else { "" };
             format!(
                 "the page has no row for `{}` as it is now; run `cargo xtask compatibility{large}`",
                 self.client
@@ -267,7 +313,7 @@ fn page<'d>(day: impl Fn(&Row) -> Result<&'d str>) -> Result<String> {
     for (heading, is_whole) in [(WHOLE, true), (LOOK_UPS, false)] {
         page += heading;
         page += TABLE;
-        for row in ROWS.iter().filter(|row| (row.reach == Reach::Whole) == is_whole) {
+        for row in ROWS.iter().filter(|row| row.reach.is_whole() == is_whole) {
             writeln!(page, "{} {} |", row.begins()?, day(row)?)?;
         }
     }
@@ -283,7 +329,7 @@ pub fn run(options: &Options) -> Result<()> {
         ensure!(found == page, "{} is not up to date; run `cargo xtask compatibility`", path.display());
         return Ok(());
     }
-    let is_run = |row: &Row| row.reach != Reach::Large || options.large;
+    let is_run = |row: &Row| !row.reach.is_large() || options.large;
     // If this run leaves a row's test out, the page must have the row unchanged.
     for row in ROWS.iter().filter(|row| !is_run(row)) {
         row.day(&found)?;
@@ -324,7 +370,7 @@ mod tests {
     #[test]
     fn a_row_that_changed_is_not_taken_for_shown() {
         let shown = page(|_| Ok("2026-01-02")).unwrap();
-        let large = ROWS.iter().find(|row| row.reach == Reach::Large).unwrap();
+        let large = ROWS.iter().find(|row| row.reach.is_large()).unwrap();
         assert_eq!(large.day(&shown).unwrap(), "2026-01-02");
         assert_eq!(page(|row| row.day(&shown)).unwrap(), shown);
         let version = large.version.text().unwrap();

@@ -1,8 +1,11 @@
 //! `cargo xtask conformance`: checks that a driver, real or simulated, behaves as deepres assumes.
 
+use std::env;
+use std::fs;
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
+use deepres_e2e::{clients, stand_ins, venv};
 
 use crate::host::Device;
 use crate::{build, command};
@@ -16,6 +19,10 @@ pub struct Options {
     /// Check the simulated driver, even if this machine has a real one
     #[arg(long)]
     simulated: bool,
+    /// Check the runtime library instead of the driver: NVIDIA's on a real driver, and the stand-in on
+    /// the simulated one
+    #[arg(long, conflicts_with = "names")]
+    runtime: bool,
     /// Run only checks whose name contains one of these texts
     names: Vec<String>,
 }
@@ -26,6 +33,9 @@ pub fn run(options: &Options) -> Result<()> {
     cargo.args(["build", "--package", "deepres-conformance"]);
     for package in build::SIMGPU {
         cargo.args(["--package", package]);
+    }
+    if options.runtime {
+        cargo.args(["--package", "simgpu-runtime"]);
     }
     command::run(&mut cargo)?;
     let built = build::target().join("debug");
@@ -44,6 +54,25 @@ pub fn run(options: &Options) -> Result<()> {
     } else {
         Device::of_this_machine(config)
     };
+    if options.runtime {
+        let folder = match &device {
+            Device::Real => {
+                let folder = venv::clients()?.nvrtc()?;
+                let others = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+                let folders = [folder.clone()].into_iter().chain(env::split_paths(&others));
+                program.env("LD_LIBRARY_PATH", env::join_paths(folders)?);
+                folder
+            }
+            Device::Simulated { .. } => {
+                let stand_in = built.join("libcudart.so");
+                fs::copy(&stand_in, simgpu.join(stand_ins::RUNTIME))
+                    .with_context(|| format!("cannot copy {}", stand_in.display()))?;
+                simgpu.clone()
+            }
+        };
+        let runtime = folder.join(stand_ins::RUNTIME);
+        program.arg("--runtime").arg(clients::cuda_program_on("shared_runtime", &runtime));
+    }
     if let Device::Simulated { config: Some(config) } = device {
         program
             .env("LD_LIBRARY_PATH", &simgpu)

@@ -11,7 +11,6 @@
 )]
 
 pub use core::ffi::{c_char, c_void};
-use core::mem::offset_of;
 
 pub use super::constants::*;
 pub use super::result::CUresult;
@@ -597,12 +596,13 @@ pub struct CUeglFrame {
 
 /// Checks the size, alignment and field offsets of types against the values of a C compiler for the
 /// headers.
+#[macro_export]
 macro_rules! layouts {
     ($($name:ident: $size:literal, $align:literal { $($field:ident: $offset:literal),* })*) => {
         $(const _: () = {
             assert!(size_of::<$name>() == $size);
             assert!(align_of::<$name>() == $align);
-            $(assert!(offset_of!($name, $field) == $offset);)*
+            $(assert!(core::mem::offset_of!($name, $field) == $offset);)*
         };)*
     };
 }

@@ -39,7 +39,7 @@ impl Check {
     pub fn run(&self) -> Outcome {
         let mut facts = Facts::default();
         let ended = (self.ask)(&mut facts);
-        let mut outcome = Outcome { facts: facts.0, ..Outcome::default() };
+        let mut outcome = Outcome::of(facts);
         match ended {
             Ok(()) => {}
             Err(Stop::Absent(what)) => {
@@ -75,6 +75,11 @@ pub struct Outcome {
 }
 
 impl Outcome {
+    /// Returns the outcome of a check that came to its end.
+    pub fn of(facts: Facts) -> Self {
+        Self { facts: facts.0, ..Self::default() }
+    }
+
     /// Returns `agrees`, `differs` or `absent`.
     pub fn verdict(&self) -> &'static str {
         match (&self.stopped, self.is_absent) {

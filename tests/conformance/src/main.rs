@@ -13,18 +13,20 @@ mod driver;
 mod check;
 mod checks;
 mod gpu;
+mod runtime;
 mod sequence;
 
 use std::io::Read as _;
 use std::os::unix::process::ExitStatusExt as _;
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use clap::Parser;
-use serde_json::json;
+use serde_json::{Value, json};
 
-use check::{Check, Fact, Outcome};
+use check::{Basis, Check, Fact, Outcome};
 
 /// Time after which a check counts as hanging. The first context of a real driver takes a second.
 const CHECK_LIMIT: Duration = Duration::from_secs(60);
@@ -39,6 +41,10 @@ struct Options {
     json: bool,
     /// Run only checks whose name contains one of these texts
     names: Vec<String>,
+    /// Check the runtime library instead of the driver, by this program: `shared_runtime.cu`, linked
+    /// to the library
+    #[arg(long, value_name = "PROGRAM", conflicts_with = "names")]
+    runtime: Option<PathBuf>,
     /// Make this many random calls instead of the checks, print the answer to each, free
     /// everything, and wait for the end of standard input
     #[arg(long, value_name = "CALLS", requires = "seed")]
@@ -80,51 +86,69 @@ fn main() -> Result<ExitCode> {
         println!("{}", serde_json::to_string(&check.run())?);
         return Ok(ExitCode::SUCCESS);
     }
-    let chosen = checks::all().filter(|check| {
+    let mut report = Report { is_json: options.json, ..Report::default() };
+    if let Some(program) = &options.runtime {
+        for (name, basis, outcome) in runtime::ask(program)? {
+            report.add(name, basis, &outcome);
+        }
+    }
+    let is_chosen = |check: &&Check| {
         options.names.is_empty() || options.names.iter().any(|name| check.name.contains(name.as_str()))
-    });
-    let mut reports = Vec::new();
-    let (mut agree, mut differ, mut absent) = (0, 0, 0);
-    for check in chosen {
-        let outcome = run(check)?;
-        match outcome.verdict() {
-            "agrees" => agree += 1,
-            "absent" => absent += 1,
-            _ => differ += 1,
-        }
-        if options.json {
-            reports.push(json!({
-                "check": check.name, "basis": check.basis.name(), "verdict": outcome.verdict(), "stopped": outcome.stopped, "facts": outcome.facts,
-            }));
-        } else {
-            print(check, &outcome);
-        }
+    };
+    for check in checks::all().filter(|_| options.runtime.is_none()).filter(is_chosen) {
+        report.add(check.name, check.basis, &run(check)?);
     }
-    if agree + differ + absent == 0 {
-        bail!("no check has such a name");
-    }
-    if options.json {
-        let report = json!({ "driver": driver::description(), "checks": reports, "agree": agree, "differ": differ, "absent": absent });
-        println!("{report}");
-    } else {
-        println!("{}: {agree} agree, {differ} differ, {absent} absent", driver::description());
-    }
-    Ok(if differ == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    report.end()
 }
 
-fn print(check: &Check, outcome: &Outcome) {
-    println!(
-        "{:<7} {:<10} {} ({} facts)",
-        outcome.verdict(),
-        check.basis.name(),
-        check.name,
-        outcome.facts.len()
-    );
-    for Fact { what, expected, got, .. } in outcome.facts.iter().filter(|fact| !fact.holds) {
-        println!("        {what}: {got}, expected {expected}");
+/// The outcomes so far.
+#[derive(Default)]
+struct Report {
+    is_json: bool,
+    outcomes: Vec<Value>,
+    agree: u32,
+    differ: u32,
+    absent: u32,
+}
+
+impl Report {
+    fn add(&mut self, name: &str, basis: Basis, outcome: &Outcome) {
+        let verdict = outcome.verdict();
+        *match verdict {
+            "agrees" => &mut self.agree,
+            "absent" => &mut self.absent,
+            _ => &mut self.differ,
+        } += 1;
+        let (basis, facts) = (basis.name(), &outcome.facts);
+        if self.is_json {
+            self.outcomes.push(json!({
+                "check": name, "basis": basis, "verdict": verdict, "stopped": outcome.stopped, "facts": facts,
+            }));
+            return;
+        }
+        println!("{verdict:<7} {basis:<10} {name} ({} facts)", facts.len());
+        for Fact { what, expected, got, .. } in facts.iter().filter(|fact| !fact.holds) {
+            println!("        {what}: {got}, expected {expected}");
+        }
+        if let Some(stopped) = &outcome.stopped {
+            println!("        {stopped}");
+        }
     }
-    if let Some(stopped) = &outcome.stopped {
-        println!("        {stopped}");
+
+    /// Prints the summary. Returns success if nothing differs.
+    fn end(self) -> Result<ExitCode> {
+        let Self { is_json, outcomes, agree, differ, absent } = self;
+        if agree + differ + absent == 0 {
+            bail!("no check has such a name");
+        }
+        let driver = driver::description();
+        if is_json {
+            let report = json!({ "driver": driver, "checks": outcomes, "agree": agree, "differ": differ, "absent": absent });
+            println!("{report}");
+        } else {
+            println!("{driver}: {agree} agree, {differ} differ, {absent} absent");
+        }
+        Ok(if differ == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::{
     env, fs,
+    os::unix::fs::symlink,
     path::{Path, PathBuf},
     process::Command,
     sync::OnceLock,
@@ -11,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::{
     stand_ins,
-    venv::{self, Venv},
+    venv::{self, Venv, children},
 };
 
 /// Folder with `deepres`, `libdeepres.so` and `simgpu/`. `cargo xtask test` sets the variable,
@@ -136,8 +137,7 @@ fn build() -> Result<PathBuf> {
         // Test binaries start one after the other, so no other process replaces the link at this
         // time.
         let _ = fs::remove_file(&to);
-        std::os::unix::fs::symlink(built.join(from), &to)
-            .with_context(|| format!("linking {}", to.display()))?;
+        symlink(built.join(from), &to).with_context(|| format!("linking {}", to.display()))?;
     }
     Ok(folder)
 }
@@ -170,6 +170,24 @@ impl Torch {
     /// Returns the path of the runtime library.
     pub fn runtime(&self) -> PathBuf {
         self.stand_ins.join(stand_ins::RUNTIME)
+    }
+
+    /// Returns a folder with Triton, for PYTHONPATH. `torch.compile` needs Triton. The folder has
+    /// links to the package in the environment of PyTorch with NVIDIA's libraries.
+    pub fn triton(&self) -> PathBuf {
+        let packages = prepared(venv::framework("torch").and_then(|venv| venv.packages()));
+        let folder = target().join("e2e-clients/triton");
+        fs::create_dir_all(&folder).expect("the build folder is writable");
+        let parts = children(&packages).into_iter().filter_map(|path| {
+            let name = path.file_name()?.to_owned();
+            name.to_string_lossy().starts_with("triton").then_some((path, name))
+        });
+        for (path, name) in parts {
+            let link = folder.join(name);
+            let _ = fs::remove_file(&link);
+            symlink(path, link).expect("the build folder is writable");
+        }
+        folder
     }
 
     /// Returns a command that runs this Python, so that PyTorch finds the simulated driver and the
@@ -208,7 +226,7 @@ pub fn nvrtc(venv: &Venv) -> PathBuf {
     venv.nvrtc().unwrap_or_else(|error| panic!("the Python clients: {error:#}"))
 }
 
-fn prepared(venv: Result<Venv>) -> Venv {
+fn prepared<T>(venv: Result<T>) -> T {
     venv.unwrap_or_else(|error| panic!("the Python clients: {error:#}"))
 }
 

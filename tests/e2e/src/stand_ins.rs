@@ -35,7 +35,7 @@ pub const PACKAGES: [&str; 2] = ["simgpu-runtime", "simgpu-libs"];
 /// Our library with functions of NVIDIA's compute libraries.
 const LIBS: &str = "libsimgpu_libs.so";
 /// The runtime, which is a library of its own.
-pub(crate) const RUNTIME: &str = "libcudart.so.13";
+pub const RUNTIME: &str = "libcudart.so.13";
 /// The file of an environment that lists PyTorch's imports: a library, a version or `-`, and a
 /// function on each line.
 const IMPORTS: &str = "nvidia-imports.txt";

@@ -35,6 +35,15 @@ impl Venv {
         self.folder.join("bin/python")
     }
 
+    /// Returns the folder of the packages: `lib/python3.X/site-packages`.
+    pub fn packages(&self) -> Result<PathBuf> {
+        let pythons = children(&self.folder.join("lib"));
+        let mut folders = pythons.iter().map(|python| python.join("site-packages"));
+        folders
+            .find(|folder| folder.is_dir())
+            .with_context(|| format!("no packages in {}", self.folder.display()))
+    }
+
     /// Returns the folder of `libnvrtc.so.*` and its builtins, for LD_LIBRARY_PATH. CUDA's headers
     /// are in `../include`.
     pub fn nvrtc(&self) -> Result<PathBuf> {
@@ -43,10 +52,9 @@ impl Venv {
                 file.file_name().is_some_and(|name| name.to_string_lossy().starts_with("libnvrtc.so"))
             })
         };
-        // The folder is lib/python3.X/site-packages/nvidia/TOOLKIT/lib.
-        children(&self.folder.join("lib"))
+        // The folder is PACKAGES/nvidia/TOOLKIT/lib.
+        children(&self.packages()?.join("nvidia"))
             .iter()
-            .flat_map(|python| children(&python.join("site-packages/nvidia")))
             .map(|toolkit| toolkit.join("lib"))
             .find(|folder| holds_nvrtc(folder))
             .with_context(|| {
@@ -63,7 +71,8 @@ impl Venv {
     }
 }
 
-fn children(folder: &Path) -> Vec<PathBuf> {
+/// Returns the paths of what a folder contains. A folder that cannot be read is empty.
+pub(crate) fn children(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten();
     entries.filter_map(|entry| Some(entry.ok()?.path())).collect()
 }

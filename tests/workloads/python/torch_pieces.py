@@ -14,8 +14,6 @@ from torch import nn
 from torch.nn import functional
 
 STEPS = 3
-# cuDNN has no stand-in.
-torch.backends.cudnn.enabled = False
 
 
 def trained(net, *inputs):
@@ -33,14 +31,64 @@ def trained(net, *inputs):
 
 
 def convolution():
-    net = nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.LazyLinear(4)
+    """Trains without cuDNN, with cuDNN's first engine, and with the fastest one of a search."""
+    shapes = []
+    for flags in ({"enabled": False}, {"enabled": True}, {"enabled": True, "benchmark": True}):
+        net = nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.LazyLinear(4)
+        )
+        with torch.backends.cudnn.flags(**flags):
+            shapes.append(trained(net, torch.randn(2, 3, 16, 16, device="cuda")))
+    return shapes
+
+
+class Bottleneck(nn.Module):
+    """A block of ResNet-50: its last convolution has four times the channels of the others."""
+
+    def __init__(self, before, width, stride):
+        super().__init__()
+        sizes = ((before, width, 1, 1), (width, width, 3, stride), (width, 4 * width, 1, 1))
+        parts = []
+        for ins, outs, size, step in sizes:
+            convolution = nn.Conv2d(ins, outs, size, step, size // 2, bias=False)
+            parts += [convolution, nn.BatchNorm2d(outs), nn.ReLU()]
+        self.body, self.past = nn.Sequential(*parts[:-1]), nn.Identity()
+        if stride != 1 or before != 4 * width:
+            past = nn.Conv2d(before, 4 * width, 1, stride, bias=False)
+            self.past = nn.Sequential(past, nn.BatchNorm2d(4 * width))
+
+    def forward(self, x):
+        return functional.relu(self.body(x) + self.past(x))
+
+
+def resnet():
+    """Trains ResNet-50, with small images. Returns its parameters too."""
+    net = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+    channels = 64
+    for width, stride, blocks in ((64, 1, 3), (128, 2, 4), (256, 2, 6), (512, 2, 3)):
+        for block in range(blocks):
+            net.append(Bottleneck(channels, width, stride if block == 0 else 1))
+            channels = 4 * width
+    net = nn.Sequential(*net, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 1000))
+    images = torch.randn(4, 3, 64, 64, device="cuda")
+    return sum(weights.numel() for weights in net.parameters()), trained(net, images)
+
+
+def loader():
+    """Loads two rounds of batches by workers that stay, and a part of a third."""
+    data = torch.utils.data.TensorDataset(torch.arange(64.0).reshape(16, 4))
+    batches = torch.utils.data.DataLoader(
+        data, batch_size=4, num_workers=2, pin_memory=True, persistent_workers=True
     )
-    return trained(net, torch.randn(2, 3, 16, 16, device="cuda"))
+    sums = [batch.cuda(non_blocking=True).cpu().sum().item() for _ in range(2) for (batch,) in batches]
+    (last,) = next(iter(batches))
+    return sums, last.is_pinned()
 
 
 def recurrence():
-    return trained(nn.LSTM(8, 8, batch_first=True), torch.randn(2, 4, 8, device="cuda"))
+    # The stand-in for cuDNN has no recurrent layers.
+    with torch.backends.cudnn.flags(enabled=False):
+        return trained(nn.LSTM(8, 8, batch_first=True), torch.randn(2, 4, 8, device="cuda"))
 
 
 def attention():
@@ -177,6 +225,8 @@ def outcome(part):
 def main():
     parts = {
         "convolution": convolution,
+        "ResNet-50": resnet,
+        "loader": loader,
         "recurrence": recurrence,
         "attention": attention,
         "graph": graph,

@@ -41,12 +41,13 @@ const HEADERS: &[&str] = &[
     "cudaVDPAUTypedefs.h",
 ];
 /// The headers that declare the runtime's functions and structures.
-const RUNTIME_HEADERS: &[&str] = &["cuda_runtime_api.h"];
-/// Headers that `HEADERS` and `RUNTIME_HEADERS` include and that a build machine may lack. The text
-/// contains only the types and macros that declarations need.
+const RUNTIME_HEADERS: &[&str] = &["cuda_runtime_api.h", "cuda_profiler_api.h"];
+/// Headers that `HEADERS` and `RUNTIME_HEADERS` name or include and that a build machine may lack. The
+/// text contains only the types and macros that declarations need, and the profiler's functions.
 const STAND_IN_HEADERS: &[(&str, &str)] = &[
     ("crt/host_defines.h", HOST_DEFINES),
     ("cudaProfiler.h", ""),
+    ("cuda_profiler_api.h", PROFILER_API),
     ("GL/gl.h", ""),
     ("EGL/egl.h", ""),
     ("EGL/eglext.h", "typedef int EGLint; typedef void *EGLImageKHR, *EGLStreamKHR, *EGLSyncKHR;\n"),
@@ -57,6 +58,8 @@ const STAND_IN_HEADERS: &[(&str, &str)] = &[
 const HOST_DEFINES: &str = "#define __host__\n#define __device__\n#define __cudart_builtin__\n\
     #define __device_builtin__\n#define __align__(n) __attribute__((aligned(n)))\n\
     #define __builtin_align__(n) __align__(n)\n#define CUDARTAPI\n#define CUDART_CB\n";
+/// The functions of `cuda_profiler_api.h`, which lies in another wheel.
+const PROFILER_API: &str = "cudaError_t cudaProfilerStart(void);\ncudaError_t cudaProfilerStop(void);\n";
 /// The headers that declare structures of the driver API.
 const STRUCTURE_HEADERS: &[&str] = &["cuda.h", "cudaEGL.h"];
 

@@ -5,12 +5,14 @@ use std::process::Command;
 
 use deepres_e2e::alive;
 use deepres_e2e::artefacts::torch;
-use deepres_e2e::clients::{cuda_program_on, torch_simgpu};
+use deepres_e2e::clients::{conformance, cuda_program_on, torch_simgpu};
 use deepres_e2e::prelude::*;
 use rustix::process::{Pid, kill_process};
 
 /// Time limit of a client. PyTorch's import takes seconds, on a machine with other work.
 const CLIENT_LIMIT: Duration = Duration::from_secs(120);
+/// Time limit of a client that compiles. Triton keeps a CPU busy for half a minute.
+const COMPILER_LIMIT: Duration = Duration::from_secs(240);
 /// Time within which the session's meter thread brings the meter page up to date.
 const METER_SETTLES_WITHIN: Duration = Duration::from_secs(10);
 const LIMIT_BYTES: u64 = 4 * GIB;
@@ -99,6 +101,77 @@ fn the_parts_of_pytorch_work_as_without_deepres() {
     assert_eq!(run(host.run(&["--name", "parts"], torch().python(), &[])), bare);
 }
 
+fn job(command: Command, name: &str) -> Command {
+    let mut command = torch().prepared(command);
+    command.arg(script("torch_jobs")).arg(name);
+    command
+}
+
+#[test]
+#[ignore = "deep: takes long"]
+fn jobs_that_serve_answer_beside_a_trainer_as_alone() {
+    let bare = Host::new();
+    let alone = bare.spawn(job(bare.command(torch().python()), "service")).finish_within(CLIENT_LIMIT);
+    drop(bare);
+
+    let (host, _daemon) = Host::new().with_daemon();
+    let start = |name| host.spawn(job(host.run(&["--name", name], torch().python(), &[]), name));
+    let mut trainer = start("killed");
+    trainer.await_json_within(CLIENT_LIMIT);
+    let beside = start("service").finish_within(CLIENT_LIMIT);
+    assert_eq!(beside.success().json(), alone.success().json());
+    assert_eq!(trainer.try_wait(), None, "the trainer trains on");
+}
+
+#[test]
+#[ignore = "deep: takes long"]
+fn jobs_end_as_without_deepres_and_leave_no_memory_behind() {
+    let (host, _daemon) = Host::new().lasting(CLIENT_LIMIT).with_daemon();
+    let term = Some(Signal::TERM);
+    for (name, signal) in
+        [("exception", None), ("out_of_memory", None), ("killed", term), ("checkpoint", term)]
+    {
+        let live = |command: Command| {
+            let mut process = host.spawn(job(command, name));
+            process.await_json_within(CLIENT_LIMIT);
+            if let Some(signal) = signal {
+                process.signal(signal);
+            }
+            let Finished { code, signal, stdout, stderr } = process.finish_within(CLIENT_LIMIT);
+            // The last line of an exception is its class and its text. Texts have figures of memory.
+            let error = stderr.lines().last().and_then(|line| Some(line.split_once("Error: ")?.0.to_owned()));
+            (code, signal, stdout, error)
+        };
+        let bare = live(host.command(torch().python()));
+        println!("{name}: {bare:?}");
+        let mut managed = host.preloaded(torch().python());
+        managed.env("DEEPRES_TENANT", name).env("DEEPRES_MEMORY", LIMIT_BYTES.to_string());
+        assert_eq!(live(managed), bare, "{name}");
+        host.await_nothing_held();
+    }
+}
+
+#[test]
+#[ignore = "deep: gigabytes"]
+fn compiled_models_train_as_without_deepres() {
+    let (host, _daemon) = Host::new().lasting(COMPILER_LIMIT).with_daemon();
+    let run = |command: Command| {
+        let mut command = torch().prepared(command);
+        command.arg(script("torch_compiled")).env("PYTHONPATH", torch().triton());
+        for cache in ["TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"] {
+            command.env(cache, host.path().join(cache));
+        }
+        host.spawn(command).finish_within(COMPILER_LIMIT).success().json()
+    };
+    // The first run compiles. The second one finds the kernels in the cache.
+    let managed = run(host.run(&["--name", "compiled"], torch().python(), &[]));
+    let shape = [16, 10];
+    let expected =
+        json!({"default": shape, "reduce-overhead": shape, "graphs left out": 0, "has kernels": true});
+    assert_eq!(managed, expected);
+    assert_eq!(run(host.command(torch().python())), managed);
+}
+
 #[test]
 #[ignore = "deep: takes long"]
 fn two_ranks_train_together_on_two_gpus_and_on_one() {
@@ -113,31 +186,20 @@ fn two_ranks_train_together_on_two_gpus_and_on_one() {
     }
 }
 
-/// The answers of `shared_runtime.cu`: codes of the runtime, and values.
-const ANSWERS: &str = r#"{
-    "count": 0, "devices": 1, "set": 0, "get": 0, "current": 0, "properties": 0, "warp": 32,
-    "no_device": 101, "last": 101, "last_again": 0,
-    "malloc": 0, "to": 0, "from": 0, "same": 1,
-    "device_pointer": 0, "device_type": 2, "host_pointer": 0, "host_type": 0,
-    "read_symbol": 0, "symbol": 7, "write_symbol": 0, "read_symbol_again": 0, "symbol_again": 9,
-    "symbol_size": 0, "symbol_bytes": 16,
-    "attribute": 0, "attributes": 0, "shared": 60000, "occupancy": 0, "some_blocks": 1,
-    "stream": 0, "event": 0, "record": 0, "launch": 0, "too_many_threads": 9,
-    "record_end": 0, "wait": 0, "elapsed": 0, "positive": 1,
-    "capture": 0, "captured": 0, "nodes": 0, "node_count": 1, "instantiate": 0, "graph_launch": 0,
-    "synchronize": 0, "free": 0, "free_again": 1, "error_name": 99
-}"#;
-
 #[test]
 fn a_program_of_the_shared_runtime_library_gets_what_the_reference_promises() {
     let program = cuda_program_on("shared_runtime", &torch().runtime());
     let (host, _daemon) = Host::new().with_daemon();
-    let bare = host.finish(torch().prepared(host.command(&program))).success().json();
-    let expected: Value = serde_json::from_str(ANSWERS).expect("a JSON object");
-    assert_eq!(bare, expected);
-    let run = host.run(&["--name", "shared"], &program, &[]);
-    let managed = host.finish(torch().prepared(run)).success().json();
-    assert_eq!(managed, expected, "it gets the same with deepres");
+    let asked = |command: Command| {
+        let mut command = torch().prepared(command);
+        command.arg("--runtime").arg(&program);
+        host.finish(command)
+    };
+    let commands = [host.command(conformance()), host.run(&["--name", "shared"], conformance(), &[])];
+    for ran in commands.map(asked) {
+        assert_eq!(ran.code, 0, "{}{}", ran.stdout, ran.stderr);
+        assert!(ran.stdout.contains(": 2 agree, 0 differ, 0 absent"), "{}", ran.stdout);
+    }
 }
 
 /// Tests that measure. Each runs alone on the machine.
@@ -150,6 +212,10 @@ mod measured {
     const FREED_WITHIN: Duration = Duration::from_millis(100);
     /// Time after which the first steps after the warm-up are over.
     const SETTLED: Duration = Duration::from_secs(1);
+    /// The steps of a long training at which it says how large its process is.
+    const LOOKS: [&str; 2] = ["100000", "1000000"];
+    /// Time limit of a long training, which takes about three minutes on two free CPUs.
+    const LONG_TRAINING: Duration = Duration::from_secs(600);
 
     fn start(host: &Host, name: &str, share: &str, sync_every: &str) -> Process {
         let run = host.run(&["--name", name, "--share", share], torch().python(), &[]);
@@ -191,5 +257,34 @@ mod measured {
     #[test]
     fn two_pytorch_trainers_that_read_each_tenth_loss_share_seventy_to_thirty() {
         two_trainers_share_seventy_to_thirty("10");
+    }
+
+    #[test]
+    #[ignore = "deep: takes long"]
+    fn a_million_steps_leak_no_memory_descriptors_or_threads() {
+        let host = || Host::new().lasting(LONG_TRAINING);
+        let (bare, (host, _daemon)) = (host(), host().with_daemon());
+        let start = |host: &Host, command: Command| {
+            let mut command = torch().prepared(command);
+            command.arg(script("torch_long")).args(LOOKS);
+            host.spawn(command)
+        };
+        let both = [
+            start(&bare, bare.command(torch().python())),
+            start(&host, host.run(&["--name", "long"], torch().python(), &[])),
+        ];
+        let [without, with] = both.map(|process| {
+            let said = process.finish_within(LONG_TRAINING).success().stdout;
+            println!("{said}");
+            let looks: Vec<Value> =
+                said.lines().map(|line| serde_json::from_str(line).expect("a JSON object")).collect();
+            let [early, late] = looks.try_into().expect("two looks");
+            move |what: &str| number(&late, what) as i64 - number(&early, what) as i64
+        });
+        let resident = "resident_bytes";
+        assert!(with(resident) <= without(resident) + MIB as i64, "{} bytes more", with(resident));
+        for what in ["descriptors", "threads"] {
+            assert!(with(what) <= 0, "{} {what} more", with(what));
+        }
     }
 }

@@ -219,5 +219,5 @@ unsafe fn pass_over(handle: *const Blas, elements: i64) -> u32 {
     let Ok(elements) = u64::try_from(elements) else { return INVALID_VALUE };
     // SAFETY: the caller passes a live handle.
     let stream = unsafe { (*handle).stream };
-    status(kernels::pass_over(stream, elements))
+    status(kernels::pass_over(Kernel::Vector, stream, elements))
 }

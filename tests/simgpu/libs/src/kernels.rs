@@ -30,10 +30,20 @@ pub enum Kernel {
     Vector,
     /// A product of matrices by cuBLASLt.
     LtProduct,
+    /// A convolution by cuDNN, forward or backward.
+    Convolution,
+    /// A normalisation by cuDNN.
+    Norm,
 }
 
 /// The names of the kernels, in the order of [`Kernel`].
-const NAMES: [&CStr; 3] = [c"standin_cublas_gemm", c"standin_cublas_vector", c"standin_cublaslt_matmul"];
+const NAMES: [&CStr; 5] = [
+    c"standin_cublas_gemm",
+    c"standin_cublas_vector",
+    c"standin_cublaslt_matmul",
+    c"standin_cudnn_convolution",
+    c"standin_cudnn_norm",
+];
 /// The code of the kernels.
 const PTX: &CStr = c"
 .version 8.0
@@ -42,6 +52,8 @@ const PTX: &CStr = c"
 .visible .entry standin_cublas_gemm() { ret; }
 .visible .entry standin_cublas_vector() { ret; }
 .visible .entry standin_cublaslt_matmul() { ret; }
+.visible .entry standin_cudnn_convolution() { ret; }
+.visible .entry standin_cudnn_norm() { ret; }
 ";
 
 /// Loads code for the simulated GPU. Returns its kernel of this name.
@@ -100,6 +112,6 @@ pub fn multiply(kernel: Kernel, stream: CUstream, extents: Extents) -> Result<()
 }
 
 /// Launches the kernel of work on this many elements.
-pub fn pass_over(stream: CUstream, elements: u64) -> Result<()> {
-    launch(found(Kernel::Vector)?, stream, [elements.div_ceil(ELEMENTS), 1, 1])
+pub fn pass_over(kernel: Kernel, stream: CUstream, elements: u64) -> Result<()> {
+    launch(found(kernel)?, stream, [elements.div_ceil(ELEMENTS), 1, 1])
 }

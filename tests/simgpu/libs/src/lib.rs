@@ -5,8 +5,8 @@
 //! symbol versions of NVIDIA's library, and depends on this library. The facade itself answers all
 //! functions that this library lacks, by [`simgpu_unsupported`].
 //!
-//! A product or a collective is one launch of a named kernel. The kernels compute nothing, as all
-//! kernels on the simulated GPU, and take the time of their grid.
+//! A product, a convolution or a collective is one launch of a named kernel. The kernels compute
+//! nothing, as all kernels on the simulated GPU, and take the time of their grid.
 
 mod blas;
 mod blas_lt;

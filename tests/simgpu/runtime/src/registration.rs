@@ -167,26 +167,6 @@ pub unsafe extern "C" fn __cudaLaunchKernel(
     })
 }
 
-/// Begins the profiler's range, which has no effect here.
-#[unsafe(no_mangle)]
-pub extern "C" fn cudaProfilerStart() -> u32 {
-    answer(|| {
-        crate::device::context()?;
-        driver!(cuProfilerStart());
-        Ok(())
-    })
-}
-
-/// Ends the profiler's range.
-#[unsafe(no_mangle)]
-pub extern "C" fn cudaProfilerStop() -> u32 {
-    answer(|| {
-        crate::device::context()?;
-        driver!(cuProfilerStop());
-        Ok(())
-    })
-}
-
 /// Returns the name of an error.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaGetErrorName(error: u32) -> *const c_char {

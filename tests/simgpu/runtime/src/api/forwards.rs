@@ -20,6 +20,8 @@ forwards! {
     cudaDeviceSetLimit => cuCtxSetLimit;
     cudaGetDeviceFlags => cuCtxGetFlags;
     cudaCtxResetPersistingL2Cache => cuCtxResetPersistingL2Cache;
+    cudaProfilerStart => cuProfilerStart;
+    cudaProfilerStop => cuProfilerStop;
 
     cudaMemGetInfo => cuMemGetInfo_v2;
     cudaMallocManaged => cuMemAllocManaged;

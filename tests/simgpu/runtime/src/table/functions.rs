@@ -361,6 +361,8 @@ macro_rules! for_each_function {
             { symbol: cudaOccupancyMaxPotentialClusterSize, args: (clusterSize: *mut i32, func: *const c_void, launchConfig: *const cudaLaunchConfig_t) }
             { symbol: cudaPeekAtLastError, args: () }
             { symbol: cudaPointerGetAttributes, args: (attributes: *mut cudaPointerAttributes, ptr: *const c_void) }
+            { symbol: cudaProfilerStart, args: () }
+            { symbol: cudaProfilerStop, args: () }
             { symbol: cudaRuntimeGetVersion, args: (runtimeVersion: *mut i32) }
             { symbol: cudaSetDevice, args: (device: i32) }
             { symbol: cudaSetDeviceFlags, args: (flags: u32) }

@@ -11,11 +11,11 @@
 )]
 
 pub use core::ffi::{c_char, c_void};
-use core::mem::offset_of;
 
 use deepres_abi::driver::types::{
     CUDA_CONDITIONAL_NODE_PARAMS, CUDA_MEMSET_NODE_PARAMS_v2, CUhostFn, CUstreamCallback, CUuuid,
 };
+use deepres_abi::layouts;
 
 pub use super::constants::*;
 
@@ -248,18 +248,6 @@ pub struct cudaFuncAttributes {
     pub deviceNodeUpdateStatus: i32,
     pub sharedMemoryMode: u32,
     pub reserved: [i32; 14],
-}
-
-/// Checks the size, alignment and field offsets of types against the values of a C compiler for the
-/// header.
-macro_rules! layouts {
-    ($($name:ident: $size:literal, $align:literal { $($field:ident: $offset:literal),* })*) => {
-        $(const _: () = {
-            assert!(size_of::<$name>() == $size);
-            assert!(align_of::<$name>() == $align);
-            $(assert!(offset_of!($name, $field) == $offset);)*
-        };)*
-    };
 }
 
 layouts! {
