@@ -17,7 +17,8 @@ pub enum Mode {
     TimeSlice,
 }
 
-/// Which engine or link carries a copy. Copies of one kind on one GPU share its bandwidth.
+/// Which engine or link carries a copy. Copies of one kind on one GPU share its bandwidth. Copies
+/// within a device run on the SMs, as kernels do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CopyKind {
     /// Host memory to this GPU.
