@@ -34,6 +34,16 @@ fn metered(stream: Stream, launch: Launch, call: &mut dyn FnMut() -> CUresult) -
     }
 }
 
+/// Makes the launch by `call`: at once, or through gate and meter. Returns the result of `call`, or
+/// an error if the daemon is gone and the session fails closed.
+pub fn launched(stream: Stream, launch: Launch, mut call: impl FnMut() -> CUresult) -> CUresult {
+    if launch::goes_at_once(stream, || launch) {
+        at_once(stream, launch.kind, call)
+    } else {
+        metered(stream, launch, &mut call)
+    }
+}
+
 /// Makes a launch by `call`, which goes at once and which the lane has counted. Returns the result.
 #[inline(always)]
 fn at_once(stream: Stream, kind: Kind, call: impl FnOnce() -> CUresult) -> CUresult {
@@ -70,6 +80,7 @@ struct KernelCall {
     grid: [u32; 3],
     block: [u32; 3],
     shared_bytes: u32,
+    kind: Kind,
 }
 
 impl KernelCall {
@@ -83,7 +94,8 @@ impl KernelCall {
         block: [u32; 3],
         shared_bytes: u32,
     ) -> Self {
-        Self { api: of.api, on: of.stream(stream), function, grid, block, shared_bytes }
+        let kind = Kind::Kernel;
+        Self { api: of.api, on: of.stream(stream), function, grid, block, shared_bytes, kind }
     }
 
     /// Returns the launch for the meter. Launches with the same key take the same time.
@@ -91,7 +103,7 @@ impl KernelCall {
     fn launch(self) -> Launch {
         let (grid, block) = (self.grid.map(u64::from), self.block.map(u64::from));
         let key = estimates::launch_key(self.function as u64, grid, block, u64::from(self.shared_bytes));
-        Launch { key, kind: Kind::Kernel }
+        Launch { key, kind: self.kind }
     }
 
     #[inline(always)]
@@ -103,7 +115,7 @@ impl KernelCall {
     #[inline(always)]
     fn make(self, mut call: impl FnMut() -> CUresult) -> CUresult {
         if self.goes_at_once() {
-            return at_once(self.on, Kind::Kernel, call);
+            return at_once(self.on, self.kind, call);
         }
         self.make_later(&mut call)
     }
@@ -169,7 +181,8 @@ super::hook! {
         };
         let grid = [config.gridDimX, config.gridDimY, config.gridDimZ];
         let block = [config.blockDimX, config.blockDimY, config.blockDimZ];
-        KernelCall::new(of, config.hStream, function, grid, block, config.sharedMemBytes).make(call)
+        let kernel = KernelCall::new(of, config.hStream, function, grid, block, config.sharedMemBytes);
+        KernelCall { kind: kind_of(config), ..kernel }.make(call)
     };
 
     // These functions do not tell the block's shape.
@@ -222,6 +235,25 @@ super::hook! {
             }
         }
     };
+}
+
+/// Returns the kind of a launch by its attributes.
+#[inline(always)]
+fn kind_of(config: &CUlaunchConfig) -> Kind {
+    if config.attrs.is_null() || config.numAttrs > CU_LAUNCH_ATTRIBUTE_MAX {
+        return Kind::Kernel;
+    }
+    // SAFETY: the caller passes a list of this length for the driver to read.
+    let mut attributes = (0..config.numAttrs as usize).map(|place| unsafe { config.attrs.add(place).read() });
+    let is_dependent = attributes.any(|attribute| match attribute.id {
+        CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION => {
+            // SAFETY: the id says that this member of the union was written.
+            (unsafe { attribute.value.programmaticStreamSerializationAllowed }) != 0
+        }
+        CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT => true,
+        _ => false,
+    });
+    if is_dependent { Kind::Dependent } else { Kind::Kernel }
 }
 
 fn has_a_stream_twice(list: &[CUDA_LAUNCH_PARAMS]) -> bool {
