@@ -53,6 +53,11 @@ enum Side {
 }
 
 impl Side {
+    /// Returns the memory at an address.
+    fn at(address: impl Into<u64>) -> Self {
+        Self::Address(address.into())
+    }
+
     /// Returns the side that the description of a copy calls `kind`.
     fn of(kind: CUmemorytype, address: u64) -> Self {
         match kind {
@@ -142,13 +147,7 @@ fn kind_of<S: Shape>(copy: *const S, other: Kind) -> Kind {
 /// Makes the copy of `bytes` on `stream` by `call`, through the meter and, if its kind is a kernel,
 /// through the gate. Returns the result of `call`, or an error if the daemon is gone and the session
 /// fails closed.
-pub fn measured(
-    api: ApiId,
-    kind: Kind,
-    stream: Stream,
-    bytes: u64,
-    call: impl Fn() -> CUresult,
-) -> CUresult {
+pub fn measured(api: ApiId, kind: Kind, stream: Stream, bytes: u64, call: impl Fn() -> CUresult) -> CUresult {
     record::copy(api, stream, bytes);
     // The key differs from all keys of kernels, because an API's number is far from every
     // function's address.
@@ -219,10 +218,10 @@ copies! {
     { between(Side::Address(target), Side::Address(source), Kind::Copy) }
         (target, source, bytes, _, stream) on stream => bytes as u64,
         cuMemcpyWithAttributesAsync cuMemcpyWithAttributesAsync_ptsz;
-    { between(Side::Address(target.into()), Side::Address(source.into()), Kind::Copy) }
+    { between(Side::at(target), Side::at(source), Kind::Copy) }
         (target, source, bytes) => bytes as u64,
         cuMemcpyDtoD cuMemcpyDtoD_v2 cuMemcpyDtoD_v2_ptds;
-    { between(Side::Address(target.into()), Side::Address(source.into()), Kind::Copy) }
+    { between(Side::at(target), Side::at(source), Kind::Copy) }
         (target, source, bytes, stream) on stream => bytes as u64,
         cuMemcpyDtoDAsync cuMemcpyDtoDAsync_v2 cuMemcpyDtoDAsync_v2_ptsz;
     { between(Side::Address(target), Side::Address(source), Kind::SyncCopy) }
@@ -234,9 +233,9 @@ copies! {
         on stream => sum(sizes, count),
         cuMemcpyBatchAsync cuMemcpyBatchAsync_ptsz cuMemcpyBatchAsync_v2 cuMemcpyBatchAsync_v2_ptsz;
     { Kind::Kernel } (.., bytes) => bytes as u64, cuMemcpyAtoA cuMemcpyAtoA_v2 cuMemcpyAtoA_v2_ptds;
-    { between(Side::Array, Side::Address(target.into()), Kind::Copy) } (target, .., bytes)
+    { between(Side::Array, Side::at(target), Kind::Copy) } (target, .., bytes)
         => bytes as u64, cuMemcpyAtoD cuMemcpyAtoD_v2 cuMemcpyAtoD_v2_ptds;
-    { between(Side::Array, Side::Address(source.into()), Kind::Copy) } (_, _, source, bytes)
+    { between(Side::Array, Side::at(source), Kind::Copy) } (_, _, source, bytes)
         => bytes as u64, cuMemcpyDtoA cuMemcpyDtoA_v2 cuMemcpyDtoA_v2_ptds;
     { kind_of(copy, Kind::SyncCopy) } (.., copy) => bytes_of(copy),
         cuMemcpy2D cuMemcpy2DUnaligned cuMemcpy2DUnaligned_v2 cuMemcpy2DUnaligned_v2_ptds

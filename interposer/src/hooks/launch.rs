@@ -17,6 +17,7 @@ use crate::meter::segment::{Kind, Launch};
 use crate::meter::{estimates, graphs};
 use crate::process;
 use crate::record;
+use crate::reentry;
 
 /// Takes a launch that may not go at once through gate and meter. Returns the result of `call`, or
 /// an error if the daemon is gone and the session fails closed.
@@ -120,9 +121,18 @@ impl KernelCall {
         self.make_later(&mut call)
     }
 
-    /// Makes the launch by `call`, through gate and meter. If the process writes a trace, writes
-    /// the launch to the trace. Returns the result.
+    /// Makes the launch by `call`, through gate and meter. If the driver makes the launch inside a
+    /// hook, only makes the call. Returns the result.
     fn make_later(self, call: &mut dyn FnMut() -> CUresult) -> CUresult {
+        match reentry::enter() {
+            Some(_inside) => self.make_inside(call),
+            None => call(),
+        }
+    }
+
+    /// Makes the launch by `call`, through gate and meter, in a thread that is marked as inside a
+    /// hook. If the process writes a trace, writes the launch to the trace. Returns the result.
+    fn make_inside(self, call: &mut dyn FnMut() -> CUresult) -> CUresult {
         record::launch(self.api, self.on, self.function, self.grid, self.block, self.shared_bytes);
         metered(self.on, self.launch(), call)
     }
@@ -165,7 +175,7 @@ macro_rules! kernel {
 deepres_abi::driver_function!(cuLaunchKernel => [kernel] launch_kernel_later);
 deepres_abi::driver_function!(cuLaunchKernel_ptsz => [kernel] launch_kernel_ptsz_later);
 
-super::hook! {
+super::hook! { unguarded:
     [cuLaunchCooperativeKernel cuLaunchCooperativeKernel_ptsz]
     (function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream, _) |of, call| {
         let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
@@ -197,7 +207,9 @@ super::hook! {
         let grid = [width as u32, height as u32, 1];
         KernelCall::new(of, stream, function, grid, [0; 3], 0).make(call)
     };
+}
 
+super::hook! {
     [cuGraphLaunch cuGraphLaunch_ptsz] (graph, stream) |of, call| {
         let on = of.stream(stream);
         let pass = || {
@@ -271,5 +283,6 @@ fn on_each(of: Hooked, list: &[CUDA_LAUNCH_PARAMS], call: &mut dyn FnMut() -> CU
     // under way while the next launch waits at its gate. The meter thread could then take the
     // earlier launch for complete.
     let mut call = || on_each(of, rest, call);
-    if rest.is_empty() { kernel.make(call) } else { kernel.make_later(&mut call) }
+    let goes_at_once = rest.is_empty() && kernel.goes_at_once();
+    if goes_at_once { at_once(kernel.on, kernel.kind, call) } else { kernel.make_inside(&mut call) }
 }
