@@ -116,7 +116,7 @@ pub struct MeterSlot {
     /// ([`crate::grant::GrantSlot::charge_copies`]), also the GPU time of copies. Work of the
     /// session that overlaps counts once. The arbiter charges this time.
     pub compute_ns: AtomicU64,
-    /// GPU time of copies and sets, charged or not.
+    /// GPU time of copies, charged or not.
     pub copy_ns: AtomicU64,
     /// Time in which any work was in flight or waiting.
     pub occupied_ns: AtomicU64,

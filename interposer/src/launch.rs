@@ -211,7 +211,7 @@ fn try_enter(stream: Stream, launch: Launch) -> Result<Entry, Bypass> {
 /// such segment: the open segment of kernels took the copy in, or the copy is a bypass.
 ///
 /// The GPU has engines of its own for copies. So copies pass no gate, and no tenant waits for
-/// another tenant's copies.
+/// another tenant's copies. Sets and copies within a device are launches to this module.
 pub fn enter_copy(stream: Stream, copy: Launch) -> Option<Metered> {
     let _uncancelled = os::uncancelled();
     let Some(process) = process::current() else {

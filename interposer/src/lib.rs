@@ -32,6 +32,7 @@ mod os;
 mod pages;
 mod process;
 mod record;
+mod reentry;
 mod resolve;
 mod session;
 mod standalone;

@@ -599,8 +599,8 @@ impl Process {
         Ok(lane)
     }
 
-    /// Ends each open segment on `stream`, of all threads. The job is about to capture the stream
-    /// or, with `forever`, to destroy it.
+    /// Ends each open segment on `stream`, of all threads for which the handle names the same
+    /// stream. The job is about to capture the stream or, with `forever`, to destroy it.
     pub fn close_stream(&self, stream: Stream, forever: bool) {
         let _uncancelled = os::uncancelled();
         for context in self.contexts() {
@@ -609,7 +609,7 @@ impl Process {
                 continue;
             }
             for lane in inner.lanes.iter().filter(|lane| lane.stream() == Some(stream)) {
-                lane.close(&self.calls);
+                lane.close_late(&self.calls, thread::id());
                 lane.await_closed();
                 if forever {
                     lane.retire(&inner);
@@ -655,10 +655,8 @@ impl Process {
         let known = known.filter(|context| context.is_alive_as(handle));
         inner = inner.filter(|_| known.is_some());
         let lanes = inner.iter().flat_map(|inner| &inner.lanes);
-        // In each thread, the handle of the per-thread stream names another stream. So the function
-        // does not close the open segments on these streams; they are lost.
-        for lane in lanes.filter(|lane| lane.stream() != Some(Stream::PER_THREAD)) {
-            lane.close(&self.calls);
+        for lane in lanes {
+            lane.close_late(&self.calls, thread::id());
             lane.await_closed();
         }
         if let (Some(context), Some(inner)) = (known, inner.as_mut()) {

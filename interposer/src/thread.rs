@@ -134,7 +134,8 @@ pub fn remember_context(context: &'static ContextState) {
     THREAD.with(|thread| thread.context.set(Some(context)));
 }
 
-/// Ends the open segments of this thread, because the thread is about to wait.
+/// Ends the open segments of this thread, because the thread is about to wait. The segment on the
+/// legacy stream stays open ([`Lane::close_late`](crate::meter::lane::Lane::close_late)).
 pub fn close_lanes(calls: &Calls) {
     THREAD.with(|thread| {
         for place in &thread.places {
@@ -148,7 +149,7 @@ fn close(calls: &Calls, thread: &Thread, place: Place) {
     let still = |lane: LaneOwner| lane.lane().owned_by(thread.id.get(), Stream(place.stream));
     let Some(lane) = place.lane.and_then(still) else { return };
     if lane.is_open() && !lane.context.is_dead() {
-        lane.close(calls);
+        lane.close_late(calls, thread.id.get());
     }
 }
 
@@ -178,9 +179,40 @@ pub fn reset() {
 mod tests {
     use super::*;
     use crate::driver::fake;
+    use crate::gate::Leave;
     use crate::meter::gpu::Gpu;
+    use crate::meter::segment::{Kind, Launch};
+    use crate::meter::thread::MeterThread;
 
     const CONTEXT: Context = Context(0x1000);
+
+    #[test]
+    fn a_thread_that_waits_ends_its_segments_but_not_on_the_legacy_stream() {
+        const KERNEL: Launch = Launch { key: 5 << 32, kind: Kind::Kernel };
+        let calls = fake::calls();
+        let gpu: &'static Gpu = Box::leak(Box::default());
+        let context: &'static ContextState = Box::leak(Box::new(ContextState::new(CONTEXT, gpu, 0)));
+        for _ in 0..8 {
+            gpu.estimates.learn(MeterThread::acted(), KERNEL.key, 1_000);
+        }
+        let opened = |stream| {
+            let lane = context.lane(CONTEXT, stream, id()).unwrap();
+            remember(&calls, stream, CONTEXT, lane);
+            while !lane.is_open() {
+                let begun = lane.begin(&calls, KERNEL, Leave::open(0), None).unwrap();
+                lane.launched(begun.opens);
+                if begun.ends {
+                    lane.end(&calls);
+                }
+            }
+            lane
+        };
+        let [own, legacy] = [Stream(0x5555_0000), Stream::LEGACY].map(opened);
+        let before = fake::records(Stream::LEGACY);
+        close_lanes(&calls);
+        assert!(!own.is_open() && legacy.is_open());
+        assert_eq!(fake::records(Stream::LEGACY), before);
+    }
 
     #[test]
     fn a_thread_finds_its_lanes_on_as_many_streams_as_anybody_has_whatever_it_had_before() {

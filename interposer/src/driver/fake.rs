@@ -22,6 +22,10 @@ struct State {
     streams: HashMap<usize, u64>,
     /// When each event is reached.
     events: Vec<u64>,
+    /// The streams of all records of events, in their order.
+    records: Vec<usize>,
+    /// The number of records before the last launch and the launch before it.
+    records_at_launch: [usize; 2],
     /// The function that the driver calls while it records an event.
     during_record: Option<fn()>,
     /// Whether every swap of a capture mode fails.
@@ -36,6 +40,16 @@ thread_local! {
 /// Makes the driver call `meanwhile` whenever it records an event.
 pub fn during_record(meanwhile: fn()) {
     STATE.with_borrow_mut(|state| state.during_record = Some(meanwhile));
+}
+
+/// Returns the number of records of events on `stream` so far.
+pub fn records(stream: Stream) -> usize {
+    STATE.with_borrow(|state| state.records.iter().filter(|on| **on == stream.0).count())
+}
+
+/// Returns the number of records of events between the last two launches.
+pub fn records_between_launches() -> usize {
+    STATE.with_borrow(|state| state.records_at_launch[0] - state.records_at_launch[1])
 }
 
 /// Makes every later swap of a capture mode fail.
@@ -80,6 +94,7 @@ pub fn launch(stream: Stream, ns: u64) {
         let now_ns = state.now_ns;
         let free_ns = state.streams.entry(stream.0).or_default();
         *free_ns = now_ns.max(*free_ns) + ns;
+        state.records_at_launch = [state.records.len(), state.records_at_launch[0]];
     });
 }
 
@@ -150,6 +165,7 @@ unsafe extern "C" fn event_record(event: *mut c_void, stream: *mut c_void) -> u3
     STATE.with_borrow_mut(|state| {
         let free_ns = state.streams.get(&(stream as usize)).copied().unwrap_or(0);
         state.events[event as usize - 1] = state.now_ns.max(free_ns);
+        state.records.push(stream as usize);
     });
     CUDA_SUCCESS
 }

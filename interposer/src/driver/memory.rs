@@ -1,5 +1,5 @@
-//! Driver calls of deepres about pools and the memory of graphs. A driver without these functions
-//! has no such memory.
+//! Driver calls of deepres about memory: the place of an address, pools, and the memory of graphs. A
+//! driver without the functions for pools or graphs has no such memory.
 
 use std::ptr::null_mut;
 
@@ -7,10 +7,12 @@ use deepres_abi::driver::result::CUDA_SUCCESS;
 use deepres_abi::driver::types::{
     CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT, CU_GRAPH_NODE_TYPE_GRAPH,
     CU_GRAPH_NODE_TYPE_MEM_ALLOC, CU_GRAPH_NODE_TYPE_MEM_FREE, CU_MEM_ALLOCATION_TYPE_MANAGED,
-    CU_MEM_LOCATION_TYPE_DEVICE, CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN,
+    CU_MEM_LOCATION_TYPE_DEVICE, CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN, CU_MEMORYTYPE_DEVICE,
     CU_MEMPOOL_ATTR_ALLOCATION_TYPE, CU_MEMPOOL_ATTR_LOCATION_ID, CU_MEMPOOL_ATTR_LOCATION_TYPE,
-    CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, CUDA_MEM_ALLOC_NODE_PARAMS,
-    CUgraph, CUgraphNode, CUmemLocation, CUmemoryPool, CUresult,
+    CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, CU_MEMPOOL_ATTR_USED_MEM_CURRENT,
+    CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_IS_MANAGED, CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+    CUDA_MEM_ALLOC_NODE_PARAMS, CUdeviceptr, CUgraph, CUgraphNode, CUmemLocation, CUmemoryPool, CUresult,
+    c_void,
 };
 
 use super::calls::{Calls, Context};
@@ -18,6 +20,24 @@ use super::real;
 
 /// Attempts at a driver call. A free may return the error of earlier asynchronous work.
 const ATTEMPTS: u32 = 3;
+
+/// Returns the ordinal of the device that has the memory at `address`. Returns `None` for memory of
+/// the host, for managed memory, and for an address that the driver does not know.
+pub fn device_at(address: CUdeviceptr) -> Option<i32> {
+    let ask = real!(cuPointerGetAttributes)?;
+    let (mut kind, mut is_managed, mut ordinal) = (0_u32, 0_u64, 0_i32);
+    let mut attributes = [
+        CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+        CU_POINTER_ATTRIBUTE_IS_MANAGED,
+        CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+    ];
+    let mut places =
+        [(&raw mut kind).cast::<c_void>(), (&raw mut is_managed).cast(), (&raw mut ordinal).cast()];
+    // SAFETY: both lists have this length, and each result has room for its attribute.
+    let result =
+        unsafe { ask(attributes.len() as u32, attributes.as_mut_ptr(), places.as_mut_ptr(), address) };
+    (result == CUDA_SUCCESS && kind == CU_MEMORYTYPE_DEVICE && is_managed == 0).then_some(ordinal)
+}
 
 /// A pool of the driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use deepres_abi::driver::types::{
     CUjit_option, CUlibrary, CUlibraryOption, CUmodule, CUresult, c_char, c_void,
 };
 
-use super::MISSING;
+use super::entered;
 use super::memory::give_back;
 use crate::blocked_calls;
 use crate::driver::real;
@@ -33,7 +33,7 @@ macro_rules! loads {
     )+) => {$(
         #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
         pub unsafe extern "C" fn $name($what: *mut $handle $(, $argument: $type)*) -> CUresult {
-            let Some(real) = real!($symbol) else { return MISSING };
+            let (real, _inside) = entered!($symbol($what $(, $argument)*));
             let unload = || {
                 let unload = real!($unload);
                 // SAFETY: the driver wrote the handle, because it reported success.
@@ -66,7 +66,7 @@ macro_rules! unloads {
     ($($name:ident: $symbol:ident($what:ident: $handle:ty);)+) => {$(
         #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
         pub unsafe extern "C" fn $name($what: $handle) -> CUresult {
-            let Some(real) = real!($symbol) else { return MISSING };
+            let (real, _inside) = entered!($symbol($what));
             let _blocked = blocked_calls::begin();
             // SAFETY: the argument is the caller's.
             let call = || unsafe { real($what) };

@@ -10,10 +10,9 @@ use deepres_abi::driver::types::{
 };
 
 use super::copy::{UNKNOWN_BYTES, measured};
-use super::{MISSING, memory};
+use super::{entered, memory};
 use crate::driver::calls::Stream;
 use crate::driver::memory::ExecHandle;
-use crate::driver::real;
 use crate::memory::graphs::{self, Taker};
 use crate::meter;
 use crate::meter::segment::Kind;
@@ -23,7 +22,7 @@ macro_rules! instantiate {
     ($($name:ident: $symbol:ident($($argument:ident: $type:ty),*);)+) => {$(
         #[doc = concat!("Hook of `", stringify!($symbol), "`. The hook notes the memory that launches of the graph may need.")]
         pub unsafe extern "C" fn $name(exec: *mut CUgraphExec, graph: CUgraph $(, $argument: $type)*) -> CUresult {
-            let Some(real) = real!($symbol) else { return MISSING };
+            let (real, _inside) = entered!($symbol(exec, graph $(, $argument)*));
             // SAFETY: the arguments are the caller's, unchanged.
             let result = unsafe { real(exec, graph $(, $argument)*) };
             // SAFETY: the driver wrote the handle if it reports success.
@@ -71,7 +70,7 @@ macro_rules! instantiate_with_params {
             graph: CUgraph,
             params: *mut CUDA_GRAPH_INSTANTIATE_PARAMS,
         ) -> CUresult {
-            let Some(real) = real!($symbol) else { return MISSING };
+            let (real, _inside) = entered!($symbol(exec, graph, params));
             // SAFETY: the pointer is null, or the caller passes it as parameters for the driver to
             // read.
             let flags = unsafe { params.as_ref() }.map_or(0, |params| params.flags);
@@ -104,7 +103,7 @@ macro_rules! upload {
     ($name:ident, $symbol:ident, $per_thread:literal) => {
         #[doc = concat!("Hook of `", stringify!($symbol), "`. The hook reserves the memory that a launch would take.")]
         pub unsafe extern "C" fn $name(exec: CUgraphExec, stream: CUstream) -> CUresult {
-            let Some(real) = real!($symbol) else { return MISSING };
+            let (real, _inside) = entered!($symbol(exec, stream));
             let on = Stream::new(stream, $per_thread);
             taking(ApiId::$symbol, Taker::Upload(ExecHandle(exec as usize)), || {
                 // SAFETY: the arguments are the caller's, unchanged.
@@ -118,7 +117,7 @@ upload!(upload_ptsz, cuGraphUpload_ptsz, true);
 
 /// Hook of `cuGraphExecDestroy`.
 pub unsafe extern "C" fn destroy_exec(exec: CUgraphExec) -> CUresult {
-    let Some(real) = real!(cuGraphExecDestroy) else { return MISSING };
+    let (real, _inside) = entered!(cuGraphExecDestroy(exec));
     let process = process::current().filter(|_| graphs::is_used());
     // The hook forgets the graph before the call. As soon as the handle is free, the driver may
     // give it to another graph.
@@ -141,7 +140,7 @@ pub unsafe extern "C" fn destroy_exec(exec: CUgraphExec) -> CUresult {
 
 /// Hook of `cuGraphDestroy`.
 pub unsafe extern "C" fn destroy(graph: CUgraph) -> CUresult {
-    let Some(real) = real!(cuGraphDestroy) else { return MISSING };
+    let (real, _inside) = entered!(cuGraphDestroy(graph));
     // SAFETY: the argument is the caller's.
     let result = unsafe { real(graph) };
     if graphs::is_used() {
@@ -158,7 +157,7 @@ pub unsafe extern "C" fn add_allocation(
     count: usize,
     params: *mut CUDA_MEM_ALLOC_NODE_PARAMS,
 ) -> CUresult {
-    let Some(real) = real!(cuGraphAddMemAllocNode) else { return MISSING };
+    let (real, _inside) = entered!(cuGraphAddMemAllocNode(node, graph, dependencies, count, params));
     graphs::note();
     // SAFETY: the arguments are the caller's, unchanged.
     let result = unsafe { real(node, graph, dependencies, count, params) };
@@ -199,7 +198,7 @@ macro_rules! add {
     ($($name:ident: $symbol:ident($node:ident: *mut CUgraphNode $(, $argument:ident: $type:ty)*);)+) => {$(
         #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
         pub unsafe extern "C" fn $name($node: *mut CUgraphNode $(, $argument: $type)*, params: *mut CUgraphNodeParams) -> CUresult {
-            let Some(real) = real!($symbol) else { return MISSING };
+            let (real, _inside) = entered!($symbol($node $(, $argument)*, params));
             if may_allocate(params) {
                 graphs::note();
             }

@@ -17,6 +17,7 @@ use crate::meter::segment::{Kind, Launch};
 use crate::meter::{estimates, graphs};
 use crate::process;
 use crate::record;
+use crate::reentry;
 
 /// Takes a launch that may not go at once through gate and meter. Returns the result of `call`, or
 /// an error if the daemon is gone and the session fails closed.
@@ -31,6 +32,16 @@ fn metered(stream: Stream, launch: Launch, call: &mut dyn FnMut() -> CUresult) -
             result
         }
         Entry::Refused => CUDA_ERROR_NOT_PERMITTED,
+    }
+}
+
+/// Makes the launch by `call`: at once, or through gate and meter. Returns the result of `call`, or
+/// an error if the daemon is gone and the session fails closed.
+pub fn launched(stream: Stream, launch: Launch, mut call: impl FnMut() -> CUresult) -> CUresult {
+    if launch::goes_at_once(stream, || launch) {
+        at_once(stream, launch.kind, call)
+    } else {
+        metered(stream, launch, &mut call)
     }
 }
 
@@ -71,6 +82,7 @@ struct KernelCall {
     grid: [u32; 3],
     block: [u32; 3],
     shared_bytes: u32,
+    kind: Kind,
 }
 
 impl KernelCall {
@@ -84,7 +96,8 @@ impl KernelCall {
         block: [u32; 3],
         shared_bytes: u32,
     ) -> Self {
-        Self { api: of.api, on: of.stream(stream), function, grid, block, shared_bytes }
+        let kind = Kind::Kernel;
+        Self { api: of.api, on: of.stream(stream), function, grid, block, shared_bytes, kind }
     }
 
     /// Returns the launch for the meter. Launches with the same key take the same time.
@@ -92,7 +105,7 @@ impl KernelCall {
     fn launch(self) -> Launch {
         let (grid, block) = (self.grid.map(u64::from), self.block.map(u64::from));
         let key = estimates::launch_key(self.function as u64, grid, block, u64::from(self.shared_bytes));
-        Launch { key, kind: Kind::Kernel }
+        Launch { key, kind: self.kind }
     }
 
     #[inline(always)]
@@ -104,14 +117,23 @@ impl KernelCall {
     #[inline(always)]
     fn make(self, mut call: impl FnMut() -> CUresult) -> CUresult {
         if self.goes_at_once() {
-            return at_once(self.on, Kind::Kernel, call);
+            return at_once(self.on, self.kind, call);
         }
         self.make_later(&mut call)
     }
 
-    /// Makes the launch by `call`, through gate and meter. If the process writes a trace, writes
-    /// the launch to the trace. Returns the result.
+    /// Makes the launch by `call`, through gate and meter. If the driver makes the launch inside a
+    /// hook, only makes the call. Returns the result.
     fn make_later(self, call: &mut dyn FnMut() -> CUresult) -> CUresult {
+        match reentry::enter() {
+            Some(_inside) => self.make_inside(call),
+            None => call(),
+        }
+    }
+
+    /// Makes the launch by `call`, through gate and meter, in a thread that is marked as inside a
+    /// hook. If the process writes a trace, writes the launch to the trace. Returns the result.
+    fn make_inside(self, call: &mut dyn FnMut() -> CUresult) -> CUresult {
         record::launch(self.api, self.on, self.function, self.grid, self.block, self.shared_bytes);
         metered(self.on, self.launch(), call)
     }
@@ -154,7 +176,7 @@ macro_rules! kernel {
 deepres_abi::driver_function!(cuLaunchKernel => [kernel] launch_kernel_later);
 deepres_abi::driver_function!(cuLaunchKernel_ptsz => [kernel] launch_kernel_ptsz_later);
 
-super::hook! {
+super::hook! { unguarded:
     [cuLaunchCooperativeKernel cuLaunchCooperativeKernel_ptsz]
     (function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream, _) |of, call| {
         let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
@@ -170,7 +192,8 @@ super::hook! {
         };
         let grid = [config.gridDimX, config.gridDimY, config.gridDimZ];
         let block = [config.blockDimX, config.blockDimY, config.blockDimZ];
-        KernelCall::new(of, config.hStream, function, grid, block, config.sharedMemBytes).make(call)
+        let kernel = KernelCall::new(of, config.hStream, function, grid, block, config.sharedMemBytes);
+        KernelCall { kind: kind_of(config), ..kernel }.make(call)
     };
 
     // These functions do not tell the block's shape.
@@ -185,7 +208,9 @@ super::hook! {
         let grid = [width as u32, height as u32, 1];
         KernelCall::new(of, stream, function, grid, [0; 3], 0).make(call)
     };
+}
 
+super::hook! {
     [cuGraphLaunch cuGraphLaunch_ptsz] (graph, stream) |of, call| {
         let on = of.stream(stream);
         let pass = || {
@@ -225,6 +250,25 @@ super::hook! {
     };
 }
 
+/// Returns the kind of a launch by its attributes.
+#[inline(always)]
+fn kind_of(config: &CUlaunchConfig) -> Kind {
+    if config.attrs.is_null() || config.numAttrs > CU_LAUNCH_ATTRIBUTE_MAX {
+        return Kind::Kernel;
+    }
+    // SAFETY: the caller passes a list of this length for the driver to read.
+    let mut attributes = (0..config.numAttrs as usize).map(|place| unsafe { config.attrs.add(place).read() });
+    let is_dependent = attributes.any(|attribute| match attribute.id {
+        CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION => {
+            // SAFETY: the id says that this member of the union was written.
+            (unsafe { attribute.value.programmaticStreamSerializationAllowed }) != 0
+        }
+        CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT => true,
+        _ => false,
+    });
+    if is_dependent { Kind::Dependent } else { Kind::Kernel }
+}
+
 fn has_a_stream_twice(list: &[CUDA_LAUNCH_PARAMS]) -> bool {
     list.iter().enumerate().any(|(at, one)| list[..at].iter().any(|other| other.hStream == one.hStream))
 }
@@ -240,5 +284,6 @@ fn on_each(of: Hooked, list: &[CUDA_LAUNCH_PARAMS], call: &mut dyn FnMut() -> CU
     // under way while the next launch waits at its gate. The meter thread could then take the
     // earlier launch for complete.
     let mut call = || on_each(of, rest, call);
-    if rest.is_empty() { kernel.make(call) } else { kernel.make_later(&mut call) }
+    let goes_at_once = rest.is_empty() && kernel.goes_at_once();
+    if goes_at_once { at_once(kernel.on, kernel.kind, call) } else { kernel.make_inside(&mut call) }
 }

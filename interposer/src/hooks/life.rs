@@ -4,7 +4,7 @@ use deepres_abi::driver::ApiId;
 use deepres_abi::driver::result::{CUDA_ERROR_NOT_PERMITTED, CUDA_SUCCESS};
 use deepres_abi::driver::types::{CUcontext, CUdevice, CUgreenCtx, CUresult, CUstream, VdpDevice, c_void};
 
-use super::{MISSING, clear};
+use super::{clear, entered};
 use crate::blocked_calls;
 use crate::capture;
 use crate::driver::calls::{Context, Stream};
@@ -17,7 +17,7 @@ use crate::{os, process};
 /// succeeds, the hook starts the session. If nothing can hold the process to its limits, the hook
 /// returns `CUDA_ERROR_NOT_PERMITTED`.
 pub unsafe extern "C" fn init(flags: u32) -> CUresult {
-    let Some(real) = real!(cuInit) else { return MISSING };
+    let (real, _inside) = entered!(cuInit(flags));
     let _arrival = process::announce();
     // SAFETY: the argument is the caller's.
     let result = unsafe { real(flags) };
@@ -62,7 +62,7 @@ unsafe fn made(result: CUresult, context: *mut CUcontext) -> (CUresult, Option<C
 
 /// Hook of `cuDevicePrimaryCtxRetain`. The first call makes the primary context.
 pub unsafe extern "C" fn retain_primary(context: *mut CUcontext, device: CUdevice) -> CUresult {
-    let Some(real) = real!(cuDevicePrimaryCtxRetain) else { return MISSING };
+    let (real, _inside) = entered!(cuDevicePrimaryCtxRetain(context, device));
     // SAFETY: the arguments are the caller's, unchanged.
     let call = || unsafe { real(context, device) };
     let Some((process, ordinal)) = process::current().zip(usize::try_from(device).ok()) else {
@@ -108,7 +108,7 @@ macro_rules! makes_context {
             device: CUdevice,
             $($($last: $last_type,)+)?
         ) -> CUresult {
-            let Some(real) = real!($symbol) else { return MISSING };
+            let (real, _inside) = entered!($symbol(context, $($argument,)* device $($(, $last)+)?));
             make_context(ApiId::$symbol, context, device, || {
                 // SAFETY: the arguments are the caller's, unchanged.
                 unsafe { real(context, $($argument,)* device $($(, $last)+)?) }
@@ -139,7 +139,7 @@ fn destroy_context(context: CUcontext, call: impl FnOnce() -> CUresult) -> CUres
 
 /// Hook of `cuCtxAttach`. The current context gets one more user, and ends with its last user.
 pub unsafe extern "C" fn attach_context(context: *mut CUcontext, flags: u32) -> CUresult {
-    let Some(real) = real!(cuCtxAttach) else { return MISSING };
+    let (real, _inside) = entered!(cuCtxAttach(context, flags));
     // SAFETY: the arguments are the caller's, unchanged.
     let call = || unsafe { real(context, flags) };
     match process::current().and_then(|process| process.current_context()) {
@@ -159,7 +159,7 @@ pub fn context_of_green(green: CUgreenCtx) -> Option<Context> {
 /// Hook of `cuGreenCtxDestroy`. The driver ends the green context's part of the GPU, with the
 /// captures and events of its context. Memory stays with the primary context.
 pub unsafe extern "C" fn destroy_green(green: CUgreenCtx) -> CUresult {
-    let Some(real) = real!(cuGreenCtxDestroy) else { return MISSING };
+    let (real, _inside) = entered!(cuGreenCtxDestroy(green));
     // SAFETY: the argument is the caller's.
     let call = || unsafe { real(green) };
     match process::current().and_then(|process| Some((process, context_of_green(green)?))) {
@@ -212,7 +212,7 @@ macro_rules! forward {
     ($($name:ident: $symbol:ident($argument:ident: $type:ty) => |$call:ident| $body:expr;)+) => {$(
         #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
         pub unsafe extern "C" fn $name($argument: $type) -> CUresult {
-            let Some(real) = real!($symbol) else { return MISSING };
+            let (real, _inside) = entered!($symbol($argument));
             let _blocked = blocked_calls::begin();
             // SAFETY: the argument is the caller's.
             let $call = || unsafe { real($argument) };

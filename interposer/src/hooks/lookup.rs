@@ -36,7 +36,7 @@ unsafe fn substitute(
     unsafe { *pfn = hook as *mut c_void };
 }
 
-super::hook! {
+super::hook! { unguarded:
     [cuGetProcAddress cuGetProcAddress_v2] (symbol, pfn, version, flags, ..) |_, call| {
         let result = call();
         // SAFETY: these are the arguments of the call that returned `result`.

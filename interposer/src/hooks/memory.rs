@@ -14,7 +14,7 @@ use deepres_abi::driver::types::{
 use deepres_abi::grant::NO_LIMIT;
 use deepres_abi::meter::MemoryKind;
 
-use super::{MISSING, clear};
+use super::{MISSING, clear, entered};
 use crate::blocked_calls;
 use crate::capture;
 use crate::coverage;
@@ -207,7 +207,7 @@ macro_rules! linear {
     ($($name:ident: $symbol:ident($pointer:ident: *mut $written:ty, $bytes:ident: $size:ty);)+) => {$(
         #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
         pub unsafe extern "C" fn $name($pointer: *mut $written, $bytes: $size) -> CUresult {
-            let Some(real) = real!($symbol) else { return MISSING };
+            let (real, _inside) = entered!($symbol($pointer, $bytes));
             let bytes = $bytes as u64;
             on_current_gpu((ApiId::$symbol, MemoryKind::Linear, bytes), $pointer, |way| {
                 if way == Way::Managed {
@@ -229,7 +229,7 @@ linear! {
 
 /// Hook of `cuMemAllocManaged`.
 pub unsafe extern "C" fn alloc_managed(pointer: *mut CUdeviceptr, bytes: usize, flags: u32) -> CUresult {
-    let Some(real) = real!(cuMemAllocManaged) else { return MISSING };
+    let (real, _inside) = entered!(cuMemAllocManaged(pointer, bytes, flags));
     let charged = charge::managed(bytes as u64);
     on_current_gpu((ApiId::cuMemAllocManaged, MemoryKind::Managed, charged), pointer, |_| {
         // SAFETY: the arguments are the caller's, unchanged. The driver wrote the address if it
@@ -247,7 +247,7 @@ macro_rules! pooled {
             $($pool: $handle,)?
             stream: CUstream,
         ) -> CUresult {
-            let Some(real) = real!($symbol) else { return MISSING };
+            let (real, _inside) = entered!($symbol(pointer, bytes $(, $pool)?, stream));
             let pool = [$($pool)?].into_iter().next();
             let on = Stream::new(stream, $per_thread);
             from_pool(ApiId::$symbol, pool, on, bytes as u64, pointer, || {
@@ -267,7 +267,7 @@ pooled! {
 
 /// Hook of `cuMemPoolCreate`. The pool's properties name the device whose memory the pool holds.
 pub unsafe extern "C" fn create_pool(pool: *mut CUmemoryPool, properties: *const CUmemPoolProps) -> CUresult {
-    let Some(real) = real!(cuMemPoolCreate) else { return MISSING };
+    let (real, _inside) = entered!(cuMemPoolCreate(pool, properties));
     // SAFETY: the arguments are the caller's, unchanged.
     let result = unsafe { real(pool, properties) };
     // SAFETY: `properties` is null, or the caller passes it for the driver to read. The driver
@@ -308,7 +308,7 @@ macro_rules! gets_pool {
             location: *mut CUmemLocation,
             kind: CUmemAllocationType,
         ) -> CUresult {
-            let Some(real) = real!($symbol) else { return MISSING };
+            let (real, _inside) = entered!($symbol(pool, location, kind));
             // SAFETY: the arguments are the caller's, unchanged.
             let result = unsafe { real(pool, location, kind) };
             if result == CUDA_SUCCESS
@@ -337,7 +337,7 @@ pub unsafe extern "C" fn import_pool(
     kind: CUmemAllocationHandleType,
     flags: u64,
 ) -> CUresult {
-    let Some(real) = real!(cuMemPoolImportFromShareableHandle) else { return MISSING };
+    let (real, _inside) = entered!(cuMemPoolImportFromShareableHandle(pool, handle, kind, flags));
     // SAFETY: the arguments are the caller's, unchanged.
     let result = unsafe { real(pool, handle, kind, flags) };
     if result == CUDA_SUCCESS
@@ -352,7 +352,7 @@ pub unsafe extern "C" fn import_pool(
 
 /// Hook of `cuDeviceGraphMemTrim`, after which the process may hold less memory.
 pub unsafe extern "C" fn trim_graphs(device: CUdevice) -> CUresult {
-    let Some(real) = real!(cuDeviceGraphMemTrim) else { return MISSING };
+    let (real, _inside) = entered!(cuDeviceGraphMemTrim(device));
     let _blocked = blocked_calls::begin();
     // SAFETY: the argument is the caller's.
     let result = unsafe { real(device) };
@@ -378,7 +378,7 @@ macro_rules! pitch {
             height: $size,
             element: u32,
         ) -> CUresult {
-            let Some(real) = real!($symbol) else { return MISSING };
+            let (real, _inside) = entered!($symbol(pointer, pitch, width, height, element));
             let expected = charge::pitched(width as u64, height as u64);
             on_current_gpu((ApiId::$symbol, MemoryKind::Pitch, expected), pointer, |way| {
                 if way == Way::Managed {
@@ -419,7 +419,7 @@ pub unsafe extern "C" fn create(
     properties: *const CUmemAllocationProp,
     flags: u64,
 ) -> CUresult {
-    let Some(real) = real!(cuMemCreate) else { return MISSING };
+    let (real, _inside) = entered!(cuMemCreate(handle, bytes, properties, flags));
     let _blocked = blocked_calls::begin();
     // SAFETY: the arguments are the caller's, unchanged.
     let call = || unsafe { real(handle, bytes, properties, flags) };
@@ -439,7 +439,7 @@ pub unsafe extern "C" fn create(
 
 /// Hook of `cuMemRetainAllocationHandle`.
 pub unsafe extern "C" fn retain(handle: *mut CUmemGenericAllocationHandle, address: *mut c_void) -> CUresult {
-    let Some(real) = real!(cuMemRetainAllocationHandle) else { return MISSING };
+    let (real, _inside) = entered!(cuMemRetainAllocationHandle(handle, address));
     let call = || {
         // SAFETY: the arguments are the caller's, unchanged.
         let result = unsafe { real(handle, address) };
@@ -460,7 +460,7 @@ pub unsafe extern "C" fn export(
     kind: CUmemAllocationHandleType,
     flags: u64,
 ) -> CUresult {
-    let Some(real) = real!(cuMemExportToShareableHandle) else { return MISSING };
+    let (real, _inside) = entered!(cuMemExportToShareableHandle(place, handle, kind, flags));
     // SAFETY: the arguments are the caller's, unchanged.
     let result = unsafe { real(place, handle, kind, flags) };
     if let Some(process) = process::current().filter(|_| result == CUDA_SUCCESS) {
@@ -476,7 +476,7 @@ pub unsafe extern "C" fn import(
     from: *mut c_void,
     kind: CUmemAllocationHandleType,
 ) -> CUresult {
-    let Some(real) = real!(cuMemImportFromShareableHandle) else { return MISSING };
+    let (real, _inside) = entered!(cuMemImportFromShareableHandle(handle, from, kind));
     // SAFETY: the arguments are the caller's, unchanged.
     let call = || unsafe { real(handle, from, kind) };
     let Some(process) = process::current().filter(|process| process.memory.has_exported()) else {
@@ -496,7 +496,7 @@ macro_rules! changes {
     ($($name:ident: $symbol:ident($($argument:ident: $type:ty),*) => |$process:ident, $call:ident| $body:expr;)+) => {$(
         #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
         pub unsafe extern "C" fn $name($($argument: $type),*) -> CUresult {
-            let Some(real) = real!($symbol) else { return MISSING };
+            let (real, _inside) = entered!($symbol($($argument),*));
             let _blocked = blocked_calls::begin();
             // SAFETY: the arguments are the caller's, unchanged.
             let $call = || unsafe { real($($argument),*) };
@@ -570,7 +570,7 @@ macro_rules! maps_array {
     ($($name:ident: $symbol:ident, $per_thread:literal;)+) => {$(
         #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
         pub unsafe extern "C" fn $name(list: *mut c_void, count: u32, stream: CUstream) -> CUresult {
-            let Some(real) = real!($symbol) else { return MISSING };
+            let (real, _inside) = entered!($symbol(list, count, stream));
             // SAFETY: the arguments are the caller's, unchanged.
             map_array(list, count, Stream::new(stream, $per_thread), || unsafe { real(list, count, stream) })
         }
@@ -596,7 +596,7 @@ macro_rules! frees_on_streams {
     ($($name:ident: $symbol:ident, $per_thread:literal;)+) => {$(
         #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
         pub unsafe extern "C" fn $name(address: CUdeviceptr, stream: CUstream) -> CUresult {
-            let Some(real) = real!($symbol) else { return MISSING };
+            let (real, _inside) = entered!($symbol(address, stream));
             let on = Stream::new(stream, $per_thread);
             let is_beyond = is_beyond(address, on);
             let _blocked = blocked_calls::begin();
@@ -692,7 +692,7 @@ macro_rules! arrays {
             descriptor: *const $descriptor
             $(, $levels: $type)?
         ) -> CUresult {
-            let Some(real) = real!($symbol) else { return MISSING };
+            let (real, _inside) = entered!($symbol(handle, descriptor $(, $levels)?));
             // SAFETY: the arguments are the caller's, unchanged.
             let call = || unsafe { real(handle, descriptor $(, $levels)?) };
             // SAFETY: the pointer is null, or the caller passes it as a descriptor for the driver
@@ -738,7 +738,7 @@ macro_rules! info {
         /// Hook of a variant of `cuMemGetInfo`. The hook reports the tenant's own part of the
         /// memory.
         pub unsafe extern "C" fn $name(free: *mut $size, total: *mut $size) -> CUresult {
-            let Some(real) = real!($symbol) else { return MISSING };
+            let (real, _inside) = entered!($symbol(free, total));
             let _blocked = blocked_calls::begin();
             // SAFETY: the arguments are the caller's, unchanged.
             let result = unsafe { real(free, total) };
@@ -763,7 +763,7 @@ macro_rules! total {
         /// Hook of a variant of `cuDeviceTotalMem`. The hook reports the size of the tenant's own
         /// part of the memory.
         pub unsafe extern "C" fn $name(bytes: *mut $size, device: CUdevice) -> CUresult {
-            let Some(real) = real!($symbol) else { return MISSING };
+            let (real, _inside) = entered!($symbol(bytes, device));
             // SAFETY: the arguments are the caller's, unchanged.
             let result = unsafe { real(bytes, device) };
             let Some(process) = process::current().filter(|_| result == CUDA_SUCCESS) else { return result };

@@ -73,14 +73,33 @@ impl Hooked {
     }
 }
 
+/// Begins a guarded hook, as `entered!(symbol(arguments))`. Returns the real function and a mark,
+/// which the hook keeps until its end. If no driver has the function, or the thread is inside
+/// another hook, leaves the hook.
+macro_rules! entered {
+    ($symbol:ident($($argument:expr),*)) => {{
+        let Some(real) = crate::driver::real!($symbol) else { return crate::hooks::MISSING };
+        let Some(inside) = crate::reentry::enter() else {
+            // SAFETY: the caller owes the hook what it owes the driver's function of this name. The
+            // function gets the caller's arguments unchanged.
+            return unsafe { real($($argument),*) };
+        };
+        (real, inside)
+    }};
+}
+
 /// Defines hooks with the signatures of the driver's table, as `[symbols] pattern |of, call|
 /// body;`. Each hook has the name of its symbol. The pattern takes the arguments apart as a tuple,
 /// and may leave out arguments that the body does not use. `of` is the [`Hooked`] function. `call`
 /// makes the real call with the caller's arguments. The body gives the result. A module that uses
-/// the macro imports the driver's types.
+/// the macro imports the driver's types. With `unguarded:` first, the hooks do their work inside other
+/// hooks too: launches, and look-ups, which a library may make in a call that a hook forwards to it.
 macro_rules! hook {
+    (unguarded: $([$($symbol:ident)+] $pattern:tt |$of:tt, $call:ident| $body:expr;)+) => {
+        $($(deepres_abi::driver_function!($symbol => [crate::hooks::define_hook] unguarded $pattern |$of, $call| $body);)+)+
+    };
     ($([$($symbol:ident)+] $pattern:tt |$of:tt, $call:ident| $body:expr;)+) => {
-        $($(deepres_abi::driver_function!($symbol => [crate::hooks::define_hook] $pattern |$of, $call| $body);)+)+
+        $($(deepres_abi::driver_function!($symbol => [crate::hooks::define_hook] entered $pattern |$of, $call| $body);)+)+
     };
 }
 
@@ -88,11 +107,11 @@ macro_rules! hook {
 macro_rules! define_hook {
     (
         $symbol:ident $stream:ident ($($argument:ident: $type:ty),*)
-        $pattern:tt |$of:tt, $call:ident| $body:expr
+        $way:ident $pattern:tt |$of:tt, $call:ident| $body:expr
     ) => {
         #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
         pub unsafe extern "C" fn $symbol($($argument: $type),*) -> CUresult {
-            let Some(real) = crate::driver::real!($symbol) else { return super::MISSING };
+            let (real, _inside) = crate::hooks::define_hook!(@$way $symbol($($argument),*));
             let $of = super::Hooked::new(
                 deepres_abi::driver::ApiId::$symbol,
                 deepres_abi::driver::StreamKind::$stream,
@@ -105,9 +124,14 @@ macro_rules! define_hook {
             $body
         }
     };
+    (@entered $symbol:ident $arguments:tt) => { crate::hooks::entered!($symbol $arguments) };
+    (@unguarded $symbol:ident $arguments:tt) => {{
+        let Some(real) = crate::driver::real!($symbol) else { return crate::hooks::MISSING };
+        (real, ())
+    }};
 }
 
-use {define_hook, hook};
+use {define_hook, entered, hook};
 
 /// Lists the hooks as `symbol => function;`. If hooks have the names of their symbols, the list may
 /// also be `[module] { symbols }`. A hook must have the symbol's type in the driver's table. The

@@ -129,13 +129,7 @@ impl ContextState {
             return;
         }
         for lane in &inner.lanes {
-            // In this thread, the handle of the per-thread stream does not name another thread's
-            // stream.
-            if lane.stream() == Some(Stream::PER_THREAD) && lane.owner() != thread_id {
-                lane.note_wait();
-            } else {
-                lane.interrupt(calls, !self.gpu.is_open());
-            }
+            lane.interrupt(calls, !self.gpu.is_open() && lane.may_end_late(thread_id));
             if awaits_host {
                 lane.await_host();
             }

@@ -8,6 +8,7 @@ use deepres_abi::meter::{Launching, MeterSlot};
 use deepres_abi::wire::UNMANAGED;
 
 use super::estimates::Estimates;
+use super::leaders::Leaders;
 use super::segment::Launches;
 use super::thread::MeterThread;
 use crate::descriptor::{OwnDescriptor, Place};
@@ -76,6 +77,8 @@ pub struct Gpu {
     late_ns: AtomicU64,
     /// Estimates of launches on this GPU.
     pub estimates: Estimates,
+    /// The kernels that dependent launches follow.
+    pub leaders: Leaders,
 }
 
 impl Default for Gpu {
@@ -96,6 +99,7 @@ impl Default for Gpu {
             is_fine: AtomicBool::new(false),
             late_ns: AtomicU64::new(0),
             estimates: Estimates::default(),
+            leaders: Leaders::default(),
         }
     }
 }

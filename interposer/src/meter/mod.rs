@@ -9,6 +9,7 @@ pub mod estimates;
 pub mod gpu;
 pub mod graphs;
 pub mod lane;
+mod leaders;
 pub mod measure;
 pub mod mover;
 pub mod reconnect;

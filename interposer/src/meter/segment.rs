@@ -8,13 +8,16 @@ use crate::driver::calls::Event;
 /// The kind of work that a launch puts on its stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// A kernel.
+    /// A kernel, a memory set, or a copy within a device.
     Kernel,
+    /// A kernel with an attribute of programmatic dependent launch. The kernel may begin before the
+    /// kernel before it in its stream has ended. A marker between the two would end their overlap.
+    Dependent,
     /// A graph.
     Graph,
     /// A graph with conditional nodes. Different launches of such a graph may do different work.
     VaryingGraph,
-    /// A copy or a memory set whose call returns before the work is complete.
+    /// A copy whose call returns before the copy is complete.
     Copy,
     /// A copy whose call returns once the copy is complete.
     SyncCopy,
@@ -24,6 +27,11 @@ impl Kind {
     /// Returns whether the launch moves bytes instead of computing.
     pub fn is_copy(self) -> bool {
         matches!(self, Self::Copy | Self::SyncCopy)
+    }
+
+    /// Returns whether the launch is a single kernel, a set, or a copy within a device.
+    pub fn is_kernel(self) -> bool {
+        matches!(self, Self::Kernel | Self::Dependent)
     }
 
     /// Returns whether the launch is a graph.
@@ -60,8 +68,8 @@ impl Launches {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Launch {
     /// The key, which launches have in common that take the same time. The key of a kernel is a
-    /// hash of function and geometry. The key of a copy is a hash of its size. The key of a graph
-    /// is a hash of its handle and its count of changes.
+    /// hash of function and geometry. The key of a copy or a set is a hash of its size. The key
+    /// of a graph is a hash of its handle and its count of changes.
     pub key: u64,
     /// The kind of work.
     pub kind: Kind,

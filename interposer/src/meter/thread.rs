@@ -25,6 +25,7 @@ use crate::memory::pressure::Pressure;
 use crate::os;
 use crate::process::{self, Process};
 use crate::record;
+use crate::reentry;
 use crate::session::Session;
 
 /// Pause between two looks of the meter thread while the gate of any GPU is leased or closed. A
@@ -85,6 +86,7 @@ pub fn start(process: &'static Process) -> io::Result<()> {
     let started =
         thread::Builder::new().name(alone::METER.to_owned()).stack_size(STACK_BYTES).spawn(move || {
             alone::count_in();
+            reentry::stay();
             let here = MeterThread(PhantomData);
             match process.await_session(here) {
                 true => Meter::new(here, process).run(),

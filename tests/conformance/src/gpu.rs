@@ -121,23 +121,35 @@ impl Gpu {
 
     /// Blocks `stream` until the caller releases the returned value.
     pub fn hold(&self, stream: CUstream) -> Result<Held, Stop> {
+        let held = self.holder()?;
+        held.block(stream)?;
+        Ok(held)
+    }
+
+    /// Waits for the device, and returns a value that can block streams.
+    pub fn holder(&self) -> Result<Held, Stop> {
         let held =
             Held { flag: self.memory(size_of::<u32>())?, writer: self.stream(CU_STREAM_NON_BLOCKING)? };
         must!(cuMemsetD32_v2(held.flag, 0, 1));
         must!(cuCtxSynchronize());
-        must!(cuStreamWaitValue32_v2(stream, held.flag, 1, CU_STREAM_WAIT_VALUE_GEQ));
         Ok(held)
     }
 }
 
-/// A blocked stream.
+/// A way to block streams, and to unblock them later.
 pub struct Held {
     flag: CUdeviceptr,
     writer: CUstream,
 }
 
 impl Held {
-    /// Unblocks the stream.
+    /// Blocks `stream` from here on.
+    pub fn block(&self, stream: CUstream) -> Result<(), Stop> {
+        must!(cuStreamWaitValue32_v2(stream, self.flag, 1, CU_STREAM_WAIT_VALUE_GEQ));
+        Ok(())
+    }
+
+    /// Unblocks the streams.
     pub fn release(self) -> Result<(), Stop> {
         must!(cuStreamWriteValue32_v2(self.writer, self.flag, 1, 0));
         Ok(())

@@ -248,6 +248,10 @@ enum {
       (CUgraphExec * exec, CUgraph graph, unsigned long long flags))                                                     \
     X(cuGraphLaunch, "cuGraphLaunch", 10000, LEGACY, (CUgraphExec exec, CUstream stream))                                \
     X(cuGraphLaunch_ptsz, "cuGraphLaunch", 10000, PTDS, (CUgraphExec exec, CUstream stream))                             \
+    X(cuMemcpyDtoDAsync_v2, "cuMemcpyDtoDAsync", 3020, LEGACY,                                                           \
+      (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream))                                                 \
+    X(cuMemsetD8Async, "cuMemsetD8Async", 3020, LEGACY,                                                                  \
+      (CUdeviceptr to, unsigned char value, size_t count, CUstream stream))                                              \
     X(cuMemcpyHtoDAsync_v2, "cuMemcpyHtoDAsync", 3020, LEGACY,                                                           \
       (CUdeviceptr to, const void *from, size_t bytes, CUstream stream))                                                 \
     X(cuLaunchHostFunc, "cuLaunchHostFunc", 10000, LEGACY, (CUstream stream, void (*function)(void *), void *data))      \

@@ -20,6 +20,8 @@
  *   sync          waits for all work
  *   to:BYTES      copies BYTES to the device
  *   from:BYTES    copies BYTES back and waits
+ *   set:BYTES     sets BYTES of the device's memory
+ *   within:BYTES  copies BYTES within the device's memory, at most half of what to: may copy
  *   host:US       queues a host function of US microseconds in the stream
  *   after:N       makes the stream wait for the work launched on stream N
  *   all:N         makes every stream of the context wait for the work launched on stream N */
@@ -45,7 +47,7 @@ static void spin_us(long us) {
 static void host_function(void *us) { spin_us((long)us); }
 
 typedef struct {
-    enum { KERNEL, GRAPH, WAIT, SYNC, TO, FROM, HOST, AFTER, ALL } what;
+    enum { KERNEL, GRAPH, WAIT, SYNC, TO, FROM, SET, WITHIN, HOST, AFTER, ALL } what;
     /* By context. */
     CUfunction kernel[MAX_CONTEXTS];
     CUgraphExec graph[MAX_CONTEXTS];
@@ -91,6 +93,8 @@ static step parse(const char *text) {
     else if (!strncmp(text, "wait:", 5)) s.what = WAIT;
     else if (!strncmp(text, "to:", 3)) s.what = TO;
     else if (!strncmp(text, "from:", 5)) s.what = FROM;
+    else if (!strncmp(text, "set:", 4)) s.what = SET;
+    else if (!strncmp(text, "within:", 7)) s.what = WITHIN;
     else if (!strncmp(text, "host:", 5)) s.what = HOST;
     else if (!strncmp(text, "after:", 6)) s.what = AFTER;
     else if (!strncmp(text, "all:", 4)) s.what = ALL;
@@ -173,6 +177,14 @@ static void *run(void *unused) {
             case FROM:
                 enter(c);
                 CHECK(cu(cuMemcpyDtoH_v2)(host, device[c], s->number));
+                break;
+            case SET:
+                enter(c);
+                CHECK(cu(cuMemsetD8Async)(device[c], 0, s->number, stream));
+                break;
+            case WITHIN:
+                enter(c);
+                CHECK(cu(cuMemcpyDtoDAsync_v2)(device[c], device[c] + COPY_BYTES_MAX / 2, s->number, stream));
                 break;
             case HOST:
                 enter(c);

@@ -42,6 +42,11 @@ const SAMPLE_EVERY: u32 = 4;
 pub(super) const UNKNOWN_APART: u32 = 8;
 /// Of copies between kernels with an estimate, the meter times one in this many.
 const COPY_SAMPLE_EVERY: u32 = 8;
+/// The most launches, and the estimated time, ns, after which a segment ends although a dependent
+/// launch follows. A program whose launches are all dependent then loses one overlap in this many
+/// launches, or in this time.
+pub(super) const CHAIN_MAX: u32 = 256;
+const CHAIN_NS: u64 = 4 * SEGMENT_NS;
 /// While the GPU is not contended, the lane counts a graph of at most this length, ns, like a
 /// kernel. Graphs with conditional nodes are the exception. A longer graph fills more than a
 /// quarter of a segment, and the meter times each launch of it. The timing costs next to nothing
@@ -109,6 +114,8 @@ pub(super) struct Pace {
     opened: AtomicU32,
     /// The number of copies so far.
     copies: AtomicU32,
+    /// The key of the launch after which the owner thread ended the last segment; 0: none.
+    ended_after: AtomicU64,
 }
 
 impl Default for Pace {
@@ -120,6 +127,7 @@ impl Default for Pace {
             is_sample_next: AtomicBool::new(false),
             opened: AtomicU32::new(0),
             copies: AtomicU32::new(0),
+            ended_after: AtomicU64::new(0),
         }
     }
 }
@@ -208,11 +216,20 @@ impl LaneOwner {
     #[inline(always)]
     pub(super) fn fits(self, launch: Launch) -> Option<(u64, u64)> {
         let launched = self.tally.next(launch.kind.one())?;
-        let ns = self.gpu.estimates.settled(launch.key)?;
+        let ns = self.gpu.estimates.settled(launch.key).or_else(|| self.joined_ns(launch))?;
         if launch.kind.is_graph() && (ns > SHORT_GRAPH_NS || launch.kind == Kind::VaryingGraph) {
             return None;
         }
         self.followers.has_room(self.tally.expected_ns().wrapping_add(ns)).then_some((launched, ns))
+    }
+
+    /// Returns the estimate of a launch that is never sampled alone, ns, if the lane has measured any
+    /// launch: the lane's mean. Such a launch is dependent, or a dependent launch follows it.
+    #[cold]
+    fn joined_ns(self, launch: Launch) -> Option<u64> {
+        let is_joined = launch.kind == Kind::Dependent
+            || (launch.kind == Kind::Kernel && self.gpu.leaders.has(launch.key));
+        Some(self.mean_ns()).filter(|mean_ns| is_joined && *mean_ns != 0)
     }
 
     /// Takes in a launch before its call: opens a segment if none is open, or counts the launch in
@@ -231,14 +248,16 @@ impl LaneOwner {
         leave: Leave,
         contended: Option<u64>,
     ) -> Result<Begun, Unmarked> {
-        let known_ns = self.gpu.estimates.get(launch.key);
-        let is_settled = self.gpu.estimates.settled(launch.key).is_some();
+        let joined_ns = self.joined_ns(launch);
+        let known_ns = self.gpu.estimates.get(launch.key).or(joined_ns);
+        let is_settled = self.gpu.estimates.settled(launch.key).or(joined_ns).is_some();
+        let is_dependent = launch.kind == Kind::Dependent;
         // On a per-thread stream, only the owner thread can record the end of a segment. While the
         // GPU is contended, another tenant may wait for that end.
         let is_awaited = contended.is_some() && self.stream() == Some(Stream::PER_THREAD);
         let alone = is_awaited
             || match launch.kind {
-                Kind::Kernel => false,
+                Kind::Kernel | Kind::Dependent => false,
                 Kind::Graph => known_ns.is_none_or(|known_ns| known_ns > SHORT_GRAPH_NS),
                 Kind::VaryingGraph | Kind::Copy | Kind::SyncCopy => true,
             };
@@ -248,8 +267,8 @@ impl LaneOwner {
                 return Err(Unmarked::TakenIn);
             }
             let is_other = holds_copy != launch.kind.is_copy();
-            let is_unknown = !is_settled && self.unaccounted().all() >= UNKNOWN_APART;
-            if is_other || ((alone || is_unknown) && self.has_room(calls)) {
+            let is_unknown = !is_settled && self.unaccounted().all() >= self.unknown_apart();
+            if is_other || ((alone || is_unknown) && !is_dependent && self.has_room(calls)) {
                 self.close(calls);
             }
             if is_other && self.is_open() {
@@ -262,7 +281,11 @@ impl LaneOwner {
             }
         }
         let opens = !self.claim();
+        let ended_after = self.pace.ended_after.swap(0, Ordering::Relaxed);
         if opens {
+            if is_dependent && ended_after != 0 {
+                self.gpu.leaders.add(ended_after);
+            }
             self.open(calls, launch, contended.is_some(), alone || !is_settled)?;
         } else {
             self.open.take_another();
@@ -285,7 +308,38 @@ impl LaneOwner {
         // If no launch can follow under the lease, the next launch opens a segment by its own pass.
         let goes_on = contended.is_none()
             || (self.followers.word() == leave.word && self.followers.has_room(expected_ns));
-        Ok(Begun { opens, ends: alone || !goes_on || self.tally.is_full_at(launched) })
+        let is_full = self.tally.is_full_at(launched);
+        if self.leads(launch) {
+            if is_full {
+                // The segment ends with the next launch.
+                self.tally.set_target((launched as u32).wrapping_add(1));
+            }
+            return Ok(Begun { opens, ends: false });
+        }
+        let ends = alone || !goes_on || is_full;
+        if ends && launch.kind.is_kernel() {
+            self.pace.ended_after.store(launch.key, Ordering::Relaxed);
+        }
+        Ok(Begun { opens, ends })
+    }
+
+    /// Returns whether a dependent launch follows the launch, and the open segment is short enough to
+    /// take both in.
+    fn leads(self, launch: Launch) -> bool {
+        let is_long = match self.unaccounted().all() {
+            0 | 1 => false,
+            launches => launches >= CHAIN_MAX || self.unaccounted_ns() >= CHAIN_NS,
+        };
+        !is_long && launch.kind.is_kernel() && self.gpu.leaders.has(launch.key)
+    }
+
+    /// Returns the number of launches in the open segment from which on a launch without a settled
+    /// estimate ends the segment. On the legacy stream, a segment may have to end without an event
+    /// ([`Lane::may_end_late`]). If the stream may wait for others, the meter thread then charges only
+    /// estimates, so each launch without one is measured alone.
+    fn unknown_apart(self) -> u32 {
+        let is_unmeasured = self.stream() == Some(Stream::LEGACY) && self.context.lanes() > 1;
+        if is_unmeasured { 1 } else { UNKNOWN_APART }
     }
 
     /// If a copy needs no event of its own, takes the copy into the open segment of kernels and
@@ -359,8 +413,10 @@ impl LaneOwner {
         }
         let began_ns = os::now_ns();
         let has_to_wait = self.waits.take_has_to_wait();
+        // A dependent launch is not sampled alone, so the segment does not keep its key.
+        let key = if launch.kind == Kind::Dependent { 0 } else { launch.key };
         self.open.begin(&Beginning {
-            launch,
+            launch: Launch { key, ..launch },
             asked_ns,
             began_ns,
             is_end_only,

@@ -156,14 +156,10 @@ impl Lane {
 
     /// Closes a segment that has had `launches` launches, and no new launch for `quiet_ns`.
     ///
-    /// On the legacy stream, an end event would order the blocking streams among each other, at a
-    /// moment that the program did not choose. So the meter thread records no end event there. The
-    /// segment is complete once the stream has no work left.
-    ///
-    /// A per-thread default stream has the same handle in each thread, but the handle names another
-    /// stream there. So the meter thread can neither record on the stream nor query it. The meter
-    /// thread takes such a segment as complete once all segments before it are complete and its
-    /// usual time has passed.
+    /// The meter thread records no end event on the default streams ([`Self::may_end_late`]). A
+    /// segment on the legacy stream is complete once the stream has no work left. The meter thread
+    /// cannot query a per-thread stream either. The meter thread takes a segment there as complete once
+    /// all segments before it are complete and its usual time has passed.
     pub(super) fn close_stale(
         &self,
         _meter: MeterThread,

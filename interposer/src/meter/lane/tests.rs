@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 use deepres_abi::meter::MeterSlot;
 
 use super::close::End;
-use super::owner::{LAUNCHES_MAX, SHORT_GRAPH_NS, UNKNOWN_APART};
+use super::owner::{CHAIN_MAX, LAUNCHES_MAX, SHORT_GRAPH_NS, UNKNOWN_APART};
 use super::ring::RING;
 use super::waits::{LAUNCHES_STUCK, VARYING_SEEN};
 use super::*;
@@ -23,6 +23,7 @@ const KERNEL: Launch = Launch { key: 5 << 32, kind: Kind::Kernel };
 const OTHER: Launch = Launch { key: 7 << 32, kind: Kind::Kernel };
 const GRAPH: Launch = Launch { key: 6 << 32, kind: Kind::Graph };
 const COPY: Launch = Launch { key: 8 << 32, kind: Kind::Copy };
+const DEPENDENT: Launch = Launch { key: 9 << 32, kind: Kind::Dependent };
 const KERNEL_NS: u64 = 10_000;
 
 fn lane() -> LaneOwner {
@@ -252,6 +253,53 @@ fn known_kernels_are_counted_by_what_they_take_and_an_unknown_one_is_timed() {
     let closed = lane.ring.waiting();
     launch(&calls, lane, OTHER, 3 * KERNEL_NS);
     assert_eq!(lane.ring.waiting(), closed + 2, "what was open, and the unknown one");
+}
+
+/// Launches the two by turns, and returns the number of times at which a marker was between the first
+/// and the second.
+fn parted(calls: &Calls, lane: LaneOwner, pair: [Launch; 2], contended: Option<u64>) -> usize {
+    const PAIRS: usize = 2_000;
+    let (mut parted, mut launched, mut seen) = (0, 0, 0);
+    for _ in 0..PAIRS {
+        for one in pair {
+            put(calls, lane, one, KERNEL_NS, contended);
+            launched += 1;
+        }
+        parted += usize::from(fake::records_between_launches() != 0);
+        fake::pass(3 * KERNEL_NS);
+        seen += read(calls, lane).into_iter().map(|(launches, _)| launches).sum::<u32>();
+    }
+    assert!(seen > launched / 2, "the meter measured {seen} of {launched} launches");
+    parted
+}
+
+#[test]
+fn no_marker_goes_between_a_dependent_launch_and_the_launch_before_it() {
+    let calls = fake::calls();
+    for contended in [None, Some(KERNEL_NS)] {
+        // Without the attribute, segments end between the two as often as elsewhere.
+        let usual = parted(&calls, lane(), [KERNEL, OTHER], contended);
+        assert!(usual > 10, "{usual} times");
+        let own = lane();
+        let rare = parted(&calls, own, [KERNEL, DEPENDENT], contended);
+        assert!(rare <= 1, "{rare} times; the first time, the lane cannot know what follows");
+        assert_eq!(own.gpu.estimates.get(DEPENDENT.key), None, "the launch was not sampled alone");
+    }
+}
+
+#[test]
+fn launches_that_are_all_dependent_are_measured_in_long_segments() {
+    const LAUNCHES: u32 = 10 * CHAIN_MAX;
+    let (calls, lane) = (fake::calls(), lane());
+    let (mut parted, mut segments) = (0, Vec::new());
+    for _ in 0..LAUNCHES {
+        launch(&calls, lane, DEPENDENT, KERNEL_NS);
+        parted += u32::from(fake::records_between_launches() != 0);
+        fake::pass(KERNEL_NS);
+        segments.extend(read(&calls, lane));
+    }
+    assert!(segments.len() >= 10, "{segments:?}");
+    assert!(parted <= LAUNCHES / 100, "markers went between {parted} of {LAUNCHES} launches");
 }
 
 #[test]
@@ -485,6 +533,38 @@ fn on_the_legacy_stream_nothing_is_recorded_after_the_launches_are() {
     let contents = oldest(lane).unwrap();
     assert!(contents.is_lost);
     assert_eq!((contents.launches, contents.expected_ns), (2, 2 * KERNEL_NS));
+}
+
+#[test]
+fn a_thread_that_waits_records_no_end_on_the_legacy_stream_or_on_another_threads_own() {
+    const OWNER: u32 = 1;
+    let calls = fake::calls();
+    for (stream, thread, ends) in [
+        (STREAM, OWNER, true),
+        (STREAM, OWNER + 1, true),
+        (Stream::LEGACY, OWNER, false),
+        (Stream::PER_THREAD, OWNER, true),
+        (Stream::PER_THREAD, OWNER + 1, false),
+    ] {
+        let lane = lane_of(stream);
+        open(&calls, lane, 2);
+        let before = fake::records(stream);
+        lane.close_late(&calls, thread);
+        assert_eq!(lane.is_open(), !ends, "{stream:?} by {thread}");
+        assert_eq!(fake::records(stream) - before, usize::from(ends), "{stream:?} by {thread}");
+    }
+}
+
+#[test]
+fn where_all_streams_of_a_context_wait_no_end_is_recorded_on_the_legacy_stream() {
+    let (calls, lane) = (fake::calls(), lane_of(Stream::LEGACY));
+    // The gate of a new grant is closed.
+    lane.gpu.set_grant(Box::leak(Box::default()));
+    open(&calls, lane, 2);
+    let before = fake::records(Stream::LEGACY);
+    lane.context.interrupt(lane.context.handle(), &calls, 1, false);
+    assert!(lane.is_open());
+    assert_eq!(fake::records(Stream::LEGACY), before);
 }
 
 #[test]

@@ -61,11 +61,11 @@ impl Waits {
 
 impl Lane {
     /// Records that the stream is about to wait for something else, such as a host function or
-    /// another stream. If the GPU is contended (`contended`), ends the open segment here. Otherwise
-    /// the meter thread charges the segment's launches by their estimates.
-    pub fn interrupt(&self, calls: &Calls, contended: bool) {
+    /// another stream. With `ends`, ends the open segment here, because the GPU is contended.
+    /// Otherwise the meter thread charges the segment's launches by their estimates.
+    pub fn interrupt(&self, calls: &Calls, ends: bool) {
         if self.is_open() {
-            if contended && self.has_room(calls) {
+            if ends && self.has_room(calls) {
                 self.close(calls);
             } else {
                 self.note_wait();

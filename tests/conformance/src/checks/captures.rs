@@ -174,12 +174,18 @@ fn calls_that_are_unsafe_on_the_own_thread(facts: &mut Facts) -> Result<(), Stop
     let mut fresh = 0;
     let mut word = 0_u32;
     type Ask<'a> = (&'static str, bool, Box<dyn FnMut() -> Result<CUresult, Stop> + 'a>);
-    let asks: [Ask<'_>; 6] = [
+    let mut kind = 0_u32;
+    let mut asks_kind = || {
+        let (mut attribute, mut place) = (CU_POINTER_ATTRIBUTE_MEMORY_TYPE, (&raw mut kind).cast());
+        Ok(cu!(cuPointerGetAttributes(1, &mut attribute, &mut place, kept)))
+    };
+    let asks: [Ask<'_>; 7] = [
         ("cuMemAlloc", true, Box::new(|| Ok(cu!(cuMemAlloc_v2(&mut fresh, 64))))),
         ("cuEventQuery of another event", true, Box::new(|| Ok(cu!(cuEventQuery(event))))),
         ("cuStreamQuery of another stream", true, Box::new(|| Ok(cu!(cuStreamQuery(other))))),
         ("cuMemcpyDtoH", true, Box::new(|| Ok(cu!(cuMemcpyDtoH_v2((&raw mut word).cast(), kept, 4))))),
         ("cuMemGetInfo", false, Box::new(|| Ok(cu!(cuMemGetInfo_v2(&mut free, &mut total))))),
+        ("cuPointerGetAttributes", false, Box::new(&mut asks_kind)),
         ("cuStreamGetFlags of another stream", false, Box::new(|| Ok(cu!(cuStreamGetFlags(other, &mut 0))))),
     ];
     for (what, is_unsafe, mut ask) in asks {

@@ -1,6 +1,8 @@
 //! Events, which are the clock with which deepres meters.
 
+use std::ffi::{CStr, c_void};
 use std::ptr::null_mut;
+use std::time::Duration;
 
 use deepres_abi::driver::result::*;
 use deepres_abi::driver::types::*;
@@ -19,6 +21,8 @@ checks! { "events":
     Documented an_event_is_recorded_in_its_own_context_and_awaited_in_any;
     Documented destroying_one_that_is_pending_is_allowed;
     Guess an_event_is_asked_from_a_thread_without_its_context;
+    Guess sets_and_copies_within_the_device_wait_for_the_sms_and_copies_to_the_device_do_not;
+    Guess an_event_between_two_kernels_ends_the_overlap_of_a_dependent_launch;
 }
 
 fn one_that_was_never_recorded_is_complete(facts: &mut Facts) -> Result<(), Stop> {
@@ -175,5 +179,132 @@ fn an_event_is_asked_from_a_thread_without_its_context(facts: &mut Facts) -> Res
     let (query, elapsed) = asked.join().unwrap_or(Ok((CUDA_ERROR_UNKNOWN, CUDA_ERROR_UNKNOWN)))?;
     facts.code("asking without any context", query, CUDA_SUCCESS);
     facts.code("its time without any context", elapsed, CUDA_SUCCESS);
+    Ok(())
+}
+
+/// The gate of deepres lets sets and copies within the device wait as it lets kernels wait, and does
+/// not let copies to the device wait.
+fn sets_and_copies_within_the_device_wait_for_the_sms_and_copies_to_the_device_do_not(
+    facts: &mut Facts,
+) -> Result<(), Stop> {
+    const SET_BYTES: usize = 1 << 30;
+    const COPY_BYTES: usize = 64 << 20;
+    const THREADS: u32 = 1024;
+    /// Time until the kernel surely has all SMs.
+    const BEGUN: Duration = Duration::from_millis(2);
+    /// Work that shares the SMs with a kernel takes at least this many times as long.
+    const SHARED: f64 = 1.5;
+    let (gpu, [busy, stream]) = Gpu::with_streams()?;
+    let (start, end) = (gpu.event(0)?, gpu.event(0)?);
+    let memory = gpu.memory(SET_BYTES)?;
+    let host = gpu.pinned(COPY_BYTES / size_of::<u32>())?.as_ptr().cast::<c_void>();
+    let kernel = gpu.kernel(c"spin")?;
+    let (mut processors, mut blocks, mut ns) = (0, 0, SPIN_NS);
+    must!(cuDeviceGetAttribute(&mut processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 0));
+    must!(cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut blocks, kernel, THREADS as i32, 0));
+    let grid = (processors * blocks) as u32;
+    let mut parameters = [(&raw mut ns).cast::<c_void>()];
+    let parameters = parameters.as_mut_ptr();
+    let times = |work: &dyn Fn() -> Result<CUresult, Stop>| {
+        let mut took_ns = [0.0; 2];
+        for (is_beside, took_ns) in [false, true].into_iter().zip(&mut took_ns) {
+            // The stream goes on once everything is queued, so the time has no pause of the host.
+            let held = gpu.hold(stream)?;
+            must!(cuEventRecord(start, stream));
+            let code = work()?;
+            must!(cuEventRecord(end, stream));
+            if is_beside {
+                must!(cuLaunchKernel(kernel, grid, 1, 1, THREADS, 1, 1, 0, busy, parameters, null_mut()));
+                std::thread::sleep(BEGUN);
+            }
+            held.release()?;
+            must!(cuCtxSynchronize());
+            if code != CUDA_SUCCESS {
+                return Err(Stop::Failed("the set or copy", code));
+            }
+            *took_ns = elapsed_ns(start, end)?;
+        }
+        Ok::<_, Stop>(took_ns)
+    };
+    type Work<'a> = (&'a str, bool, &'a dyn Fn() -> Result<CUresult, Stop>);
+    let works: [Work<'_>; 3] = [
+        ("a set", true, &|| Ok(cu!(cuMemsetD8Async(memory, 0, SET_BYTES, stream)))),
+        ("a copy within", true, &|| {
+            let source = memory + (SET_BYTES / 2) as u64;
+            Ok(cu!(cuMemcpyDtoDAsync_v2(memory, source, COPY_BYTES, stream)))
+        }),
+        ("a copy to the device", false, &|| Ok(cu!(cuMemcpyHtoDAsync_v2(memory, host, COPY_BYTES, stream)))),
+    ];
+    for (what, is_shared, work) in works {
+        let [alone_ns, beside_ns] = times(work)?;
+        let property = if is_shared { "longer beside a kernel on all SMs" } else { "as long" };
+        let holds = (beside_ns >= SHARED * alone_ns) == is_shared;
+        facts.has(what, (alone_ns, beside_ns), property, holds);
+    }
+    Ok(())
+}
+
+/// A kernel that lets dependent launches begin at once, and runs for the time in its parameter, ns.
+const EARLY: &CStr = c"
+.version 7.8
+.target sm_90
+.address_size 64
+.visible .entry early(.param .u64 ns) {
+  .reg .pred p;
+  .reg .b64 t<4>;
+  griddepcontrol.launch_dependents;
+  ld.param.u64 t0, [ns];
+  mov.u64 t1, %globaltimer;
+L:
+  mov.u64 t2, %globaltimer;
+  sub.u64 t3, t2, t1;
+  setp.lt.u64 p, t3, t0;
+  @p bra L;
+  ret;
+}
+";
+
+/// So deepres puts no marker between a dependent launch and the launch before it.
+fn an_event_between_two_kernels_ends_the_overlap_of_a_dependent_launch(
+    facts: &mut Facts,
+) -> Result<(), Stop> {
+    let (gpu, [stream]) = Gpu::with_streams()?;
+    if made!(cuDeviceGetAttribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 0)) < 9 {
+        return Err(Stop::Absent("dependent launches need compute capability 9.0".to_owned()));
+    }
+    let module = made!(cuModuleLoadData(EARLY.as_ptr().cast()));
+    let kernel = made!(cuModuleGetFunction(module, c"early".as_ptr()));
+    let mut attribute = zeroed!(CUlaunchAttribute);
+    attribute.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    attribute.value.programmaticStreamSerializationAllowed = 1;
+    let mut ns = SPIN_NS;
+    let mut parameters = [(&raw mut ns).cast::<c_void>()];
+    let mut launch = |attributes: u32| {
+        let config = CUlaunchConfig {
+            gridDimX: 1,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: 1,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: 0,
+            hStream: stream,
+            attrs: &mut attribute,
+            numAttrs: attributes,
+        };
+        must!(cuLaunchKernelEx(&config, kernel, parameters.as_mut_ptr(), null_mut()));
+        Ok::<_, Stop>(())
+    };
+    let [start, between, end] = [gpu.event(0)?, gpu.event(0)?, gpu.event(0)?];
+    launch(0)?;
+    must!(cuStreamSynchronize(stream));
+    must!(cuEventRecord(start, stream));
+    launch(0)?;
+    must!(cuEventRecord(between, stream));
+    launch(1)?;
+    must!(cuEventRecord(end, stream));
+    must!(cuStreamSynchronize(stream));
+    let (took_ns, both_ns) = (elapsed_ns(start, end)?, 2.0 * SPIN_NS as f64);
+    facts.has("both kernels", took_ns, "one after the other", took_ns >= 0.99 * both_ns);
     Ok(())
 }

@@ -130,6 +130,22 @@ fn addresses_say_what_they_are(facts: &mut Facts) -> Result<(), Stop> {
     facts.is("device memory", kind(device + 50)?, (CUDA_SUCCESS, CU_MEMORYTYPE_DEVICE));
     facts.is("host memory of the driver's", kind(host.as_ptr() as u64)?, (CUDA_SUCCESS, CU_MEMORYTYPE_HOST));
     facts.code("what nobody knows", kind(0x1000)?.0, CUDA_ERROR_INVALID_VALUE);
+    let managed = made!(cuMemAllocManaged(64, CU_MEM_ATTACH_GLOBAL));
+    let place = |address| {
+        let (mut kind, mut is_managed, mut ordinal) = (0_u32, 0_u64, 0_i32);
+        let mut asked = [
+            CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+            CU_POINTER_ATTRIBUTE_IS_MANAGED,
+            CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+        ];
+        let mut answers = [(&raw mut kind).cast(), (&raw mut is_managed).cast(), (&raw mut ordinal).cast()];
+        must!(cuPointerGetAttributes(asked.len() as u32, asked.as_mut_ptr(), answers.as_mut_ptr(), address));
+        Ok::<_, Stop>((kind == CU_MEMORYTYPE_DEVICE && is_managed == 0).then_some(ordinal))
+    };
+    facts.is("the device of device memory", place(device + 50)?, Some(0));
+    facts.is("of host memory", place(host.as_ptr() as u64)?, None);
+    facts.is("of managed memory", place(managed)?, None);
+    facts.is("of what nobody knows", place(0x1000)?, None);
     let (mut base, mut bytes) = (0, 0);
     must!(cuMemGetAddressRange_v2(&mut base, &mut bytes, device + 50));
     facts.is("the allocation around an address", (base, bytes), (device, 100));

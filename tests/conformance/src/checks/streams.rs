@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use deepres_abi::driver::result::*;
 use deepres_abi::driver::types::*;
@@ -14,6 +15,7 @@ use crate::gpu::Gpu;
 checks! { "streams":
     Documented work_is_done_in_order_and_can_be_asked_about;
     Documented the_legacy_stream_and_blocking_streams_wait_for_each_other;
+    Documented a_wait_of_the_host_ties_no_blocking_streams_together;
     Documented per_thread_streams_are_each_threads_own;
     Documented a_stream_waits_for_an_event_of_another;
     Documented a_host_function_runs_after_earlier_work_and_holds_up_later_work;
@@ -57,6 +59,40 @@ fn the_legacy_stream_and_blocking_streams_wait_for_each_other(facts: &mut Facts)
     facts.code("a blocking stream behind legacy", cu!(cuEventQuery(after)), CUDA_ERROR_NOT_READY);
     held.release()?;
     must!(cuCtxSynchronize());
+    Ok(())
+}
+
+/// With deepres in between, the check fails if deepres puts a marker on the legacy stream while the
+/// thread waits for another stream.
+fn a_wait_of_the_host_ties_no_blocking_streams_together(facts: &mut Facts) -> Result<(), Stop> {
+    const ROUNDS: u32 = 4;
+    const LAUNCHES: u32 = 100;
+    /// The longest time until an idle stream has run a short kernel.
+    const LIMIT: Duration = Duration::from_secs(2);
+    const PAUSE: Duration = Duration::from_millis(2);
+    let gpu = Gpu::new()?;
+    let (held_up, other, free) = (gpu.stream(0)?, gpu.stream(0)?, gpu.stream(CU_STREAM_NON_BLOCKING)?);
+    let mut went_on = 0;
+    for _ in 0..ROUNDS {
+        let held = gpu.holder()?;
+        for _ in 0..LAUNCHES {
+            gpu.nothing(null_mut())?;
+        }
+        held.block(held_up)?;
+        must!(cuStreamSynchronize(free));
+        gpu.nothing(other)?;
+        let until = Instant::now() + LIMIT;
+        let is_through = || Ok::<_, Stop>(cu!(cuStreamQuery(other)) == CUDA_SUCCESS);
+        while !is_through()? && Instant::now() < until {
+            std::thread::sleep(PAUSE);
+        }
+        went_on += u32::from(is_through()?);
+        held.release()?;
+        must!(cuCtxSynchronize());
+        // Meanwhile the meter of deepres learns the kernel.
+        std::thread::sleep(5 * PAUSE);
+    }
+    facts.is("rounds in which the other stream went on", went_on, ROUNDS);
     Ok(())
 }
 

@@ -40,3 +40,12 @@ fn with_the_library_preloaded_and_no_daemon_the_driver_does_the_same() {
     let host = host();
     assert_every_check_agrees(&host, host.preloaded(conformance()));
 }
+
+#[test]
+fn a_driver_that_calls_its_own_exports_holds_no_hook_up() {
+    // A driver library that is not linked to its own symbols calls the hooks in this way.
+    let (host, _daemon) = host().with_daemon();
+    let mut command = host.run(&["--name", "asked"], conformance(), &[]);
+    command.env("SIMGPU_FAULTS", "reenter:*");
+    assert_every_check_agrees(&host, command);
+}

@@ -1,4 +1,5 @@
-//! Charged copies. Their time counts toward the share, by the record of the simulated GPU.
+//! Copies by the record of the simulated GPU. The time of charged copies counts toward the share.
+//! Sets and copies within a device run on the SMs, and are always charged.
 
 use deepres_e2e::prelude::*;
 use simgpu_engine::truth::Snapshot;
@@ -6,6 +7,7 @@ use simgpu_engine::truth::Snapshot;
 /// Kernels by name. A copy of 1 MB takes 1 ms, much longer than the host takes to move 1 MB.
 const SIMGPU_TOML: &str = r#"
 host_to_device_bytes_per_us = 1000
+device_to_device_bytes_per_us = 1000
 kernel = [
     { name = "k80", ns = 79000, sm_ppm = 100000 },
     { name = "k1000", ns = 999000 },
@@ -109,6 +111,34 @@ mod measured {
     #[ignore = "deep: takes long"]
     fn copies_beside_kernels_of_the_same_tenant_are_charged_once() {
         assert_charged(&["--streams", "2", "k1000", COPY_2_MS, "k1000", "sync", "wait:500"]);
+    }
+
+    #[test]
+    fn a_tenant_of_nothing_but_sets_and_copies_within_the_device_has_its_share_beside_kernels() {
+        /// Each takes 1 ms, or a little more.
+        const WORK: &[&str] =
+            &["set:1000000", "set:1000000", "within:1000000", "set:1000000", "within:1000000", "sync"];
+        let (host, _daemon) = host().with_daemon();
+        let _setter = start(&host, "setter", &["--share", "30%"], WORK);
+        let _other = start(&host, "other", &["--share", "70%"], &["k1000x5", "sync"]);
+        thread::sleep(SETTLED);
+        let pids = ["setter", "other"].map(|name| pid_of(&host, name));
+        let [setter, other] = had(&host, pids);
+        println!("the setter had {setter:.2?} % of the time, the other {other:.2?} %");
+        assert_eq!(setter.copies, 0.0, "no copy engine does any of it");
+        let part = setter.kernels * 100.0 / (setter.kernels + other.kernels);
+        assert!((part - 30.0).abs() <= SHARE_POINTS, "the setter had {part:.2} % of what both had");
+        assert!(setter.kernels + other.kernels > 85.0, "{setter:.2?} % and {other:.2?} %");
+    }
+
+    #[test]
+    fn sets_and_copies_within_the_device_are_charged_without_being_asked_for() {
+        let (host, _daemon) = host().with_daemon();
+        let _client = start(&host, "sets", &[], &["set:400000", "within:300000", "k80", "wait:500"]);
+        thread::sleep(SETTLED);
+        let (had, charged) = percent(&host, "sets", pid_of(&host, "sets"));
+        assert!(had.kernels > 20.0, "{had:.2?}");
+        assert!((charged - had.kernels).abs() <= METER_POINTS, "charged {charged:.2} %, had {had:.2?}");
     }
 
     #[test]

@@ -154,6 +154,7 @@ mod measured {
         a_full_queue: "k200x500 sync";
         long_kernels_with_a_sync_each: "k5000 sync wait:1000";
         the_legacy_stream_with_gaps: "--default legacy k6 wait:40 k20x5 wait:700";
+        the_legacy_stream_with_a_sync_after_each_burst: "--default legacy k20x25 sync k6x3 sync wait:500";
         #[ignore = "deep: takes long"]
         streams_in_turn_with_gaps: "--streams 4 k20 wait:30";
         streams_whose_kernels_overlap: "--streams 4 k80 wait:30 k20 wait:80";
@@ -172,6 +173,7 @@ mod measured {
         small_kernels_with_gaps_under_a_lease: "k6 wait:12";
         bursts_with_a_sync_each_under_a_lease: "k20x25 sync wait:500";
         the_legacy_stream_with_gaps_under_a_lease: "--default legacy k6 wait:20 k20x5 wait:300";
+        the_legacy_stream_with_syncs_under_a_lease: "--default legacy k20x25 sync k6x3 sync wait:500";
         streams_whose_kernels_overlap_under_a_lease: "--streams 2 k80 wait:30 k20 wait:60";
         #[ignore = "deep: takes long"]
         kernels_of_many_lengths_under_a_lease: "k6 wait:30 k20 wait:25 k2 wait:10 k80 wait:100 k6 k6";

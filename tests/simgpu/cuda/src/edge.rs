@@ -1,9 +1,13 @@
 //! Checks at the beginning of every call: injected faults, and the initialisation of the driver.
 //! Also counts unsupported calls.
+use std::cell::Cell;
+use std::ffi::{CStr, c_void};
+use std::mem;
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use deepres_abi::driver::ApiId;
+use deepres_abi::driver::types::CUstream;
+use deepres_abi::driver::{ApiId, pfn};
 use simgpu_engine::Call;
 use simgpu_engine::faults::{self, Action};
 
@@ -50,11 +54,55 @@ pub fn begin<const WAITS_FOR_UNLOCK: bool>() -> Option<Call<'static>> {
 
 /// Begins a function: applies faults, and checks the initialisation.
 #[inline]
-pub fn enter<const NEEDS_INITIALISATION: bool>(name: &str) -> Result<()> {
-    if let Action::Fail(code) = faults::check(name) {
+pub fn enter<const NEEDS_INITIALISATION: bool, const WAITS_FOR_UNLOCK: bool>(name: &str) -> Result<()> {
+    let action = faults::check(name);
+    if let Action::Fail(code) = action {
         return Err(Status(code));
     }
-    if NEEDS_INITIALISATION { process::check_ready() } else { Ok(()) }
+    if NEEDS_INITIALISATION {
+        process::check_ready()?;
+        // While the process is locked, the exports would wait for ever in a call that unlocks it.
+        if action == Action::Reenter && WAITS_FOR_UNLOCK {
+            reenter();
+        }
+    }
+    Ok(())
+}
+
+/// Calls exports of the driver by the dynamic linker, as a driver library does that is not linked to
+/// its own symbols. The calls change nothing. Calls within these calls do not do the same.
+#[cold]
+fn reenter() {
+    /// A handle of no stream.
+    const NO_STREAM: CUstream = 0x10 as CUstream;
+    thread_local! {
+        static IS_INSIDE: Cell<bool> = const { Cell::new(false) };
+    }
+    if IS_INSIDE.replace(true) {
+        return;
+    }
+    // This library is linked to its own symbols, so it looks the exports up in the program's scope.
+    // The first definition there is in a preloaded library, if there is one.
+    //
+    // SAFETY: the names are terminated, and the libraries are loaded already.
+    let (destroy, info) = unsafe {
+        libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD | libc::RTLD_GLOBAL);
+        let program = libc::dlopen(std::ptr::null(), libc::RTLD_LAZY);
+        let find = |name: &CStr| libc::dlsym(program, name.as_ptr());
+        (find(c"cuStreamDestroy_v2"), find(c"cuMemGetInfo_v2"))
+    };
+    let (mut free, mut total) = (0, 0);
+    // SAFETY: an `Option` of a function pointer is null for `None`, and the exports of these names
+    // have these types. The results have room, and the driver refuses the handle.
+    unsafe {
+        if let Some(destroy) = mem::transmute::<*mut c_void, Option<pfn::cuStreamDestroy_v2>>(destroy) {
+            destroy(NO_STREAM);
+        }
+        if let Some(info) = mem::transmute::<*mut c_void, Option<pfn::cuMemGetInfo_v2>>(info) {
+            info(&mut free, &mut total);
+        }
+    }
+    IS_INSIDE.set(false);
 }
 
 /// Ends a function: applies faults that come after the function's work.

@@ -20,7 +20,10 @@ macro_rules! expand {
             #[doc = concat!("`", stringify!($symbol), "` of the driver API.")]
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $symbol($($arg: $ty),*) -> CUresult {
-                let entered = edge::enter::<{ edge::needs_initialisation(ApiId::$symbol) }>(stringify!($symbol));
+                let entered = edge::enter::<
+                    { edge::needs_initialisation(ApiId::$symbol) },
+                    { edge::waits_for_unlock(ApiId::$symbol) },
+                >(stringify!($symbol));
                 let call = || {
                     let _call = edge::begin::<{ edge::waits_for_unlock(ApiId::$symbol) }>();
                     Api::$symbol($($arg),*)

@@ -18,7 +18,7 @@ pub enum Mode {
 }
 
 /// The engine or link that carries a copy. Copies of one kind on one GPU share the bandwidth of the
-/// engine or link.
+/// engine or link. Copies within a device run on the SMs, as kernels do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CopyKind {
     /// A copy from host memory to this GPU.

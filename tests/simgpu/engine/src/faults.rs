@@ -10,6 +10,8 @@
 //! | `die:cuLaunchKernel:10` | the process is killed inside the 10th call, before the call's work |
 //! | `die-after:cuLaunchKernel:10` | the process is killed in the 10th call, after the call's work and before its return |
 //!
+//! | `reenter:cuCtxDestroy_v2` | the driver calls its own exports before the work of every call; `reenter:*` holds for all functions |
+//!
 //! Each rule counts the calls of all threads of the process. Names are the exact exported names.
 
 use crate::Error;
@@ -28,7 +30,12 @@ pub enum Action {
     Proceed,
     /// Return this error and do nothing.
     Fail(u32),
+    /// Call exports of the driver by the dynamic linker, and then do the work.
+    Reenter,
 }
+
+/// The name in a rule that holds for all functions.
+const ALL: &str = "*";
 
 #[derive(Debug, PartialEq, Eq)]
 enum Effect {
@@ -37,6 +44,7 @@ enum Effect {
     Delay(Duration),
     Die { nth: u64 },
     DieAfter { nth: u64 },
+    Reenter,
 }
 
 #[derive(Debug)]
@@ -64,11 +72,12 @@ impl Faults {
         Ok(Self { rules })
     }
 
-    /// Counts a call of `api`. Delays the call or kills the process if a rule says so. Returns
-    /// whether the call has to fail.
+    /// Counts a call of `api`. Delays the call or kills the process if a rule says so. Returns what
+    /// the call has to do.
     pub fn check(&self, api: &str) -> Action {
         let mut action = Action::Proceed;
-        let is_meant = |rule: &&Rule| rule.api == api && !matches!(rule.effect, Effect::DieAfter { .. });
+        let is_named = |rule: &Rule| rule.api == api || (rule.api == ALL && rule.effect == Effect::Reenter);
+        let is_meant = |rule: &&Rule| is_named(rule) && !matches!(rule.effect, Effect::DieAfter { .. });
         for rule in self.rules.iter().filter(is_meant) {
             let call = rule.calls.fetch_add(1, Ordering::Relaxed) + 1;
             match rule.effect {
@@ -78,6 +87,7 @@ impl Faults {
                 }
                 Effect::Delay(time) => std::thread::sleep(time),
                 Effect::Die { nth } if call == nth => die(),
+                Effect::Reenter if action == Action::Proceed => action = Action::Reenter,
                 _ => {}
             }
         }
@@ -112,6 +122,7 @@ fn parse_rule(text: &str) -> Result<Rule, Error> {
     let (api, effect) = match parts[..] {
         ["die", api, nth] => (api, Effect::Die { nth: count(nth)? }),
         ["die-after", api, nth] => (api, Effect::DieAfter { nth: count(nth)? }),
+        ["reenter", api] => (api, Effect::Reenter),
         [api, "delay", time] => {
             let time =
                 parse_duration(time).ok_or_else(|| refuse(&format!("{time:?} is not a time such as 5ms")))?;
@@ -121,7 +132,7 @@ fn parse_rule(text: &str) -> Result<Rule, Error> {
         [api, nth, error] => (api, Effect::Fail { nth: count(nth)?, code: code(error)? }),
         _ => {
             return Err(refuse(
-                "use API:N:CODE, API:every:N:CODE, API:delay:TIME, die:API:N or die-after:API:N",
+                "use API:N:CODE, API:every:N:CODE, API:delay:TIME, die:API:N, die-after:API:N or reenter:API",
             ));
         }
     };
@@ -212,6 +223,14 @@ mod tests {
     fn every_nth_call_fails() {
         use Action::{Fail, Proceed};
         assert_eq!(outcomes("a:1:9, cuX:every:2:719", "cuX", 4), [Proceed, Fail(719), Proceed, Fail(719)]);
+    }
+
+    #[test]
+    fn a_call_reenters_unless_it_fails() {
+        use Action::{Fail, Proceed, Reenter};
+        assert_eq!(outcomes("reenter:cuX, cuX:2:1", "cuX", 3), [Reenter, Fail(1), Reenter]);
+        assert_eq!(outcomes("reenter:cuX", "cuY", 1), [Proceed]);
+        assert_eq!(outcomes("reenter:*", "cuY", 1), [Reenter]);
     }
 
     #[test]

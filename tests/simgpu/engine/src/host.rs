@@ -3,7 +3,7 @@
 use crate::{
     Clock, Config, ContextId, Error, EventId, EventStatus, MAX_GPUS, OutOfMemory, StreamId, Ticket,
     WaitPolicy, Work,
-    config::ALL_SMS_PPM,
+    config::{ALL_SMS_PPM, CopyKind},
     guard::{Census, Guard},
     jitter::jittered_ns,
     journal::{Memory, Overlay},
@@ -327,6 +327,10 @@ impl Host {
                 meeting = pack_meeting(name, peers);
                 // A kernel without any work would be complete before it began.
                 kernel(duration_ns.max(1), sm_ppm, 1)
+            }
+            // The SMs move the bytes, as a kernel that uses all of them.
+            Work::Copy { kind: kind @ CopyKind::DeviceToDevice, bytes } => {
+                (item_kind::KERNEL, config.copy_ns(kind, bytes), ALL_SMS_PPM.into(), 1)
             }
             Work::Copy { kind, bytes } => (item_kind::COPY, config.copy_ns(kind, bytes), kind as u64, 0),
             Work::HostWait => (item_kind::HOST_WAIT, 0, 0, 0),

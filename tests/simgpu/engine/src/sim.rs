@@ -8,8 +8,9 @@
 //!
 //! A slice ends only when another context has a kernel to run. A context without a kernel to run
 //! gives way at once. Copies have their own engines and run for all contexts at any time; copies of
-//! one kind share the bandwidth of their kind. Markers and finished waits take no time and no SMs.
-//! Between events all quantities are linear.
+//! one kind share the bandwidth of their kind. Memsets and copies within a device are kernels to this
+//! module. Markers and finished waits take no time and no SMs. Between events all quantities are
+//! linear.
 //!
 //! [`advance`] can continue after each transaction, because a GPU with unfinished changes has an
 //! event that is due now.

@@ -33,7 +33,7 @@ pub struct ProcessGpu {
     pub kernel_busy_ns: u64,
     /// Time in which the process ran at least one copy, beside any kernels.
     pub copy_busy_ns: u64,
-    /// Kernels completed.
+    /// Kernels completed, memsets and copies within the device included.
     pub kernels: u64,
     /// Copies completed.
     pub copies: u64,

@@ -80,7 +80,8 @@ pub enum Work {
         peers: u32,
     },
     /// Moves bytes. Takes [`crate::Config::copy_ns`] when no other copy of its kind runs on the
-    /// GPU. Memsets are [`CopyKind::DeviceToDevice`].
+    /// GPU. Memsets are [`CopyKind::DeviceToDevice`]. Work of that kind runs on all SMs, and counts
+    /// as one kernel in the ground truth.
     Copy {
         /// The link or engine that carries the copy.
         kind: CopyKind,
