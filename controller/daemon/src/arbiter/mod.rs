@@ -7,6 +7,7 @@ mod freezer;
 mod gangs;
 mod job;
 mod report;
+mod ringing;
 mod saved;
 mod session;
 mod worker;
