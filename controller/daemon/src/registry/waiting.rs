@@ -99,7 +99,7 @@ mod tests {
         let before =
             |waiting: &Waiting, now_ns| [0, 1, 2, 3].map(|number| waiting.before(&key(number), now_ns));
         assert_eq!(before(&waiting, 11), [0, 1, 2, 3]);
-        assert_eq!(before(&waiting, GIVEN_UP_NS + 1), [0, 1, 1, 2], "job 1 asked at 1 for the last time");
+        assert_eq!(before(&waiting, GIVEN_UP_NS + 1), [0, 2, 1, 2], "job 1 asked at 1 for the last time");
         waiting.remove(&key(0));
         waiting.note(job(2), 12);
         assert_eq!(before(&waiting, GIVEN_UP_NS + 2), [1, 1, 0, 1]);
