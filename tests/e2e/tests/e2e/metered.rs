@@ -144,10 +144,14 @@ fn a_user_with_thousands_of_metered_processes_leaves_others_their_room() {
     let uncounted = || host.status()["metering"]["uncounted_processes"].as_u64();
     await_value(uncounted, |uncounted| *uncounted >= Some(CHILDREN - PART));
     // The shell's child is metered only if there is room for it.
-    let storm = c_client("storm").display().to_string();
-    let other = host.run(&["--no-preload", "--name", "other"], "sh", &["-c", "\"$0\"; true", &storm]);
-    let launches = host.finish(other).success().json()["kernel_launches"].clone();
-    let is_counted = |process: &Value| process["tenant"] == "other" && process["launches"] == launches;
+    const CHILD: &str = "import ctypes, time\n\
+        cuda = ctypes.CDLL('libcuda.so.1')\n\
+        cuda.cuInit(0)\n\
+        time.sleep(5)\n\
+        for _ in range(700): cuda.cuLaunchKernel(None, 1, 1, 1, 1, 1, 1, 0, None, None, None)";
+    let other = ["--no-preload", "--name", "other"];
+    host.finish(host.run(&other, "sh", &["-c", "python3 -c \"$0\"; true", CHILD])).success();
+    let is_counted = |process: &Value| process["tenant"] == "other" && process["launches"] == 700;
     await_metered(&host, |processes| processes.iter().any(is_counted));
 }
 
