@@ -1,6 +1,5 @@
-//! The events for which an arbiter sleeps: bells of sessions, its own bell, and a timer.
+//! The events for which an arbiter sleeps: bells, orders, and a timer.
 
-use super::SessionId;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
@@ -13,10 +12,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 const NS_PER_SECOND: u64 = 1_000_000_000;
-/// The numbers of the events that are no session's bell. No session has these numbers, because the
-/// daemon counts sessions from 1.
-pub const OWN_BELL: SessionId = u64::MAX;
-const TIMER: u64 = u64::MAX - 1;
+/// The kind of an event.
+const BELL: u64 = 0;
+const TIMER: u64 = 1;
 /// The most events that one call takes. The next call takes the rest.
 const BATCH: usize = 64;
 
@@ -70,13 +68,12 @@ impl Events {
         Ok(events)
     }
 
-    /// Adds a bell under a number: [`OWN_BELL`], or the session that has the bell. If the bell ever
-    /// rang, the next wait returns its number at once.
+    /// Adds a bell.
     ///
     /// # Errors
     /// The system's, for lack of memory.
-    pub fn add(&self, bell: &Bell, number: SessionId) -> io::Result<()> {
-        self.watch(bell, number)
+    pub fn add(&self, bell: &Bell) -> io::Result<()> {
+        self.watch(bell, BELL)
     }
 
     /// Removes a bell.
@@ -91,20 +88,17 @@ impl Events {
         Ok(epoll::add(&self.epoll, source, EventData::new_u64(what), EventFlags::IN | EventFlags::ET)?)
     }
 
-    /// Sleeps until a bell rings, or until `wake_ns` (`CLOCK_MONOTONIC`). Adds the numbers of the
-    /// bells that rang to `rang`.
+    /// Sleeps until a bell rings, or until `wake_ns` (`CLOCK_MONOTONIC`). Returns whether a bell
+    /// rang.
     ///
     /// # Errors
     /// The system's; none is expected.
-    pub fn wait(&mut self, wake_ns: Option<u64>, rang: &mut Vec<SessionId>) -> io::Result<()> {
-        self.arm(wake_ns.map_or(0, |wake_ns| wake_ns.max(1)))?;
+    pub fn wait(&mut self, wake_ns: Option<u64>) -> io::Result<bool> {
+        self.arm(wake_ns.unwrap_or(0))?;
         let mut ready = [MaybeUninit::uninit(); BATCH];
         match epoll::wait(&self.epoll, &mut ready, None) {
-            Ok((events, _)) => {
-                rang.extend(events.iter().map(|event| event.data.u64()).filter(|number| *number != TIMER));
-                Ok(())
-            }
-            Err(Errno::INTR) => Ok(()),
+            Ok((events, _)) => Ok(events.iter().any(|event| event.data.u64() == BELL)),
+            Err(Errno::INTR) => Ok(false),
             Err(error) => Err(error.into()),
         }
     }
@@ -129,35 +123,27 @@ mod tests {
     use super::*;
     use deepres_model::clock::{NS_PER_MS, monotonic_ns};
 
-    fn wait(events: &mut Events, wake_ns: Option<u64>) -> Vec<SessionId> {
-        let mut rang = Vec::new();
-        events.wait(wake_ns, &mut rang).unwrap();
-        rang
-    }
-
     #[test]
     fn a_bell_wakes_at_each_ring_though_nobody_reads_it() {
         let mut events = Events::new().unwrap();
         let bell = Bell::new().unwrap();
-        events.add(&bell, 7).unwrap();
+        events.add(&bell).unwrap();
         for _ in 0..2 {
             bell.ring();
-            assert_eq!(wait(&mut events, None), [7]);
+            assert!(events.wait(None).unwrap());
         }
         events.remove(&bell);
         bell.ring();
         let begin = monotonic_ns();
-        assert!(wait(&mut events, Some(begin + 5 * NS_PER_MS)).is_empty());
+        assert!(!events.wait(Some(begin + 5 * NS_PER_MS)).unwrap());
         assert!(monotonic_ns() - begin >= 5 * NS_PER_MS);
-        events.add(&bell, 7).unwrap();
-        assert_eq!(wait(&mut events, None), [7], "it rang while nobody listened");
     }
 
     #[test]
     fn a_moment_that_has_passed_wakes_at_once() {
         let mut events = Events::new().unwrap();
         let begin = monotonic_ns();
-        wait(&mut events, Some(begin - 1));
+        events.wait(Some(begin - 1)).unwrap();
         assert!(monotonic_ns() - begin < 1_000 * NS_PER_MS);
     }
 }

@@ -7,7 +7,6 @@ mod freezer;
 mod gangs;
 mod job;
 mod report;
-mod ringing;
 mod saved;
 mod session;
 mod worker;

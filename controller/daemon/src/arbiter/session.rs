@@ -1,7 +1,6 @@
 //! A session's pages: reading its meter and setting its gate.
 
 use super::SessionSeat;
-use super::ringing::Ringer;
 use deepres_abi::grant::{GateState, GrantSlot, LeaseTerms};
 use deepres_abi::ledger::{self, LedgerGpu};
 use deepres_abi::meter::{MemoryKind, MeterSlot};
@@ -24,11 +23,6 @@ impl Session {
     /// Returns a session whose meter was not read yet.
     pub fn new(tenant: TenantId, seat: SessionSeat) -> Self {
         Self { tenant, seat, intervals: 0 }
-    }
-
-    /// Returns the party that pays for the session's rings.
-    pub fn ringer(&self) -> Ringer {
-        self.seat.user.map_or(Ringer::Tenant(self.tenant), Ringer::User)
     }
 
     /// Reads the session's meter. Adds the reading to `readings`, unless the session is at rest.

@@ -1,10 +1,9 @@
 //! The arbiter's thread: reads the meters, lets the core ([`deepres_policy::arbiter`]) decide, and
 //! carries the decisions out.
 
-use super::events::{Bell, Events, OWN_BELL};
+use super::events::{Bell, Events};
 use super::freezer::is_stopped;
 use super::gangs::{GangBoard, OfGpu};
-use super::ringing::{Ringer, Ringing};
 use super::session::Session;
 use super::{Command, Report, Setup, Snapshot, TenantSeat};
 use crate::shm::SharedPage;
@@ -18,7 +17,6 @@ use deepres_policy::TenantId;
 use deepres_policy::arbiter::{Actions, Core, Event, Gate, Order, Peers, Readings, SessionId, TenantReading};
 use deepres_policy::lease::Grant;
 use deepres_policy::priority::Weights;
-use rustix::time::{ClockId, clock_gettime};
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -46,13 +44,6 @@ pub struct Worker {
     fail_mode: FailMode,
     commands: mpsc::Receiver<Command>,
     events: Events,
-    /// The numbers of the bells that rang.
-    rang: Vec<SessionId>,
-    /// The ringers of the bells that rang, one for each bell.
-    ringers: Vec<Ringer>,
-    ringing: Ringing,
-    /// The processor time of the thread at the end of the last wake-up, ns.
-    spent_ns: u64,
     /// The board on which arbiters agree on gangs; `None` without gangs.
     board: Option<Arc<GangBoard>>,
     /// The core, which decides.
@@ -100,7 +91,7 @@ impl Worker {
         stirred: Arc<AtomicBool>,
     ) -> io::Result<Self> {
         let events = Events::new()?;
-        events.add(bell, OWN_BELL)?;
+        events.add(bell)?;
         if let Some(board) = &setup.board {
             board.join(setup.gpu, bell.clone());
         }
@@ -113,10 +104,6 @@ impl Worker {
             fail_mode: setup.fail_mode,
             commands,
             events,
-            rang: Vec::new(),
-            ringers: Vec::new(),
-            ringing: Ringing::default(),
-            spent_ns: 0,
             board: setup.board,
             tenants: BTreeMap::new(),
             sessions: BTreeMap::new(),
@@ -134,14 +121,15 @@ impl Worker {
         loop {
             let mut is_called = has_more;
             if !has_more {
-                let wake_ns = [self.core.wake_ns(), self.ringing.due_ns()].into_iter().flatten().min();
-                if let Err(error) = self.events.wait(wake_ns, &mut self.rang) {
-                    // The authors know no cause of this error. Once the heartbeat stops, tenants
-                    // stop waiting for the daemon.
-                    tracing::error!(gpu = self.gpu, %error, "the arbiter cannot wait for events and stops");
-                    return self.let_go();
-                }
-                is_called = self.hear(monotonic_ns());
+                is_called = match self.events.wait(self.core.wake_ns()) {
+                    Ok(rang) => rang,
+                    Err(error) => {
+                        // The authors know no cause of this error. Once the heartbeat stops,
+                        // tenants stop waiting for the daemon.
+                        tracing::error!(gpu = self.gpu, %error, "the arbiter cannot wait for events and stops");
+                        return self.let_go();
+                    }
+                };
             }
             let mut batch = Batch::default();
             let mut stops = false;
@@ -164,61 +152,15 @@ impl Worker {
             let now_ns = monotonic_ns();
             if is_called || batch.count > 0 || self.core.is_due(now_ns) {
                 self.turns(&mut batch);
-            } else if self.core.wake_ns().is_some_and(|wake_ns| now_ns >= wake_ns) {
+            } else {
                 self.beat.page().beat(self.gpu, now_ns);
                 self.core.rest(now_ns);
             }
-            self.charge_ringers(batch.count == 0);
             batch.answers.into_iter().for_each(|answer| self.answer(answer));
             if stops {
                 return self.let_go();
             }
         }
-    }
-
-    /// Takes in which bells rang. Returns whether the thread is to look at `now_ns`.
-    fn hear(&mut self, now_ns: u64) -> bool {
-        let mut is_called = false;
-        for number in self.rang.drain(..) {
-            // Without a session, this is the thread's own bell.
-            let Some(session) = self.sessions.get(&number) else {
-                is_called = true;
-                continue;
-            };
-            let ringer = session.ringer();
-            self.ringers.push(ringer);
-            if self.ringing.hears(number, ringer, now_ns) {
-                is_called = true;
-            } else {
-                self.events.remove(&session.seat.bell);
-            }
-        }
-        if self.ringing.due_ns().is_some_and(|due_ns| now_ns >= due_ns) {
-            for number in self.ringing.heard_again(now_ns) {
-                if let Some(session) = self.sessions.get(&number) {
-                    self.listen(session);
-                }
-            }
-        }
-        is_called
-    }
-
-    /// Listens to a session's bell.
-    fn listen(&self, session: &Session) {
-        if let Err(error) = self.events.add(&session.seat.bell, session.seat.id) {
-            tracing::error!(gpu = self.gpu, session = session.seat.id, %error, "the arbiter cannot wait for the bell of a session");
-        }
-    }
-
-    /// Makes the ringers of the last wake-up pay for the processor time since the wake-up before,
-    /// unless the thread had other work (`is_theirs`).
-    fn charge_ringers(&mut self, is_theirs: bool) {
-        let spent_ns = thread_ns();
-        let took_ns = spent_ns.saturating_sub(std::mem::replace(&mut self.spent_ns, spent_ns));
-        if is_theirs {
-            self.ringing.charge(&self.ringers, took_ns, monotonic_ns());
-        }
-        self.ringers.clear();
     }
 
     /// Takes turns until the core asks for no further turn.
@@ -343,12 +285,13 @@ impl Worker {
     fn take(&mut self, command: Command, batch: &mut Batch) {
         match command {
             Command::Enter { tenant, session, done } => {
+                if let Err(error) = self.events.add(&session.bell) {
+                    tracing::error!(gpu = self.gpu, session = session.id, %error, "the arbiter cannot wait for the bell of a session");
+                }
                 batch.orders.push(Order::Enter { tenant: tenant.of_core(), session: session.of_core() });
                 let id = tenant.id;
                 self.tenants.insert(id, tenant);
-                let session = Session::new(id, session);
-                self.listen(&session);
-                self.sessions.insert(session.seat.id, session);
+                self.sessions.insert(session.id, Session::new(id, session));
                 self.show_rules(id);
                 batch.answers.push(Answer::Done(done));
             }
@@ -427,10 +370,4 @@ impl Worker {
             session.set_gate(self.gpu, &Gate { session: *number, grant, terms, renews: false });
         }
     }
-}
-
-/// Returns the processor time that the calling thread has used, ns.
-fn thread_ns() -> u64 {
-    let used = clock_gettime(ClockId::ThreadCPUTime);
-    u64::try_from(Duration::new(used.tv_sec as u64, used.tv_nsec as u32).as_nanos()).unwrap_or(u64::MAX)
 }
