@@ -30,7 +30,6 @@ mod faults;
 mod gangs;
 mod graph_memory;
 mod hardships;
-mod hostile;
 mod hot_path;
 mod ipc;
 mod joining;
