@@ -200,7 +200,8 @@ pub struct LedgerGpu {
     /// The most bytes that the tenant was seen to hold at once.
     peak_bytes: AtomicU64,
     /// The most memory for which the daemon can make room, bytes; 0 if it can make no room. No
-    /// session waits for more.
+    /// session waits for more. In the ledger of the host's memory: the most that all sessions may
+    /// hold beside other tenants, bytes; 0 if the daemon sets no bound.
     obtainable_bytes: AtomicU64,
     /// The number of times that another tenant began to wait for memory that this tenant has.
     presses: AtomicU32,
@@ -296,9 +297,15 @@ impl LedgerGpu {
         needs.filter(|bytes| *bytes > 0).min().unwrap_or(0)
     }
 
-    /// Sets the most memory for which a session may wait. Only the daemon calls this.
+    /// Sets the most memory for which a session may wait, or which sessions may hold of the host's
+    /// memory. Only the daemon calls this.
     pub fn set_obtainable(&self, bytes: u64) {
         self.obtainable_bytes.store(bytes, Ordering::SeqCst);
+    }
+
+    /// Returns the number that the daemon last set, bytes; 0 before.
+    pub fn obtainable_bytes(&self) -> u64 {
+        self.obtainable_bytes.load(Ordering::SeqCst)
     }
 
     /// Makes waiting sessions ask the driver again. Only the daemon calls this, after it has made

@@ -20,6 +20,8 @@
 //! | `EVENTS` | ring | [`Event`] | kernel |
 //! | `SEEN` | hash, forgets the longest unused | [`SeenKey`] → [`SeenValue`] | kernel |
 //! | `METERED` | hash | process id → [`MeteredValue`] | both |
+//! | `TAKEN` | array | a source's number → children of the source that the kernel added to `METERED` so far | kernel |
+//! | `GIVEN` | array | a source's number → the value of `TAKEN` at which the kernel adds no more | daemon |
 //! | `LAUNCHES` | per-CPU hash | [`LaunchKey`] → [`LaunchValue`] | kernel; the daemon removes keys of dead processes |
 //! | `UNCOUNTED` | per-CPU array | [`uncounted`] → number | kernel |
 //! | `BEGUN` | ring | [`Begun`] | kernel |
@@ -468,7 +470,15 @@ pub struct MeteredValue {
     pub start_ticks: u64,
     /// The daemon's number for the process's job.
     pub job: u64,
+    /// The daemon's number for the source (a user or a container) whose part of `METERED` the
+    /// process takes, below [`SOURCES`].
+    pub source: u32,
+    /// Always 0.
+    pub reserved: u32,
 }
+
+/// The most sources that have metered processes at a time.
+pub const SOURCES: u32 = 64;
 
 /// The value that an attached probe carries: the number of its function, and facts about the
 /// function.
@@ -513,7 +523,7 @@ pub mod cookie {
 pub mod uncounted {
     /// Calls for which `LAUNCHES` had no room.
     pub const CALLS: u32 = 0;
-    /// Processes for which `METERED` had no room.
+    /// Processes for which `METERED`, or the source's part of it, had no room.
     pub const PROCESSES: u32 = 1;
     /// The number of these counters.
     pub const KINDS: u32 = 2;

@@ -49,6 +49,8 @@ pub enum FrameKind {
     Refusal = 3,
     /// [`View`]
     View = 4,
+    /// [`Notice`]
+    Notice = 5,
 }
 
 /// The first 16 bytes of each frame.
@@ -100,8 +102,8 @@ pub enum Role {
     /// A process begins a session. The process gets a [`Welcome`] with pages.
     Session = 1,
     /// `deepres run` keeps its tenant in the daemon while the connection lasts. `deepres run` gets
-    /// a [`Welcome`] without pages. If the daemon refuses the wishes, `deepres run` learns so
-    /// before the job starts.
+    /// a [`Welcome`] without pages, and then [`Notice`]s. If the daemon refuses the wishes,
+    /// `deepres run` learns so before the job starts.
     Keeper = 2,
     /// A process asks for the limits and the use of its tenant, on the GPUs in its hello. The
     /// process gets a [`View`], and the connection ends.
@@ -112,6 +114,10 @@ pub enum Role {
     /// A process asks how much memory it holds on the one GPU in its hello, by NVML's answer. The
     /// process gets a [`View`], and the connection ends.
     Appraised = 5,
+    /// A user asks about the user's own tenants: for the status, or with a tenant's name in the
+    /// hello for the derivation of this tenant's share. The user gets a [`Notice`] with the
+    /// descriptor of a file, which has the reply as on the admin socket. The connection then ends.
+    Owner = 6,
 }
 
 /// The frame in which a process introduces itself and states its wishes. The daemon's configuration
@@ -148,7 +154,10 @@ pub struct Hello {
     pub client: [u8; CLIENT_BYTES],
     /// The wishes, in the encoding of [`crate::wish::Wish::encode`].
     pub wishes: [u8; WISHES_BYTES],
-    reserved: [u8; 16],
+    /// In a keeper's hello: 1 if the keeper asks again and again while guaranteed memory lacks; else
+    /// 0. The daemon serves such keepers in the order in which they came.
+    pub waits: u32,
+    reserved: [u8; 12],
 }
 
 /// The frame by which the daemon accepts a session or a keeper.
@@ -217,6 +226,16 @@ pub struct Refusal {
     pub fail_mode: u32,
     /// A sentence for people, UTF-8, zero-padded.
     pub reason: [u8; REASON_BYTES],
+}
+
+/// The frame by which the daemon tells a keeper about the keeper's job. In the answer to
+/// [`Role::Owner`], the text is empty.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Notice {
+    head: FrameHead,
+    /// A sentence for people, UTF-8, zero-padded.
+    pub text: [u8; REASON_BYTES],
 }
 
 /// The most processes in a [`View`].
@@ -309,7 +328,7 @@ macro_rules! frames {
     };
 }
 
-frames!(Hello: 832, Welcome: 112, Refusal: 504, View: 936);
+frames!(Hello: 832, Welcome: 112, Refusal: 504, View: 936, Notice: 496);
 
 impl Hello {
     /// Returns a hello without wishes and GPUs.
@@ -319,7 +338,7 @@ impl Hello {
 
     /// Returns the role, or `None` if the number stands for no role.
     pub fn role(&self) -> Option<Role> {
-        [Role::Session, Role::Keeper, Role::Viewer, Role::Arriving, Role::Appraised]
+        [Role::Session, Role::Keeper, Role::Viewer, Role::Arriving, Role::Appraised, Role::Owner]
             .into_iter()
             .find(|role| *role as u32 == self.role)
     }
@@ -367,6 +386,15 @@ impl Refusal {
         let mut refusal = Self { head: FrameHead::of::<Self>(), kind: kind as u32, ..Self::new_zeroed() };
         set_text(&mut refusal.reason, reason);
         refusal
+    }
+}
+
+impl Notice {
+    /// Returns a notice with this sentence. Cuts the sentence to [`REASON_BYTES`].
+    pub fn new(text: &str) -> Self {
+        let mut notice = Self { head: FrameHead::of::<Self>(), ..Self::new_zeroed() };
+        set_text(&mut notice.text, text);
+        notice
     }
 }
 
@@ -465,6 +493,7 @@ const _: () = {
     assert!(size_of::<Hello>() == 832);
     assert!(size_of::<Welcome>() == 136);
     assert!(size_of::<View>() == 936 && size_of::<View>() <= MAX_FRAME_BYTES);
+    assert!(size_of::<Notice>() == 496);
     assert!(size_of::<Refusal>() == 504);
     assert!(core::mem::offset_of!(Hello, wishes) == 496);
     assert!(size_of::<Hello>() <= MAX_FRAME_BYTES && size_of::<Refusal>() <= MAX_FRAME_BYTES);

@@ -5,14 +5,14 @@
 //! counter. So each change is atomic.
 
 use crate::atomic;
-use crate::probe::{Begun, LaunchKey, LaunchValue, MeteredValue, TICK_NS, cookie, uncounted};
+use crate::probe::{Begun, LaunchKey, LaunchValue, MeteredValue, SOURCES, TICK_NS, cookie, uncounted};
 use crate::walk::{self, Task};
 use aya_ebpf::EbpfContext as _;
 use aya_ebpf::bindings::BPF_NOEXIST;
 use aya_ebpf::helpers::bpf_ktime_get_ns;
 use aya_ebpf::helpers::generated::bpf_get_attach_cookie;
 use aya_ebpf::macros::{map, raw_tracepoint, uprobe};
-use aya_ebpf::maps::{HashMap, PerCpuArray, PerCpuHashMap, RingBuf};
+use aya_ebpf::maps::{Array, HashMap, PerCpuArray, PerCpuHashMap, RingBuf};
 use aya_ebpf::programs::{ProbeContext, RawTracePointContext};
 
 /// The size of `METERED`: the most processes that the programs can meter. The daemon sets the size.
@@ -27,6 +27,10 @@ const BEGUN_BYTES: u32 = 16 << 10;
 
 #[map]
 static METERED: HashMap<u32, MeteredValue> = HashMap::with_max_entries(METERED_ENTRIES, 0);
+#[map]
+static TAKEN: Array<u64> = Array::with_max_entries(SOURCES, 0);
+#[map]
+static GIVEN: Array<u64> = Array::with_max_entries(SOURCES, 0);
 #[map]
 static LAUNCHES: PerCpuHashMap<LaunchKey, LaunchValue> = PerCpuHashMap::with_max_entries(LAUNCHES_ENTRIES, 0);
 #[map]
@@ -111,9 +115,27 @@ pub fn meter_fork(context: RawTracePointContext) -> i32 {
         && child != parent.process()
     {
         let start_ticks = walk::started_ns_of(task) / TICK_NS;
-        if METERED.insert(child, MeteredValue { start_ticks, job: metered.job }, 0).is_err() {
+        let child_value = MeteredValue { start_ticks, ..metered };
+        if !take_room(metered.source) || METERED.insert(child, child_value, 0).is_err() {
             miss(uncounted::PROCESSES);
         }
     }
     0
+}
+
+/// Takes room for one child in a source's part of `METERED`. Returns `false` if the part is full.
+/// CPUs that call this at the same time may pass the limit by one child each.
+#[inline(always)]
+fn take_room(source: u32) -> bool {
+    let (Some(taken), Some(given)) = (TAKEN.get_ptr_mut(source), GIVEN.get_ptr(source)) else {
+        return false;
+    };
+    // SAFETY: both are aligned array entries, which live for ever.
+    unsafe {
+        if taken.read_volatile() >= given.read_volatile() {
+            return false;
+        }
+        atomic::add(taken, 1);
+    }
+    true
 }

@@ -102,6 +102,12 @@ pub fn current() -> Option<&'static Process> {
     unsafe { PROCESS.load(Ordering::Acquire).as_ref() }
 }
 
+/// Returns the name of the process's GPU `ordinal` for a message.
+pub fn gpu_name(ordinal: usize) -> String {
+    let gpu = current().and_then(|process| process.gpus.get(ordinal));
+    gpu.map_or_else(|| format!("GPU {ordinal} of this process"), Gpu::to_string)
+}
+
 /// Counts a call before the session as a bypass. If the process has tried to begin a session in
 /// vain, counts nothing, because no session would show the count.
 #[cold]
@@ -196,7 +202,7 @@ fn begin() -> Result<(), Unheld> {
     // The process makes its state and the meter thread while the daemon works on its answer.
     let process: &'static Process = Box::leak(Box::new(Process {
         calls,
-        gpus: uuids.iter().map(|_| Gpu::default()).collect(),
+        gpus: uuids.iter().copied().map(Gpu::of).collect(),
         memory: Accounts::default(),
         config,
         uuids,

@@ -461,7 +461,8 @@ fn a_tenant_sees_its_own_part_of_the_memory_and_frees_give_back_what_was_charged
     let errors = client.finish();
     assert_eq!(errors.lines().count(), 1, "{errors}");
     assert!(
-        errors.contains("refused cuMemAlloc_v2 of 1 B on GPU 0: the tenant holds 64 MiB of the 64 MiB"),
+        errors.contains("refused cuMemAlloc_v2 of 1 B on gpu 3 (GPU-")
+            && errors.contains("): the tenant holds 64 MiB of the 64 MiB"),
         "{errors}"
     );
     let reading = controller.meter().read();

@@ -35,14 +35,16 @@ pub struct Args {
 
 /// Prints the derivation of the tenant's share, for each of its GPUs.
 pub fn run(args: &Args) -> Result<()> {
-    let mut client = Client::connect()?;
-    let gpus = match client.ask(&Request::Explain { tenant: args.tenant.clone() })? {
+    let gpus = match Client::question(&Request::Explain { tenant: args.tenant.clone() })? {
         Reply::Explained { gpus } => gpus,
         other => bail!(
             "the daemon sent an unexpected reply: {other:?}; use one deepres release for the daemon and this command"
         ),
     };
-    let tenants = client.status()?.tenants;
+    let tenants = match Client::question(&Request::Status)? {
+        Reply::Status(status) => status.tenants,
+        _ => Vec::new(),
+    };
     let tenant = tenants.into_iter().find(|tenant| tenant.name == args.tenant);
     let labels = tenant.and_then(|tenant| tenant.granted?.labels.value);
     let mut out = io::stdout().lock();

@@ -7,10 +7,11 @@ mod metered;
 mod unmanaged;
 mod why;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use deepres_model::admin::client::Client;
 use deepres_model::admin::{
-    AccountStatus, Declared, GpuStatus, SessionGpuStatus, SessionStatus, Status, TenantStatus, Unit,
+    AccountStatus, Declared, GpuStatus, Reply, Request, SessionGpuStatus, SessionStatus, Status,
+    TenantStatus, Unit, WaitingStatus,
 };
 use deepres_model::quantity::{Bytes, Percent};
 use serde_json::Value;
@@ -41,7 +42,7 @@ const MEMORY: [&str; 3] = ["memory_peak_bytes", "refusals", "gate"];
 #[command(after_help = "\
 OWED is the entitlement of a tenant, in parentheses while the tenant is idle and others have its part. \
 LATELY is the tenant's part of the GPU's time in the last second, and TOTAL its part since it first \
-appeared. A tenant stays in the list for a while after its last process ended, with - as its share and gate. \
+appeared. Administrators see all tenants, and other users their own. A tenant stays in the list for a while after its last process ended, with - as its share and gate. \
 All counters of --json are totals, and `now_ns` is their time, so two outputs give rates.
 
 Examples:
@@ -72,11 +73,15 @@ pub fn run(args: &Args) -> Result<()> {
     } else if args.coverage {
         show(&coverage::ask()?, args.json, |processes, out| coverage::print(processes, out), &mut out)
     } else {
-        let mut status = Client::connect()?.status()?;
+        let Reply::Status(mut status) = Client::question(&Request::Status)? else {
+            bail!(
+                "the daemon sent an unexpected reply; use one deepres release for the daemon and this command"
+            )
+        };
         for tenant in &mut status.tenants {
             tenant.user = name_of(tenant.uid);
         }
-        show(&status, args.json, |status, out| print(status, args.verbose, out), &mut out)
+        show(&*status, args.json, |status, out| print(status, args.verbose, out), &mut out)
     };
     match printed {
         // The reader has closed the pipe (`deepres ps | head`).
@@ -114,6 +119,7 @@ fn print(status: &Status, verbose: bool, out: &mut impl Write) -> io::Result<()>
     writeln!(out)?;
     if status.tenants.is_empty() {
         writeln!(out, "no tenants; start one with `deepres run -- COMMAND`")?;
+        print_waiting(status, out)?;
         return print_others(status, verbose, out);
     }
     let heads = [
@@ -134,6 +140,7 @@ fn print(status: &Status, verbose: bool, out: &mut impl Write) -> io::Result<()>
         memory::print_brief(&status.tenants, out)?;
     }
     print_processes(status, out)?;
+    print_waiting(status, out)?;
     print_overdue(status, out)?;
     if verbose {
         why::print(&status.tenants, out)?;
@@ -235,6 +242,21 @@ fn print_processes(status: &Status, out: &mut impl Write) -> io::Result<()> {
     if rows.len() == 1 {
         return Ok(());
     }
+    writeln!(out)?;
+    print_table(&rows, out)
+}
+
+/// Prints the jobs that wait for guaranteed memory, the next first.
+fn print_waiting(status: &Status, out: &mut impl Write) -> io::Result<()> {
+    const FIELDS: [&str; 3] = ["tenant", "uid", "memory_bytes"];
+    if status.waiting.is_empty() {
+        return Ok(());
+    }
+    let heads = [heads::<WaitingStatus>(&FIELDS), vec!["FOR".to_owned()]].concat();
+    let row = |job: &WaitingStatus| {
+        [cells(job, &FIELDS), vec![time(status.now_ns.saturating_sub(job.since_ns))]].concat()
+    };
+    let rows: Vec<_> = std::iter::once(heads).chain(status.waiting.iter().map(row)).collect();
     writeln!(out)?;
     print_table(&rows, out)
 }

@@ -78,7 +78,7 @@ fn warn_of_excess(status: &Status, name: &str) {
     for account in &tenant.gpus {
         if let Some(more) = over(tenant.memory_limit_bytes, account) {
             println!(
-                "{name} holds {} on GPU {}, {} more than its limit: the tenant gets no more memory until it holds less",
+                "{name} holds {} on gpu {}, {} more than its limit: the tenant gets no more memory until it holds less",
                 Bytes(account.memory_bytes),
                 account.gpu,
                 Bytes(more)

@@ -166,7 +166,7 @@ fn launch_probe_ns() -> Result<f64, KernelError> {
     let bare_ns = call_ns();
     let mut programs = Programs::load()?;
     let who = own()?;
-    programs.meter(who, 1)?;
+    programs.meter(who, 1, 0)?;
     let probes = points.iter().map(|point| programs.attach(&file, *point, Some(who.pid)));
     let _probes = probes.collect::<Result<Vec<_>, _>>()?;
     let probed_ns = call_ns();

@@ -2,13 +2,14 @@
 //! configuration names.
 
 use super::gpus::answers;
-use super::registry::Order;
+use super::registry::{Changed, Registry};
 use super::state::{Saved, saver};
 use super::{Shared, residency, status};
 use crate::probes::metering::{self, Purpose};
 use deepres_model::admin::{MAX_REQUEST_BYTES, Reply, Request, Status};
 use deepres_model::peer::Peer;
 use deepres_model::text::{harmless, is_name};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
 use std::os::fd::AsFd;
 use std::rc::Rc;
@@ -97,6 +98,10 @@ async fn converse(stream: UnixStream, shared: &Rc<Shared>) -> io::Result<()> {
         if read? == 0 {
             return Ok(());
         }
+        if is_gone(reading.get_ref().as_ref()) {
+            // The client stopped waiting, and took the request for failed.
+            return Ok(());
+        }
         let reply = if may {
             match serde_json::from_slice(&line) {
                 Ok(request) => answer(request, shared).await,
@@ -119,7 +124,16 @@ async fn converse(stream: UnixStream, shared: &Rc<Shared>) -> io::Result<()> {
     }
 }
 
-async fn answer(request: Request, shared: &Rc<Shared>) -> Reply {
+/// Returns whether the client has closed the connection. A client that only ended its own output
+/// still waits for the answer.
+fn is_gone(stream: &UnixStream) -> bool {
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    // The kernel reports the end of both directions, whatever the flags.
+    poll(&mut [PollFd::new(stream, PollFlags::empty())], Some(&at_once)).is_ok_and(|ready| ready > 0)
+}
+
+/// Returns the answer to a request.
+pub async fn answer(request: Request, shared: &Rc<Shared>) -> Reply {
     match request {
         Request::Status => match status::publish(shared).await {
             Some(status) => Reply::Status(Box::new(Status::clone(&status))),
@@ -161,13 +175,9 @@ async fn answer(request: Request, shared: &Rc<Shared>) -> Reply {
             }
         }
         Request::Set { tenant, wish, unset } => {
-            let set = shared.registry.borrow_mut().set(&tenant, *wish, &unset);
-            in_force(set, shared).await
+            change(&tenant, shared, |registry| registry.set(&tenant, *wish, &unset)).await
         }
-        Request::Pause { tenant } => {
-            let paused = shared.registry.borrow_mut().pause(&tenant);
-            in_force(paused, shared).await
-        }
+        Request::Pause { tenant } => change(&tenant, shared, |registry| registry.pause(&tenant)).await,
         Request::Suspend { tenant } => match residency::suspend(&tenant, shared).await {
             Ok(()) => Reply::Suspended,
             Err(message) => Reply::Error { message },
@@ -177,30 +187,40 @@ async fn answer(request: Request, shared: &Rc<Shared>) -> Reply {
                 Ok(resumption) => resumption,
                 Err(message) => return Reply::Error { message },
             };
-            let resumed = shared.registry.borrow_mut().unpause(&tenant, resumption);
-            in_force(resumed, shared).await
+            change(&tenant, shared, |registry| registry.unpause(&tenant, resumption)).await
         }
     }
 }
 
-/// Returns the answer once the change is in force and saved. If the daemon cannot save the change,
-/// the answer says that the change ends with the daemon.
-async fn in_force(changed: Result<(Reply, Vec<Order>), String>, shared: &Shared) -> Reply {
+/// Changes a tenant. Returns the answer once the change is in force and saved. If an arbiter does
+/// not answer, takes the change back, because a change that failed must not come into force later.
+/// If the daemon cannot save the change, the answer says that the change ends with the daemon.
+async fn change(
+    name: &str,
+    shared: &Shared,
+    change: impl FnOnce(&mut Registry) -> Result<Changed, String>,
+) -> Reply {
+    let before = shared.registry.borrow().tenants().get(name).map(|tenant| tenant.terms.clone());
+    let changed = change(&mut shared.registry.borrow_mut());
     let (reply, orders) = match changed {
         Ok(changed) => changed,
         Err(message) => return Reply::Error { message },
     };
-    if answers(orders).await.is_none() {
-        return no_answer();
-    }
-    match saver::save(shared).await {
+    let is_in_force = answers(orders).await.is_some();
+    let saved = if is_in_force { saver::save(shared).await } else { Saved::Nothing };
+    match saved {
         Saved::Failed(error) => Reply::Error {
             message: format!(
                 "the change is in force, but ends with the daemon, because the daemon cannot write {} ({error}); make room there and repeat the command",
                 shared.state.lock().await.path().display()
             ),
         },
-        Saved::Nothing => no_answer(),
+        Saved::Nothing => {
+            if let Some(before) = before {
+                shared.registry.borrow_mut().take_back(name, &before);
+            }
+            no_answer()
+        }
         Saved::Already | Saved::Anew => {
             status::publish(shared).await;
             reply
@@ -209,7 +229,7 @@ async fn in_force(changed: Result<(Reply, Vec<Order>), String>, shared: &Shared)
 }
 
 /// Returns the answer for the case that an arbiter hangs.
-fn no_answer() -> Reply {
+pub fn no_answer() -> Reply {
     Reply::Error { message: "a GPU's arbiter does not answer; see the daemon's log".to_owned() }
 }
 

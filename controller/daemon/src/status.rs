@@ -73,6 +73,7 @@ async fn now(shared: &Shared) -> Option<Status> {
             .iter()
             .map(|(name, tenant)| tenant_status(name, tenant, (&accounts, &sessions), gpu_bytes))
             .collect(),
+        waiting: registry.waiting(),
         unmanaged: with_starters(&registry, board.unmanaged),
         probes: board.probes,
         driver_activity: board.activity,

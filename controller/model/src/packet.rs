@@ -3,10 +3,11 @@
 use deepres_abi::wire::{MAX_FDS, MAX_FRAME_BYTES};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
-    SocketFlags, SocketType, bind, connect, listen, recv, sendmsg, socket_with,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, recv,
+    recvmsg, sendmsg, socket_with,
 };
-use std::io::{self, IoSlice};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
@@ -78,6 +79,29 @@ impl Packet {
                 Err(error) => return Err(error.into()),
             }
         }
+    }
+
+    /// Receives the next packet from `socket`, and the file that came with it.
+    ///
+    /// # Errors
+    /// The system's error; `UnexpectedEof` if the peer closed the connection.
+    pub fn receive_with_file(socket: impl AsFd) -> io::Result<(Self, Option<OwnedFd>)> {
+        let mut bytes = [0; MAX_FRAME_BYTES];
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut beside = RecvAncillaryBuffer::new(&mut space);
+        let received = rustix::io::retry_on_intr(|| {
+            let flags = RecvFlags::TRUNC | RecvFlags::CMSG_CLOEXEC;
+            recvmsg(&socket, &mut [IoSliceMut::new(&mut bytes)], &mut beside, flags)
+        })?;
+        if received.bytes == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let mut messages = beside.drain();
+        let file = messages.find_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(mut files) => files.next(),
+            _ => None,
+        });
+        Ok((Self { bytes, length: received.bytes }, file))
     }
 
     /// Returns the packet's bytes. If the packet was longer than a frame, the result is empty. No

@@ -37,7 +37,7 @@ status! {
     }
 
     /// An unmanaged process.
-    #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+    #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     pub struct UnmanagedStatus {
         /// The process's id on the host.
         pub pid: u32 => "PID",
@@ -166,7 +166,7 @@ pub const ENDED: &str = "ended";
 
 status! {
     /// A process that is metered from outside.
-    #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+    #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     pub struct MeteredStatus {
         /// The process's id on the host.
         pub pid: u32 => "PID",

@@ -132,6 +132,12 @@ impl Ledger {
         host.account(self.slot).filter(|_| self.slot < host.slots())
     }
 
+    /// Returns the most host memory that the tenant may reserve beside other tenants, bytes. Returns
+    /// `None` if the daemon sets no bound.
+    pub fn host_bound_bytes(&self) -> Option<u64> {
+        Some(self.page.host().obtainable_bytes()).filter(|bytes| *bytes != 0)
+    }
+
     /// Notes in the ledger that the process holds the lock of its slot.
     pub fn set_locked(&self, index: usize) {
         if let Some(gpu) = self.page.gpu(index) {

@@ -341,12 +341,12 @@ impl Accounts {
             meter.last_refused_api.store(request.api as u32 | flag, Ordering::Relaxed);
             meter.refusals.fetch_add(1, Ordering::Relaxed);
         }
-        let (api, wanted, gpu) = (request.api.symbol(), Bytes(request.bytes), request.ordinal);
+        let (api, wanted, gpu) = (request.api.symbol(), Bytes(request.bytes), site.gpu);
         let refused = match why {
             Why::Limit(refused) => refused,
             // The job gets the same error as without deepres.
             Why::Driver => {
-                say!(Debug, "{api}: the driver has no {wanted} left on GPU {gpu}");
+                say!(Debug, "{api}: the driver has no {wanted} left on {gpu}");
                 return CUDA_ERROR_OUT_OF_MEMORY;
             }
         };
@@ -354,7 +354,7 @@ impl Accounts {
         if number.is_multiple_of(REFUSALS_PER_LINE) {
             say!(
                 Warn,
-                "refused {api} of {wanted} on GPU {gpu}: the tenant holds {} of the {} that it may hold{}",
+                "refused {api} of {wanted} on {gpu}: the tenant holds {} of the {} that it may hold{}",
                 Bytes(refused.held_bytes),
                 Bytes(site.limit_bytes()),
                 if self.oversubscription.is_wanted() { ", and the GPU has no room beyond that" } else { "" }

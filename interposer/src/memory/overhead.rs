@@ -30,7 +30,7 @@ use crate::log::say;
 use crate::meter::context::ContextState;
 use crate::meter::gpu::Gpu;
 use crate::os;
-use crate::process::Process;
+use crate::process::{self, Process};
 use crate::session::Session;
 
 /// The most questions to NVML in one look. The look ends when the account is equal before and after
@@ -472,7 +472,8 @@ impl LateLooks {
         if is_in_vain && self.in_vain == TOLD_AFTER {
             say!(
                 Warn,
-                "deepres does not charge the memory of this process's contexts and code on GPU {ordinal} until NVML reports it to the daemon"
+                "deepres does not charge the memory of this process's contexts and code on {} until NVML reports it to the daemon",
+                process::gpu_name(ordinal)
             );
         }
         self.due_ns = now_ns.saturating_add(self.pause_ns);

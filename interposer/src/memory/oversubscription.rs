@@ -23,7 +23,7 @@ use crate::lock_order::{Mutex, Rank};
 use crate::log::say;
 use crate::meter::gpu::Gpu;
 use crate::os::{self, Patience};
-use crate::process::Process;
+use crate::process::{self, Process};
 use crate::session::Session;
 
 /// The kind of memory for a request for linear memory.
@@ -169,7 +169,8 @@ impl Oversubscription {
                 if !can && seen == UNKNOWN {
                     say!(
                         Warn,
-                        "DEEPRES_OVERSUBSCRIBE=managed: GPU {ordinal} cannot move managed memory in use (no concurrentManagedAccess), so deepres refuses memory beyond the limit there"
+                        "DEEPRES_OVERSUBSCRIBE=managed: {} cannot move managed memory in use (no concurrentManagedAccess), so deepres refuses memory beyond the limit there",
+                        process::gpu_name(ordinal)
                     );
                 }
                 can
@@ -203,6 +204,7 @@ impl Oversubscription {
             let promised_bytes = self.promised_bytes.load(Ordering::Relaxed);
             return (promised_bytes.saturating_add(bytes) <= room_bytes).then_some(None);
         };
+        let room_bytes = site.ledger.host_bound_bytes().map_or(room_bytes, |bound| bound.min(room_bytes));
         let mut patience = Patience::default();
         account.reserve(bytes, room_bytes, || patience.goes_on(PATIENCE_NS)).ok().map(Some)
     }

@@ -1,11 +1,12 @@
 //! One GPU as this process sees it: the session's pages for the GPU, and the work in flight on it.
 
+use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use deepres_abi::gate::OnlyLaunch;
 use deepres_abi::grant::{Gate, GateState, GrantSlot};
 use deepres_abi::meter::{Launching, MeterSlot};
-use deepres_abi::wire::UNMANAGED;
+use deepres_abi::wire::{UNMANAGED, Uuid};
 
 use super::estimates::Estimates;
 use super::leaders::Leaders;
@@ -47,6 +48,7 @@ const NO_OVERLAP_PERMILLE: u64 = 1000;
 /// One GPU of the process, as the module's documentation explains.
 #[derive(Debug)]
 pub struct Gpu {
+    uuid: Uuid,
     grant: Shared<GrantSlot>,
     meter: Shared<MeterSlot>,
     /// The daemon's index of the GPU, or [`UNMANAGED`].
@@ -84,6 +86,7 @@ pub struct Gpu {
 impl Default for Gpu {
     fn default() -> Self {
         Self {
+            uuid: Uuid::default(),
             grant: Shared::none(),
             meter: Shared::none(),
             index: AtomicU32::new(u32::from(UNMANAGED)),
@@ -104,7 +107,30 @@ impl Default for Gpu {
     }
 }
 
+/// Writes the GPU's name as `deepres ps` shows it: the daemon's index of the GPU, and its UUID. If
+/// no daemon manages the GPU, writes the UUID alone.
+impl fmt::Display for Gpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        /// The bytes of a UUID before which a dash stands.
+        const DASHED: [usize; 4] = [4, 6, 8, 10];
+        // Without a daemon, the process has no bell, and its index means nothing to others.
+        let index = self.index().filter(|_| self.bell.get().is_some());
+        index.map_or(Ok(()), |index| write!(f, "gpu {index} ("))?;
+        write!(f, "GPU-")?;
+        for (place, byte) in self.uuid.iter().enumerate() {
+            let dash = if DASHED.contains(&place) { "-" } else { "" };
+            write!(f, "{dash}{byte:02x}")?;
+        }
+        index.map_or(Ok(()), |_| write!(f, ")"))
+    }
+}
+
 impl Gpu {
+    /// Returns the GPU with this UUID, without a session.
+    pub fn of(uuid: Uuid) -> Self {
+        Self { uuid, ..Self::default() }
+    }
+
     /// Connects the GPU to a session: stores the daemon's index of the GPU, and the session's pages
     /// and bell.
     pub fn connect(

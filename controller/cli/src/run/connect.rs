@@ -7,7 +7,7 @@ use super::start;
 use anyhow::{Context, Result, bail};
 use deepres_abi::directory::SOCKET_VARIABLE;
 use deepres_abi::fallback::Fallback;
-use deepres_abi::wire::{self, FrameKind, Hello, Refusal, RefusalKind, Role, Welcome};
+use deepres_abi::wire::{self, FrameKind, Hello, Notice, Refusal, RefusalKind, Role, Welcome};
 use deepres_daemon::probes::metering::PATIENCE;
 use deepres_model::authority::Wish;
 use deepres_model::clock::monotonic_ns;
@@ -166,6 +166,7 @@ fn ask(request: &Request<'_>, socket: PathBuf, connection: OwnedFd) -> Result<An
     let mut hello = Box::new(Hello::new(Role::Keeper));
     hello.wishes = request.wish.encode();
     hello.pid = std::process::id();
+    hello.waits = u32::from(request.waits);
     wire::set_text(&mut hello.tenant, request.name);
     match exchange(&mut hello, &socket, &connection)? {
         Reply::Welcome(welcome) => Ok(Answer::Kept(Keeper {
@@ -201,13 +202,23 @@ impl Keeper {
         started.is_ok()
     }
 
+    /// Prints the daemon's notices about the job. Returns when the connection ends.
+    fn tell_until_the_end(&self) {
+        loop {
+            let mut polled = [PollFd::new(&self.connection, PollFlags::IN)];
+            while poll(&mut polled, None) == Err(rustix::io::Errno::INTR) {}
+            let Ok(Some(packet)) = Packet::receive(&self.connection) else { return };
+            // A later daemon may send other frames.
+            if let Ok(notice) = wire::decode::<Notice>(packet.bytes()) {
+                eprintln!("deepres: {}", wire::text(&notice.text).unwrap_or("the daemon sent no text"));
+            }
+        }
+    }
+
     fn serve(mut self, metered: Option<u32>) {
         let mut pause = RETURN_EVERY;
         loop {
-            let mut polled = [PollFd::new(&self.connection, PollFlags::IN)];
-            // After its welcome, the daemon sends nothing. So any event on the connection means its
-            // end.
-            while poll(&mut polled, None) == Err(rustix::io::Errno::INTR) {}
+            self.tell_until_the_end();
             loop {
                 std::thread::sleep(std::mem::replace(&mut pause, RETURN_EVERY));
                 // If the socket is missing or untrusted, a later daemon may replace it by a good

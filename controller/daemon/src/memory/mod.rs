@@ -3,6 +3,7 @@
 //! | module | job |
 //! |---|---|
 //! | `tenant` | the memory of one tenant: ledger, bounds, ceilings, NVML's figures |
+//! | [`host`] | the host's memory that oversubscribing tenants may take |
 //! | [`caps`] | each user's caps, shared out among the user's tenants |
 //! | [`reconcile`] | compares the ledgers with NVML every second |
 //! | [`log`] | logs refusals and differences |
@@ -10,6 +11,7 @@
 //! The rules are in [`deepres_policy::memory`] and in [`deepres_model::authority`].
 
 pub mod caps;
+pub mod host;
 pub mod log;
 pub mod reconcile;
 mod tenant;

@@ -1,7 +1,7 @@
 //! Reconciliation: each second, compares NVML's figures for a tenant's processes with the tenant's
 //! account, and publishes the status.
 
-use super::held;
+use super::{held, host};
 use crate::{Shared, nvml, status};
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -21,6 +21,7 @@ pub async fn serve(shared: Rc<Shared>) {
         // answer slowly, and tenants come and go meanwhile.
         let found = if is_empty { BTreeMap::new() } else { nvml::usage(uuids).await };
         shared.registry.borrow_mut().reconcile(&found, &before);
+        host::share_out(&shared);
         if is_empty && shared.status.borrow().tenants.is_empty() {
             // Nothing has changed since the last tenant was forgotten.
             continue;

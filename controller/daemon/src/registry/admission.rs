@@ -1,6 +1,7 @@
 //! Admits processes and lets them go: finds or makes the tenant of a process, settles the tenant's
 //! terms, and begins or ends the session.
 
+use super::waiting::Waiter;
 use super::{Order, Registry};
 use crate::arbiter::{Bell, SessionId, SessionSeat};
 use crate::identity::source::Source;
@@ -21,8 +22,10 @@ use deepres_model::authority::{self, Wish};
 use deepres_model::clock::monotonic_ns;
 use deepres_model::peer::Peer;
 use deepres_model::process::ProcessKey;
+use deepres_model::quantity::Bytes;
 use deepres_model::text::{harmless, is_name};
 use deepres_model::wish::Sentence;
+use deepres_policy::class::Class;
 use std::io;
 use std::sync::Arc;
 
@@ -310,7 +313,20 @@ impl Registry {
         let oversubscribe = Oversubscribe::from_number(hello.oversubscribe);
         let is_back = hello.sessions_before > 0;
         let can_be_told = role == Role::Keeper && !is_back;
-        let terms = self.terms(guest, &identity.key, asked, can_be_told)?;
+        let terms = self.terms(guest, &identity.key, asked, can_be_told);
+        match &terms {
+            Err(refused) if refused.kind == RefusalKind::NoRoom && hello.waits != 0 => {
+                let waiter = Waiter {
+                    key: identity.key.clone(),
+                    name: identity.name.clone(),
+                    user: guest.facts.owner,
+                    memory_bytes: asked.or(self.config.defaults.wish()).memory_bytes.unwrap_or(0),
+                };
+                self.waiting.note(waiter, monotonic_ns());
+            }
+            _ => self.waiting.remove(&identity.key),
+        }
+        let terms = terms?;
         let Some(name) = self.tenants.of_key(&identity.key).map(|(name, _)| name.to_owned()) else {
             return self.make_tenant(guest, identity, terms, oversubscribe, role);
         };
@@ -367,12 +383,27 @@ impl Registry {
         let wish = terms.wish();
         let has_share = self.tenants.have_room(self.gpus.count(), &wish, key);
         let lacks_memory = self.memory.lacks(&self.tenants, &self.gpus, &wish, key);
+        let is_new = can_be_told && known.is_none();
+        let lacks_memory = lacks_memory.or_else(|| is_new.then(|| self.waits_for_others(&wish, key))?);
         terms.set_has_room(has_share);
         if can_be_told && let Some(reason) = terms.refusal() {
             return Err(Refused::new(RefusalKind::Request, reason));
         }
         terms.set_has_room(has_share && lacks_memory.is_none());
         lacks_memory.filter(|_| can_be_told).map_or(Ok(terms), Err)
+    }
+
+    /// Returns the refusal of a new job's guaranteed memory, if other jobs came before and wait for
+    /// guaranteed memory.
+    fn waits_for_others(&self, wish: &Wish, key: &Key) -> Option<Refused> {
+        let (Some(Class::Guaranteed), Some(bytes)) = (wish.class, wish.memory_bytes) else { return None };
+        (self.waiting.before(key, monotonic_ns()) > 0).then(|| {
+            let reason = format!(
+                "the daemon cannot guarantee {} of memory now: other jobs came before, and wait for guaranteed memory; ask for class fair",
+                Bytes(bytes)
+            );
+            Refused::new(RefusalKind::NoRoom, reason)
+        })
     }
 
     /// Makes a tenant with these terms, and returns its name.

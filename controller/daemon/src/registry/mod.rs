@@ -13,8 +13,10 @@
 mod admission;
 mod settings;
 mod tenants;
+mod waiting;
 
 pub use admission::{Admitted, Guest, Membership, Refused};
+pub use settings::Changed;
 pub use tenants::{MAX_DESERTED, Tenants};
 
 use crate::gpus::Gpus;
@@ -28,6 +30,7 @@ use crate::shm::SharedPage;
 use crate::state::{SavedTenant, State, gather};
 use crate::tenant::Tenant;
 use deepres_abi::beat::BeatPage;
+use deepres_model::admin::WaitingStatus;
 use deepres_model::clock::monotonic_ns;
 use deepres_model::config::Config;
 use deepres_model::probes::MeteringStatus;
@@ -39,6 +42,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
+use waiting::Waiting;
 
 /// The tenants to which a process of a user may belong.
 struct Kin<'a> {
@@ -88,6 +92,8 @@ pub struct Registry {
     gpus: Gpus,
     tenants: Tenants,
     memory: Memory,
+    /// The jobs that wait for guaranteed memory.
+    waiting: Waiting,
     /// The number of the next tenant, session or keeper.
     next_id: u64,
     beat: Arc<SharedPage<BeatPage>>,
@@ -106,6 +112,7 @@ impl Registry {
             gpus,
             tenants: Tenants::default(),
             memory: Memory::default(),
+            waiting: Waiting::default(),
             next_id: 1,
             beat,
             connected: Arc::default(),
@@ -131,6 +138,11 @@ impl Registry {
     /// Returns the GPUs.
     pub fn gpus(&self) -> &Gpus {
         &self.gpus
+    }
+
+    /// Returns the jobs that wait for guaranteed memory, in the order in which they get it.
+    pub fn waiting(&self) -> Vec<WaitingStatus> {
+        self.waiting.status(monotonic_ns())
     }
 
     /// Returns the tenants.

@@ -1,6 +1,7 @@
 //! Administrators' changes to tenants, and the explanation of shares.
 
 use super::{Order, Registry};
+use crate::tenant::Terms;
 use deepres_abi::wish::Key;
 use deepres_model::admin::{Reply, Resumption, ShareStatus};
 use deepres_model::authority::{self, Wish};
@@ -8,7 +9,7 @@ use deepres_model::text::harmless;
 use tokio::sync::oneshot;
 
 /// The reply to the administrator, and the orders to the arbiters.
-type Changed = (Reply, Vec<Order>);
+pub type Changed = (Reply, Vec<Order>);
 
 impl Registry {
     /// Ends the settings of a tenant with the names `unset`, and then changes the settings to an
@@ -82,6 +83,18 @@ impl Registry {
         Ok((Reply::Resumed { resumption }, self.tell(name)))
     }
 
+    /// Takes back an administrator's change to a tenant: the settings of the terms `before` hold
+    /// again. The function does not wait for the arbiters.
+    pub fn take_back(&mut self, name: &str, before: &Terms) {
+        let Some(tenant) = self.tenants.get_mut(name) else { return };
+        tenant.terms.keep_settings_of(before);
+        let user = tenant.owner.user;
+        self.memory.promise_more(&mut self.tenants, &self.gpus, name);
+        drop(self.share_out(user));
+        drop(self.renew_ceilings());
+        drop(self.tell(name));
+    }
+
     /// Asks the arbiters for the derivation of a tenant's share of each of its GPUs. If the tenant
     /// has no session on a GPU, that answer is `None`.
     ///
@@ -92,5 +105,46 @@ impl Registry {
         let tenant = self.tenants.named(name)?;
         let arbiters = tenant.gpus().iter().filter_map(|gpu| self.gpus.arbiter(*gpu));
         Ok(arbiters.map(|arbiter| arbiter.explain(tenant.id)).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpus::Gpus;
+    use crate::identity::Key as Who;
+    use crate::memory::TenantMemory;
+    use crate::shm::{SharedPage, Writer};
+    use crate::tenant::{Owner, Tenant};
+    use deepres_abi::beat::BeatPage;
+    use deepres_model::config::{CapOf, Caps, Config};
+    use deepres_model::identity::Found;
+    use std::sync::Arc;
+
+    #[test]
+    fn a_change_that_is_taken_back_leaves_the_settings_and_the_grant_of_before() {
+        let beat = SharedPage::<BeatPage>::create("deepres-beat", Writer::Controller).unwrap();
+        let mut registry = Registry::new(Config::default(), Gpus::default(), Arc::new(beat));
+        let owner = Owner {
+            key: Who::Cgroup("/a".to_owned()),
+            found: Found::Container,
+            container: None,
+            user: 1_000,
+            groups: Vec::new(),
+        };
+        let asked = Wish { share_ppm: Some(400_000), ..Wish::default() };
+        let terms = Terms::new(asked, Wish::default(), (Caps::NONE, CapOf::Everyone));
+        registry.tenants.add("t".to_owned(), Tenant::new(1, owner, terms, TenantMemory::new().unwrap()));
+        let share = |ppm| Wish { share_ppm: Some(ppm), ..Wish::default() };
+        registry.set("t", share(600_000), &[]).unwrap();
+        let terms = |registry: &Registry| registry.tenants.get("t").unwrap().terms.clone();
+        let before = terms(&registry);
+        registry.set("t", share(700_000), &[]).unwrap();
+        registry.pause("t").unwrap();
+        assert_eq!(terms(&registry).granted().share_ppm.value, Some(700_000));
+        registry.take_back("t", &before);
+        let after = terms(&registry);
+        assert_eq!((after.granted(), after.is_paused()), (before.granted(), false));
+        assert_eq!(after.granted().share_ppm.value, Some(600_000));
     }
 }

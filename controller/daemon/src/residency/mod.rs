@@ -13,7 +13,7 @@ use super::registry::Order;
 use super::state::{AwayProcess, saver};
 use super::status::reports;
 use super::tenant::Tenant;
-use super::{Shared, nvml};
+use super::{Shared, memory, nvml};
 use deepres_model::admin::Resumption;
 use deepres_model::clock::monotonic_ns;
 use deepres_model::process::ProcessKey;
@@ -40,6 +40,8 @@ const RETRY: Duration = Duration::from_secs(1);
 /// The time for which the daemon does not try again after the driver could not move a tenant. Each
 /// attempt stops the tenant for a moment.
 const CANNOT_LEAVE_NS: u64 = Duration::from_secs(60).as_nanos() as u64;
+/// The time for which the daemon does not try again after the host had no room for a tenant.
+const NO_HOST_ROOM_NS: u64 = Duration::from_secs(10).as_nanos() as u64;
 /// The number of messages of room to a tenant after which the tenant's allocation should have
 /// succeeded. Then the policy assumes that the driver cannot give the memory which NVML calls free.
 const ASKS_IN_VAIN: u32 = 3;
@@ -240,6 +242,10 @@ async fn take_off(stay: &Stay, is_by_hand: bool, shared: &Rc<Shared>) -> Result<
     if pids.is_empty() {
         return Err(format!("no process of `{name}` uses a GPU, so there is nothing to suspend"));
     }
+    if let Some(reason) = memory::host::refusal(name, stay.held.values().sum(), shared) {
+        keep_here(name, NO_HOST_ROOM_NS, shared);
+        return Err(reason);
+    }
     {
         let mut residency = shared.residency.borrow_mut();
         if residency.away.contains_key(name) {
@@ -294,9 +300,7 @@ async fn take_off(stay: &Stay, is_by_hand: bool, shared: &Rc<Shared>) -> Result<
         Err(Failure::Refused(reason)) => {
             // This line precedes the tenant's return to the GPUs, so that no other tenant counts on
             // its memory.
-            let until_ns = monotonic_ns().saturating_add(CANNOT_LEAVE_NS);
-            let stays = |tenant: &mut Tenant| tenant.residence.stay_until(until_ns);
-            drop(shared.registry.borrow_mut().change(name, stays));
+            keep_here(name, CANNOT_LEAVE_NS, shared);
             stays_here(name, shared).await;
             Err(reason)
         }
@@ -305,6 +309,13 @@ async fn take_off(stay: &Stay, is_by_hand: bool, shared: &Rc<Shared>) -> Result<
             Err(reason)
         }
     }
+}
+
+/// Keeps a tenant on the GPUs for a time, because it cannot be moved.
+fn keep_here(name: &str, for_ns: u64, shared: &Shared) {
+    let until_ns = monotonic_ns().saturating_add(for_ns);
+    let stays = |tenant: &mut Tenant| tenant.residence.stay_until(until_ns);
+    drop(shared.registry.borrow_mut().change(name, stays));
 }
 
 /// Brings back a tenant that is away. Returns true if the tenant is back, and false if there is no
@@ -558,6 +569,14 @@ impl Residency {
             processes.iter().map(|process| AwayProcess { tenant: tenant.clone(), process: *process })
         });
         all.collect()
+    }
+
+    /// Returns the memory of tenants that are off the GPUs, or on the way there or back, bytes.
+    pub fn away_bytes(&self) -> u64 {
+        self.away
+            .values()
+            .flat_map(|away| away.bytes.values())
+            .fold(0, |sum, bytes| sum.saturating_add(*bytes))
     }
 
     /// Returns an error for an administrator if the previous daemon suspended the tenant and the

@@ -1,23 +1,26 @@
 //! The tenant socket: admits processes, and notices when they die.
 
 pub mod connections;
+mod owner;
 mod viewer;
 
 use crate::Shared;
 use crate::gpus::answers;
 use crate::identity::source::Source;
 use crate::identity::{self, Facts};
+use crate::memory;
 use crate::probes::Announced;
 use crate::probes::metering::{self, Purpose};
 use crate::registry::{Admitted, Guest, Membership, Refused, Registry};
 use connections::{Turn, TurnedAway, Turns};
-use deepres_abi::wire::{self, FrameError, Hello, Refusal, RefusalKind, Role};
+use deepres_abi::wire::{self, FrameError, Hello, Notice, Refusal, RefusalKind, Role};
 use deepres_model::clock::monotonic_ns;
 use deepres_model::packet::{self, Packet};
 use deepres_model::peer::{Peer, is_dead};
 use deepres_model::process::ProcessKey;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SocketFlags, accept_with};
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
@@ -44,6 +47,8 @@ const CLOCK_LIMIT_NS: u64 = Duration::from_secs(5).as_nanos() as u64;
 /// user its turn ([`connections::Connections::enter`]). So no user waits behind a flood of
 /// connections of another user.
 const ACCEPTS_AT_A_TIME: usize = 32;
+/// The most characters of a command line in a notice.
+const COMMAND_SHOWN: usize = 60;
 /// Pause after a failed accept, so that the failure does not become a busy loop. Mostly, accept
 /// fails because no descriptors are left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -263,11 +268,16 @@ async fn converse(
     groups.sort_unstable();
     groups.dedup();
     let guest = Guest { peer, groups, facts, source: source.clone() };
-    if let Ok(hello) = wire::decode::<Hello>(packet.bytes())
-        && let Some(Role::Viewer | Role::Appraised) = hello.role()
-    {
-        drop(turn);
-        return viewer::answer(connection.as_fd(), &guest, &hello, shared).await;
+    if let Ok(hello) = wire::decode::<Hello>(packet.bytes()) {
+        match hello.role() {
+            Some(Role::Viewer | Role::Appraised) => {
+                drop(turn);
+                return viewer::answer(connection.as_fd(), &guest, &hello, shared).await;
+            }
+            // The turn lasts, so that the questions of one user come one after another.
+            Some(Role::Owner) => return owner::answer(connection.as_fd(), &guest, &hello, shared).await,
+            _ => {}
+        }
     }
     let introduced = if shared.is_stopping.get() {
         Err(Refused::new(RefusalKind::Stopping, "the daemon is stopping; try again once a daemon runs again"))
@@ -300,6 +310,7 @@ async fn converse(
     // tenant.
     let ready = shared.registry.borrow_mut().share_out_anew(&tenant);
     let _ = answers(ready).await;
+    memory::host::share_out(shared);
     if let Some(pid) = wants_metering(&packet)
         && let Err(reason) = meter(peer, pid, &tenant, shared).await
     {
@@ -331,7 +342,16 @@ async fn converse(
     // The arbiters have their own references to the pages that they need.
     drop(pages);
     if sent.is_ok() {
-        end_of(&connection, death.as_ref()).await;
+        let end = end_of(&connection, death.as_ref());
+        match membership {
+            Membership::Session(_) => end.await,
+            Membership::Keeper(_) => {
+                tokio::select! {
+                    () = end => {}
+                    () = tell_of_strays(connection.as_fd(), &tenant, shared) => {}
+                }
+            }
+        }
     }
     depart(shared, &tenant, membership);
     sent
@@ -341,6 +361,34 @@ async fn converse(
 fn depart(shared: &Shared, tenant: &str, membership: Membership) {
     shared.registry.borrow_mut().depart(tenant, membership);
     shared.note_change();
+}
+
+/// Tells a keeper about each process that a process of the tenant started, and that uses a GPU
+/// without the interposer. Never returns.
+async fn tell_of_strays(keeper: BorrowedFd<'_>, tenant: &str, shared: &Shared) {
+    let mut published = shared.status.subscribe();
+    let mut told = BTreeSet::new();
+    // The registry publishes as long as the daemon serves.
+    while published.changed().await.is_ok() {
+        let mut strays = BTreeSet::new();
+        for user in &published.borrow_and_update().unmanaged {
+            if user.started_by.as_deref() != Some(tenant) {
+                continue;
+            }
+            let who = (user.pid, user.since_ns);
+            strays.insert(who);
+            if !told.contains(&who) {
+                let command: String = user.command.chars().take(COMMAND_SHOWN).collect();
+                let text = format!(
+                    "process {} ({command}) uses a GPU without deepres: it lost the preloaded library, so no limit of `{tenant}` holds for it; see that its environment keeps LD_PRELOAD",
+                    user.pid
+                );
+                // If the keeper does not read, the notice is lost.
+                let _ = packet::send(keeper, Notice::new(&text).as_bytes(), &[]);
+            }
+        }
+        told = strays;
+    }
 }
 
 /// Returns the process that a keeper wants metered from outside: `Some(None)` for the keeper

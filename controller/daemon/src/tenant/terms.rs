@@ -11,7 +11,7 @@ use deepres_policy::class::Class;
 use deepres_policy::priority::Priority;
 
 /// The terms, as the module's documentation explains.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Terms {
     /// The caps of the tenant's user, and the rule from which the caps come.
     caps: (Caps, CapOf),

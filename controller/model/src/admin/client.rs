@@ -1,14 +1,21 @@
-//! The client's end of the admin socket, for `deepres ps`, `deepres set` and similar commands.
+//! The client's end of the admin socket, for `deepres ps`, `deepres set` and similar commands. A
+//! user who may not administer the daemon asks about the own tenants at the tenant socket.
 
 use super::{Reply, Request, Status};
+use crate::clock::monotonic_ns;
 use crate::directory::{self, Directory, TrustError};
+use crate::packet::{self, Packet};
 use crate::peer::Peer;
+use deepres_abi::wire::{self, Hello, Notice, Refusal, RefusalKind, Role};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::process::getuid;
+use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
+use zerocopy::IntoBytes;
 
 /// Longest wait for an answer. A daemon answers within milliseconds.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -115,6 +122,19 @@ impl Client {
         Ok(Self { path, stream: BufReader::new(stream), patience: PATIENCE })
     }
 
+    /// Asks the daemon a question ([`Request::Status`] or [`Request::Explain`]). If this user may not
+    /// administer the daemon, the reply is about the user's own tenants alone.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn question(request: &Request) -> Result<Reply, ClientError> {
+        match Self::connect() {
+            Ok(mut client) => client.ask(request),
+            Err(ClientError::Forbidden(path)) => ask_as_owner(path, request),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Sets the time for which the client waits for each answer from now on.
     ///
     /// # Errors
@@ -161,5 +181,44 @@ impl Client {
             Reply::Status(status) => Ok(*status),
             other => Err(ClientError::NotADaemon { path: self.path.clone(), reason: format!("{other:?}") }),
         }
+    }
+}
+
+/// Asks a daemon about this user's own tenants. `path` is the admin socket, which is closed to this
+/// user.
+fn ask_as_owner(path: PathBuf, request: &Request) -> Result<Reply, ClientError> {
+    let Some(directory) = path.parent().map(Directory::at) else { return Err(ClientError::Forbidden(path)) };
+    let socket = directory.tenant_socket();
+    directory::check_socket(&socket).map_err(ClientError::Untrusted)?;
+    let mut hello = Hello::new(Role::Owner);
+    hello.monotonic_ns = monotonic_ns();
+    hello.pid = std::process::id();
+    if let Request::Explain { tenant } = request {
+        wire::set_text(&mut hello.tenant, tenant);
+    }
+    let failed = |source| ClientError::Io { path: socket.clone(), source };
+    let connection = packet::connection(&socket).map_err(failed)?;
+    let uid = Peer::of(connection.as_fd()).map_err(failed)?.uid;
+    if uid != 0 && uid != getuid().as_raw() {
+        return Err(ClientError::Foreign { path: socket, uid });
+    }
+    for direction in [Timeout::Recv, Timeout::Send] {
+        set_socket_timeout(&connection, direction, Some(PATIENCE)).map_err(|error| failed(error.into()))?;
+    }
+    packet::send(&connection, hello.as_bytes(), &[]).map_err(failed)?;
+    let (packet, file) = Packet::receive_with_file(&connection).map_err(failed)?;
+    let strange = |reason: String| ClientError::NotADaemon { path: socket.clone(), reason };
+    if let Ok(refusal) = wire::decode::<Refusal>(packet.bytes()) {
+        // An older daemon does not know this question.
+        if refusal.kind == RefusalKind::Malformed as u32 {
+            return Err(ClientError::Forbidden(path));
+        }
+        return Err(ClientError::Refused(wire::text(&refusal.reason).unwrap_or("no reason").to_owned()));
+    }
+    wire::decode::<Notice>(packet.bytes()).map_err(|error| strange(error.to_string()))?;
+    let file = File::from(file.ok_or_else(|| strange("the answer has no file".to_owned()))?);
+    match serde_json::from_reader(BufReader::new(file)).map_err(|error| strange(error.to_string()))? {
+        Reply::Error { message } => Err(ClientError::Refused(message)),
+        reply => Ok(reply),
     }
 }

@@ -147,6 +147,9 @@ status! {
         pub gpus: Vec<GpuStatus>,
         /// The tenants, by name.
         pub tenants: Vec<TenantStatus>,
+        /// The jobs that wait for guaranteed memory, in the order in which they get it.
+        #[serde(default)]
+        pub waiting: Vec<WaitingStatus>,
         /// The unmanaged processes.
         #[serde(default)]
         pub unmanaged: Vec<UnmanagedStatus>,
@@ -179,6 +182,19 @@ status! {
         /// Time within which the driver must move a tenant's memory, ns.
         #[serde(default)]
         pub suspend_limit_ns: u64,
+    }
+
+    /// A job that waits for guaranteed memory (`deepres run --wait`).
+    #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+    pub struct WaitingStatus {
+        /// The name for the job's tenant.
+        pub tenant: String => "WAITING",
+        /// The job's user.
+        pub uid: u32 => "UID",
+        /// The guaranteed memory for which the job waits, bytes.
+        pub memory_bytes: u64 => "MEMORY",
+        /// The time since which the job waits, ns of `CLOCK_MONOTONIC`.
+        pub since_ns: u64,
     }
 
     /// The state of one GPU, as its arbiter reports it.
@@ -476,6 +492,7 @@ pub fn fields() -> String {
     let sections = [
         section::<Status>(),
         section::<DaemonStatus>(),
+        section::<WaitingStatus>(),
         section::<GpuStatus>(),
         section::<TenantStatus>(),
         section::<AccountStatus>(),

@@ -55,6 +55,39 @@ fn guaranteed_memory_that_others_have_is_refused_with_the_reason_or_waited_for()
 }
 
 #[test]
+fn jobs_that_wait_get_their_memory_in_the_order_in_which_they_came() {
+    let (host, _daemon) = host().with_daemon();
+    let first = viewing(&host, &guaranteed("first", "3GiB"));
+    let wait = |name, memory| {
+        let options = [&guaranteed(name, memory)[..], &["--wait"]].concat();
+        let mut job = host.spawn(host.run(&options, c_client("view"), &[]));
+        job.await_error_line(|line| line.contains("waiting: the daemon cannot guarantee"));
+        job
+    };
+    // There is room for the second of these jobs, and the first came before.
+    let [mut long, mut short] =
+        [("long", "2GiB"), ("short", "1GiB")].map(|(name, memory)| wait(name, memory));
+    let refused = host.finish(host.run(&guaranteed("late", "1GiB"), c_client("view"), &[]));
+    refused.refused("other jobs came before, and wait for guaranteed memory");
+    let status = host.status();
+    let waiting: Vec<_> = status["waiting"].as_array().expect("a list").iter().collect();
+    let told: Vec<_> = waiting.iter().map(|job| (&job["tenant"], &job["memory_bytes"])).collect();
+    assert_eq!(told, [(&"long".into(), &(2 * GIB).into()), (&"short".into(), &GIB.into())]);
+    let shown = host.shows(&["ps"]);
+    let at = |name| shown.find(&format!("\n{name} ")).unwrap_or_else(|| panic!("no {name} in {shown}"));
+    assert!(at("WAITING") < at("long") && at("long") < at("short"), "{shown}");
+    assert!(host.ps().find("short").is_none(), "it waits for its turn");
+    first.finish().success();
+    for job in [&mut long, &mut short] {
+        job.await_json();
+    }
+    assert!(host.status()["waiting"].as_array().is_some_and(Vec::is_empty), "nobody waits any more");
+    for job in [long, short] {
+        job.finish().success();
+    }
+}
+
+#[test]
 fn nobody_waits_for_a_guarantee_that_was_not_asked_for() {
     let host = host();
     let options = ["--class", "fair", "--memory", "2GiB", "--wait"];

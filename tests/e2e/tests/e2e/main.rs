@@ -48,6 +48,7 @@ mod overdue;
 mod overheads;
 mod oversubscribe;
 mod own_daemon;
+mod own_tenants;
 mod pause;
 mod pieces;
 mod pressure;

@@ -59,6 +59,17 @@ fn a_tenant_without_a_limit_sees_the_whole_device() {
 }
 
 #[test]
+fn a_refusal_names_the_gpu_as_ps_does_whatever_number_the_job_has_for_it() {
+    let (host, _daemon) = Host::new().simgpu("gpus = 2\n").light_contexts().with_daemon();
+    let mut command =
+        host.run(&["--name", "t", "--memory", "64MiB"], c_client("fill"), &[&CHUNK_BYTES.to_string()]);
+    command.env("CUDA_VISIBLE_DEVICES", "1");
+    let refused = host.finish(command).success().stderr;
+    let uuid = host.status()["gpus"][1]["uuid"].as_str().expect("a UUID").to_owned();
+    assert!(refused.contains(&format!(" on gpu 1 ({uuid}): the tenant holds")), "{refused}");
+}
+
+#[test]
 fn eight_threads_racing_by_every_kind_of_allocation_never_pass_the_limit_by_a_byte() {
     let (host, _daemon) = Host::new().light_contexts().with_daemon();
     let limit = format!("{LIMIT_MIB}MiB");

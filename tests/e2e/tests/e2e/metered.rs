@@ -126,6 +126,36 @@ fn made_up_libraries_take_nobody_elses_room_and_are_forgotten_with_their_job() {
 }
 
 #[test]
+#[ignore = "deep: starts thousands of processes"]
+fn a_user_with_thousands_of_metered_processes_leaves_others_their_room() {
+    let Some((host, _alone)) = alone("") else { return };
+    /// More children than one user may have: half of the room of 16,384.
+    const CHILDREN: u64 = 9_000;
+    const PART: u64 = 8_192;
+    const NOBODY: u32 = 65_534;
+    host.let_all_users_in();
+    let _daemon = host.daemon();
+    let spawns = c_program("spawns").display().to_string();
+    let job = ["run", "--no-preload", "--name", "greedy", "--", &spawns, &CHILDREN.to_string()];
+    let mut greedy = host.command("setpriv");
+    greedy.args([format!("--reuid={NOBODY}"), format!("--regid={NOBODY}")]).arg("--clear-groups");
+    greedy.arg(&artefacts().deepres).args(job);
+    let (_greedy, _) = host.told(greedy);
+    let uncounted = || host.status()["metering"]["uncounted_processes"].as_u64();
+    await_value(uncounted, |uncounted| *uncounted >= Some(CHILDREN - PART));
+    // The shell's child is metered only if there is room for it.
+    const CHILD: &str = "import ctypes, time\n\
+        cuda = ctypes.CDLL('libcuda.so.1')\n\
+        cuda.cuInit(0)\n\
+        time.sleep(5)\n\
+        for _ in range(700): cuda.cuLaunchKernel(None, 1, 1, 1, 1, 1, 1, 0, None, None, None)";
+    let other = ["--no-preload", "--name", "other"];
+    host.finish(host.run(&other, "sh", &["-c", "python3 -c \"$0\"; true", CHILD])).success();
+    let is_counted = |process: &Value| process["tenant"] == "other" && process["launches"] == 700;
+    await_metered(&host, |processes| processes.iter().any(is_counted));
+}
+
+#[test]
 fn a_static_program_is_metered_by_its_own_symbols_and_a_stripped_one_says_why_not() {
     let Some((host, _alone)) = alone("") else { return };
     let _daemon = host.daemon();

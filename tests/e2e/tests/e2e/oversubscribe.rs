@@ -130,6 +130,30 @@ fn a_tenant_that_is_killed_leaves_nothing_behind() {
     await_value_within(|| host.truth().gpus[0].managed_bytes, |bytes| *bytes == 0, MOVE_LIMIT);
 }
 
+#[test]
+fn all_tenants_together_are_promised_no_more_of_the_hosts_memory_than_there_is() {
+    const TAKES_ALL: &str = "next(n for n in range(9999) if linear(str(n), 1 << 28) != 0)";
+    const PIECE_BYTES: u64 = 1 << 28;
+    let memory = std::fs::read_to_string("/proc/meminfo").expect("the system tells");
+    let memory = memory.lines().find_map(|line| line.strip_prefix("MemAvailable:")?.strip_suffix("kB"));
+    let available_bytes = memory.and_then(|text| text.trim().parse::<u64>().ok()).expect("a number") << 10;
+    let host = Host::new().simgpu("memory_bytes = 1099511627776\n").light_contexts();
+    let _daemon = host.daemon();
+    let tenant = |name: &str, options: &[&str]| {
+        let options = [&["--name", name], options].concat();
+        Calls::run(&host, host.run(&options, "python3", &[]), &format!("must(start())\n{WORK}"))
+    };
+    let managed = ["--memory", "64MiB", "--oversubscribe", "managed"];
+    let mut both = ["first", "second"].map(|name| tenant(name, &managed));
+    let taken = both.each_mut().map(|client| client.asks(TAKES_ALL).parse::<u64>().expect("a number"));
+    let taken_bytes = taken.iter().sum::<u64>() * PIECE_BYTES;
+    assert!(taken.iter().all(|pieces| *pieces > 0) && taken_bytes < available_bytes, "{taken:?}");
+    // A suspended tenant's memory would go there too.
+    let mut large = tenant("large", &[]);
+    large.does(&format!("linear('all', {})", 2 * available_bytes));
+    host.call(&["suspend", "large"]).refused("the host has no room for the memory of `large`");
+}
+
 /// Functions that examine memory beyond the limit.
 const EXAMINE: &str = r#"
 quick = kernel("quick")

@@ -56,6 +56,21 @@ fn settings_end_by_name_or_all_at_once_and_a_tenant_without_processes_is_said_to
 }
 
 #[test]
+fn a_setting_that_its_administrator_gave_up_is_not_carried_out_later() {
+    let (host, daemon) = Host::new().with_daemon();
+    let (view, _) = host.told(host.run(&["--name", "t", "--share", "40%"], c_client("view"), &[]));
+    daemon.signal(Signal::STOP);
+    let given_up = host.call(&["set", "t", "--share", "70%"]);
+    daemon.signal(Signal::CONT);
+    given_up.refused("no answer within 5 s");
+    // The daemon answers the second question after it has read all requests of before.
+    for _ in 0..2 {
+        assert_eq!(host.tenant("t")["granted"]["share_ppm"]["value"], 400_000);
+    }
+    view.finish().success();
+}
+
+#[test]
 fn the_first_allocation_after_a_limit_was_raised_may_use_it() {
     let (host, _daemon) = Host::new().light_contexts().with_daemon();
     let command = host.run(&["--name", "t", "--memory", "256MiB"], "python3", &[]);

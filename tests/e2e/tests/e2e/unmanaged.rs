@@ -150,9 +150,13 @@ fn a_process_that_lost_the_library_is_listed_with_the_tenant_that_started_it() {
     let _daemon = host.daemon();
     unmanaged(&host);
     let bare = ["-u", "LD_PRELOAD", "python3", "-c", &code(USER), DEVICE];
-    let (_job, _) = host.told(host.run(&["--name", "lost"], "env", &bare));
-    await_listed(&host, |user| user["started_by"] == "lost");
+    let (mut job, _) = host.told(host.run(&["--name", "lost"], "env", &bare));
+    let listed = await_listed(&host, |user| user["started_by"] == "lost");
     assert!(host.shows(&["ps"]).contains("(of lost)"));
+    let told = format!("deepres: process {} (", listed["pid"]);
+    job.await_error_line(|line| line.starts_with(&told) && line.contains("lost the preloaded library"));
+    host.shows(&["ps"]);
+    assert_eq!(job.stderr().matches(&told).count(), 1, "it says so once: {}", job.stderr());
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use arbitrary::{Result, Unstructured};
 use deepres_abi::class::Class;
 use deepres_abi::criticality::Criticality;
-use deepres_abi::wire::{self, Hello, MAX_FRAME_BYTES, PAGE_FDS, Refusal, Role, View, Welcome};
+use deepres_abi::wire::{self, Hello, MAX_FRAME_BYTES, Notice, PAGE_FDS, Refusal, Role, View, Welcome};
 use deepres_abi::wish::Wish;
 use deepres_daemon_harness::{Daemon, hello, say};
 use deepres_model::clock::monotonic_ns;
@@ -125,7 +125,7 @@ fn any_hello(daemon: &Daemon, input: &mut Unstructured<'_>) -> Result<Hello> {
     }
     // A field that takes one of a few numbers often gets one of them, or the next number.
     if input.ratio(1, 8)? {
-        hello.role = input.int_in_range(0..=4)?;
+        hello.role = input.int_in_range(0..=7)?;
     }
     if input.ratio(1, 4)? {
         wish.class = Class::from_number(input.int_in_range(0..=5)?);
@@ -173,8 +173,8 @@ fn meet(daemon: &Daemon, peers: &mut Vec<Peer>, bytes: &[u8]) {
     if let Ok(refusal) = wire::decode::<Refusal>(&answer) {
         let reason = wire::text(&refusal.reason).expect("it is text");
         assert!(!reason.is_empty() && !reason.contains('\n'), "{reason:?}");
-    } else if wire::decode::<View>(&answer).is_err() {
-        wire::decode::<Welcome>(&answer).expect("a refusal, a welcome or a view");
+    } else if wire::decode::<View>(&answer).is_err() && wire::decode::<Notice>(&answer).is_err() {
+        wire::decode::<Welcome>(&answer).expect("a refusal, a welcome, a view or a notice");
         peers.push(Peer { connection, descriptors });
     }
 }

@@ -5,7 +5,7 @@ use super::symbols::Point;
 use crate::probes::devices::Devices;
 use crate::probes::kernel::{self, Asked, KernelError, Ring, bytes_of, named, program_of, refused};
 use aya::Ebpf;
-use aya::maps::{HashMap, PerCpuArray, PerCpuHashMap};
+use aya::maps::{Array, HashMap, MapData, PerCpuArray, PerCpuHashMap};
 use aya::programs::UProbe;
 use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLink, UProbeScope};
 use deepres_abi::probe::{Begun, LaunchKey, LaunchValue, MeteredValue, uncounted};
@@ -16,7 +16,7 @@ use std::os::fd::AsRawFd;
 use zerocopy::FromBytes;
 
 /// The most processes that the daemon can meter, including children that use no GPU.
-const METERED_ENTRIES: u32 = 16_384;
+pub const METERED_ENTRIES: u32 = 16_384;
 /// Maps that only the other kernel programs use, with their smallest sizes.
 const UNUSED: [(&str, u32); 7] =
     [("SETS", 1), ("ROWS", 1), ("FREE_ROWS", 1), ("SLOTS", 1), ("INFLIGHT", 1), ("TRACED", 1), ("SEEN", 16)];
@@ -68,29 +68,48 @@ impl Programs {
         program.take_link(link.map_err(refused)?).map_err(refused)
     }
 
-    fn metered_map(&mut self) -> Result<HashMap<&mut aya::maps::MapData, u32, MeteredBytes>, KernelError> {
+    fn metered_map(&mut self) -> Result<HashMap<&mut MapData, u32, MeteredBytes>, KernelError> {
         named(self.ebpf.map_mut("METERED")).and_then(HashMap::try_from).map_err(refused)
     }
 
-    /// Counts the calls of a process and of its future children from now on.
+    /// Counts the calls of a process and of its future children from now on. The children take the
+    /// part of the source with the number `source`.
     ///
     /// # Errors
     /// [`KernelError`] if the daemon meters too many processes.
-    pub fn meter(&mut self, who: ProcessKey, job: u64) -> Result<(), KernelError> {
-        let value = MeteredValue { start_ticks: who.start_ticks, job };
+    pub fn meter(&mut self, who: ProcessKey, job: u64, source: u32) -> Result<(), KernelError> {
+        let value = MeteredValue { start_ticks: who.start_ticks, job, source, reserved: 0 };
         self.metered_map()?.insert(who.pid, bytes_of(&value), 0).map_err(refused)
     }
 
-    /// Returns the metered processes and their jobs.
-    pub fn metered(&mut self) -> Vec<(ProcessKey, u64)> {
+    /// Returns the metered processes, with the number of the job and of the source.
+    pub fn metered(&mut self) -> Vec<(ProcessKey, u64, u32)> {
         let Ok(map) = self.metered_map() else { return Vec::new() };
         let entries = map.iter().filter_map(Result::ok);
         entries
             .filter_map(|(pid, value)| {
-                let MeteredValue { start_ticks, job } = MeteredValue::read_from_bytes(&value).ok()?;
-                Some((ProcessKey { pid, start_ticks }, job))
+                let value = MeteredValue::read_from_bytes(&value).ok()?;
+                Some((ProcessKey { pid, start_ticks: value.start_ticks }, value.job, value.source))
             })
             .collect()
+    }
+
+    /// Returns whether any process is metered.
+    pub fn are_needed(&mut self) -> bool {
+        self.metered_map().is_ok_and(|map| map.keys().next().is_some())
+    }
+
+    /// Returns the number of children that a source has taken so far.
+    pub fn taken(&self, source: u32) -> u64 {
+        let taken = named(self.ebpf.map("TAKEN")).and_then(Array::<_, u64>::try_from);
+        taken.ok().and_then(|map| map.get(&source, 0).ok()).unwrap_or(0)
+    }
+
+    /// Sets the number of taken children at which a source gets no more.
+    pub fn give(&mut self, source: u32, at: u64) {
+        // The update fails only for a number beyond the map.
+        let given = named(self.ebpf.map_mut("GIVEN")).and_then(Array::<_, u64>::try_from);
+        let _ = given.map(|mut map| map.set(source, at, 0));
     }
 
     /// Stops metering a process.

@@ -23,13 +23,22 @@ impl Shares {
     /// # Errors
     /// [`Full`], with the amount that the source has.
     pub fn take(&mut self, source: &Source, count: usize, most: usize) -> Result<(), Full> {
-        let taken = self.0.get(source).copied().unwrap_or(0);
-        let left = most.saturating_sub(self.sum() - taken);
-        if taken + count > left.div_ceil(2) {
+        let taken = self.of(source);
+        if taken + count > self.limit_of(source, most) {
             return Err(Full { source_name: source.to_string(), taken, most });
         }
         self.0.insert(source.clone(), taken + count);
         Ok(())
+    }
+
+    /// Returns the amount that a source has.
+    pub fn of(&self, source: &Source) -> usize {
+        self.0.get(source).copied().unwrap_or(0)
+    }
+
+    /// Returns the most that a source may have. `most` is the total.
+    pub fn limit_of(&self, source: &Source, most: usize) -> usize {
+        most.saturating_sub(self.sum() - self.of(source)).div_ceil(2)
     }
 
     /// Takes `count` back from a source.
@@ -43,6 +52,15 @@ impl Shares {
     /// Returns the sum over all sources.
     pub fn sum(&self) -> usize {
         self.0.values().sum()
+    }
+}
+
+impl FromIterator<Source> for Shares {
+    /// Counts each source as often as it appears.
+    fn from_iter<T: IntoIterator<Item = Source>>(sources: T) -> Self {
+        let mut shares = Self::default();
+        sources.into_iter().for_each(|source| *shares.0.entry(source).or_default() += 1);
+        shares
     }
 }
 

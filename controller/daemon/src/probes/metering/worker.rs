@@ -1,7 +1,7 @@
 //! The metering thread. The thread attaches probes to the metered processes, reads the counters,
 //! and forgets dead processes after a while.
 
-use super::programs::Programs;
+use super::programs::{METERED_ENTRIES, Programs};
 use super::shares::Shares;
 use super::symbols::{Point, SymbolsError, points};
 use super::undertaker::Undertaker;
@@ -13,7 +13,7 @@ use crate::probes::kernel::Ring;
 use crate::probes::reader::{Readers, command_line};
 use crate::probes::scan::{self, Description};
 use aya::programs::uprobe::UProbeLink;
-use deepres_abi::probe::{Begun, LaunchKey, LaunchValue, cookie};
+use deepres_abi::probe::{Begun, LaunchKey, LaunchValue, SOURCES, cookie};
 use deepres_model::clock::monotonic_ns;
 use deepres_model::probes::{ENDED, MeteredStatus, MeteringStatus};
 use deepres_model::process::ProcessKey;
@@ -33,6 +33,8 @@ const ROUND_NS: u64 = 250 * MS;
 /// library yet.
 const LOOK_NS: u64 = 250 * MS;
 const MAX_LOOK_NS: u64 = 4_000 * MS;
+/// The most time for such looks in one round. The next round goes on with the other processes.
+const LOOKS_LIMIT: Duration = Duration::from_millis(50);
 /// The time for which the status lists a process that has ended.
 const ENDED_NS: u64 = 60_000 * MS;
 /// The most ended processes that the status lists.
@@ -97,6 +99,8 @@ pub struct Worker {
     /// undertaker's thread has detached it.
     probed: Arc<Mutex<Shares>>,
     jobs: BTreeMap<u64, Purpose>,
+    /// The numbers of the sources of metered processes.
+    sources: BTreeMap<Source, u32>,
     processes: BTreeMap<ProcessKey, Process>,
     waiting: BTreeMap<ProcessKey, Waiting>,
     /// Processes that were started to be metered, and their children, with and without probes. The
@@ -130,6 +134,7 @@ impl Worker {
             brought: Shares::default(),
             probed,
             jobs: BTreeMap::new(),
+            sources: BTreeMap::new(),
             processes: BTreeMap::new(),
             waiting: BTreeMap::new(),
             presences: BTreeMap::new(),
@@ -183,7 +188,9 @@ impl Worker {
         }
         let who = ProcessKey::of(pid).ok_or_else(|| format!("there is no process {pid}"))?;
         let job = self.next_job;
-        self.load()?.meter(who, job).map_err(|error| error.to_string())?;
+        self.load()?;
+        let source = self.let_in(Source::of(pid, read::owner(pid, scan::describe(pid).uid)))?;
+        self.load()?.meter(who, job, source).map_err(|error| error.to_string())?;
         self.next_job += 1;
         self.jobs.insert(job, purpose);
         tracing::info!(pid, tenant = self.jobs[&job].tenant, "the daemon meters a process from outside");
@@ -198,6 +205,40 @@ impl Worker {
         }
         self.publish();
         found
+    }
+
+    /// Returns the number of a source that is to have one more metered process.
+    fn let_in(&mut self, source: Source) -> Result<u32, String> {
+        let mut held = self.share_out();
+        held.take(&source, 1, METERED_ENTRIES as usize)
+            .map_err(|full| format!("the daemon meters too many processes already: {full}"))?;
+        if let Some(number) = self.sources.get(&source) {
+            return Ok(*number);
+        }
+        let is_free = |number: &u32| self.sources.values().all(|taken| taken != number);
+        let number = (0..SOURCES).find(is_free).ok_or_else(|| {
+            format!("the daemon meters processes of {SOURCES} users already, the most at a time")
+        })?;
+        self.sources.insert(source, number);
+        self.share_out();
+        Ok(number)
+    }
+
+    /// Lets each source have children up to its part of the room for metered processes. Returns the
+    /// number of metered processes of each source.
+    fn share_out(&mut self) -> Shares {
+        let Some((programs, _)) = &mut self.programs else { return Shares::default() };
+        // The numbers of children come first. So a child that is born meanwhile counts as held, and
+        // its source gets no room for it a second time.
+        let taken: Vec<u64> = self.sources.values().map(|number| programs.taken(*number)).collect();
+        let named = |number: u32| self.sources.iter().find(|(_, own)| **own == number);
+        let metered = programs.metered().into_iter();
+        let held: Shares = metered.filter_map(|(.., number)| Some(named(number)?.0.clone())).collect();
+        for ((source, number), taken) in self.sources.iter().zip(taken) {
+            let left = held.limit_of(source, METERED_ENTRIES as usize).saturating_sub(held.of(source));
+            programs.give(*number, taken.saturating_add(left as u64));
+        }
+        held
     }
 
     fn load(&mut self) -> Result<&mut Programs, String> {
@@ -429,7 +470,8 @@ impl Worker {
             self.forget_ended(now_ns);
             return;
         };
-        let living: BTreeMap<ProcessKey, u64> = programs.metered().into_iter().collect();
+        let living: BTreeMap<ProcessKey, u64> =
+            programs.metered().into_iter().map(|(who, job, _)| (who, job)).collect();
         // The function finds the dead processes before it reads the counters. So the counters of a
         // dead process are complete.
         let dead: BTreeSet<ProcessKey> = living.keys().copied().filter(|who| !who.is_alive()).collect();
@@ -466,6 +508,8 @@ impl Worker {
                 "a metered process ended"
             );
         }
+        let held = self.share_out();
+        self.sources.retain(|source, _| held.of(source) > 0);
         for who in begun.into_iter().filter(|who| !dead.contains(who)) {
             // The process may have run another program (exec) since the request.
             let present = self.describe(who.pid);
@@ -489,7 +533,11 @@ impl Worker {
         dead: &BTreeSet<ProcessKey>,
         now_ns: u64,
     ) {
+        let began = Instant::now();
         for (who, job) in living.iter().filter(|(who, _)| !dead.contains(who)) {
+            if began.elapsed() > LOOKS_LIMIT {
+                return;
+            }
             if self.processes.get(who).is_some_and(|process| !process.probes.is_empty()) {
                 continue;
             }
@@ -516,12 +564,13 @@ impl Worker {
             };
             self.processes.remove(&oldest);
         }
-        let is_needed = self.programs.as_mut().is_some_and(|(programs, _)| !programs.metered().is_empty());
+        let is_needed = self.programs.as_mut().is_some_and(|(programs, _)| programs.are_needed());
         if !is_needed {
             self.forget_libraries(&BTreeMap::new());
             self.waiting.clear();
             self.presences.clear();
             self.dismissed.clear();
+            self.sources.clear();
             if let Some((programs, _)) = self.programs.take() {
                 let (calls, processes) = programs.uncounted();
                 self.uncounted.0 += calls;

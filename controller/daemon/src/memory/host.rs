@@ -1,0 +1,106 @@
+//! Bounds the host's memory that oversubscribing tenants may take together: managed memory beyond the
+//! limits, and the memory of suspended tenants.
+//!
+//! A tenant with managed memory reserves host memory in its ledger before the driver takes it. The
+//! daemon bounds each tenant by the memory that it holds, and its part of the room that all leave. So
+//! the tenants cannot promise themselves the same memory, however fast they grow.
+
+use crate::Shared;
+use crate::registry::Tenants;
+use crate::tenant::Tenant;
+use deepres_abi::oversubscribe::Oversubscribe;
+use deepres_model::quantity::Bytes;
+
+/// The daemon leaves other programs the host's total memory divided by this number.
+const RESERVE_PARTS: u64 = 16;
+
+/// The host's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Host {
+    total_bytes: u64,
+    available_bytes: u64,
+}
+
+impl Host {
+    fn read() -> Option<Self> {
+        Self::parse(&std::fs::read_to_string("/proc/meminfo").ok()?)
+    }
+
+    fn parse(meminfo: &str) -> Option<Self> {
+        let field = |name: &str| -> Option<u64> {
+            let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
+            line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+        };
+        Some(Self { total_bytes: field("MemTotal:")?, available_bytes: field("MemAvailable:")? })
+    }
+
+    /// Returns the memory that the host can still give, bytes. Tenants reserved `promised_bytes` and
+    /// do not use them yet. `away_bytes` are the memory of suspended tenants.
+    fn room_bytes(&self, promised_bytes: u64, away_bytes: u64) -> u64 {
+        let reserve_bytes = self.total_bytes / RESERVE_PARTS;
+        let unused_bytes = self.available_bytes.saturating_sub(reserve_bytes);
+        // The driver may count the memory of suspended tenants late, or not as used.
+        let beside_bytes = self.total_bytes.saturating_sub(reserve_bytes).saturating_sub(away_bytes);
+        unused_bytes.min(beside_bytes).saturating_sub(promised_bytes)
+    }
+}
+
+/// Returns the tenants with managed memory beyond their limits.
+fn managed(tenants: &Tenants) -> impl Iterator<Item = &Tenant> {
+    let is_managed = |tenant: &&Tenant| tenant.residence.oversubscribe() == Some(Oversubscribe::Managed);
+    tenants.iter().map(|(_, tenant)| tenant).filter(is_managed)
+}
+
+fn promised_bytes(tenant: &Tenant) -> u64 {
+    tenant.memory.ledger().page().host().held_bytes()
+}
+
+/// Returns the memory that the host can still give oversubscribing tenants, bytes. Returns `None` if
+/// the system does not tell.
+fn room_bytes(shared: &Shared) -> Option<u64> {
+    let promised =
+        managed(shared.registry.borrow().tenants()).map(promised_bytes).fold(0, u64::saturating_add);
+    Some(Host::read()?.room_bytes(promised, shared.residency.borrow().away_bytes()))
+}
+
+/// Bounds the host memory of each tenant with managed memory. The caller does so every second, and
+/// before a new session learns of its ledger.
+pub fn share_out(shared: &Shared) {
+    let count = managed(shared.registry.borrow().tenants()).count() as u64;
+    if count == 0 {
+        return;
+    }
+    let Some(room_bytes) = room_bytes(shared) else { return };
+    for tenant in managed(shared.registry.borrow().tenants()) {
+        let bound_bytes = promised_bytes(tenant).saturating_add(room_bytes / count);
+        // A bound of 0 would mean none.
+        tenant.memory.ledger().page().host().set_obtainable(bound_bytes.max(1));
+    }
+}
+
+/// Returns the reason for which the host cannot take a tenant's memory of `bytes`; `None` if it can.
+pub fn refusal(name: &str, bytes: u64, shared: &Shared) -> Option<String> {
+    let room_bytes = room_bytes(shared)?;
+    (bytes > room_bytes).then(|| {
+        format!(
+            "the host has no room for the memory of `{name}`: the tenant holds {}, and the host can take {}; end other programs, or let tenants hold less",
+            Bytes(bytes),
+            Bytes(room_bytes)
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_room_is_what_neither_programs_nor_promises_nor_suspended_tenants_take() {
+        let host = Host::parse("MemTotal:       160 kB\nMemFree:  1 kB\nMemAvailable:    90 kB\n").unwrap();
+        assert_eq!(host, Host { total_bytes: 160 << 10, available_bytes: 90 << 10 });
+        let room_kib = |promised: u64, away: u64| host.room_bytes(promised << 10, away << 10) >> 10;
+        assert_eq!([room_kib(0, 0), room_kib(30, 0), room_kib(200, 0)], [80, 50, 0]);
+        assert_eq!([room_kib(0, 60), room_kib(0, 100), room_kib(10, 100)], [80, 50, 40]);
+        assert_eq!(Host::parse("MemTotal: 16 kB\n"), None);
+    }
+}
