@@ -409,7 +409,10 @@ mod measured {
     #[test]
     fn ranks_that_spin_for_each_other_on_two_gpus_have_their_share_of_each() {
         /// A rank spins a moment at the ends of its tenant's times.
-        const ALLOWED_POINTS: f64 = 2.0;
+        const ALLOWED_POINTS: f64 = 1.25;
+        /// A rank pays for a long spin in the next second or two, so a short window may hold one of
+        /// both alone.
+        const LONG: Duration = Duration::from_secs(10);
         for (share, wanted) in [("25%", 25.0), ("50%", 50.0)] {
             let host = Host::measuring().simgpu(RING_TOML);
             let ranks = ["0", "1"].map(|rank| {
@@ -418,7 +421,7 @@ mod measured {
             });
             thread::sleep(SETTLED);
             let (before, rounds) = (host.truth(), ranks[0].last_number());
-            thread::sleep(MEASURED);
+            thread::sleep(LONG);
             let (after, done) = (host.truth(), ranks[0].last_number() - rounds);
             let tally = |gpu| Tally::between_on(gpu, &before, &after);
             let had = [0, 1].map(|gpu| tally(gpu).percent_of_time(&[ranks[gpu].pid()]));
@@ -427,7 +430,7 @@ mod measured {
                 assert!((had - wanted).abs() <= ALLOWED_POINTS, "had {had:.2} %, owed {wanted} %");
             }
             // A round takes 1 ms. For the rest of its time a rank spins for the other.
-            let useful = done as f64 / MEASURED.as_millis() as f64 * 100.0;
+            let useful = done as f64 / LONG.as_millis() as f64 * 100.0;
             assert!(useful >= 0.5 * wanted, "{done} rounds are {useful:.2} % of the time");
         }
     }
