@@ -484,7 +484,7 @@ pub struct Hold {
     pub tenant: TenantId,
     pub since_ns: u64,
     pub used_ns: u64,
-    /// Time in which work of the previous holder was still in flight, ns.
+    /// GPU time that the rest of the previous holder's work had in this hold, ns.
     pub shared_ns: u64,
     /// Whether the holder was seen with work in flight, and whether it was seen idle.
     pub ran: bool,
