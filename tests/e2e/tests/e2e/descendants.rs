@@ -22,6 +22,8 @@ fn what_drops_its_user_or_its_environment_keeps_the_jobs_name_and_limits() {
     let mut job = host.spawn(host.run(&options, "sh", &["-c", script, &view, NOBODY]));
     let ps = host.await_ps(|ps| ps.find("job").is_some_and(|job| job.sessions.len() == 3));
     assert_eq!(ps.tenants.len(), 1, "{ps:?}");
+    // A context that a process creates later would not fit into the new limit.
+    eventually("each process has a context", || job.stdout().lines().count() >= 3);
     host.call(&["set", "job", "--memory", "1GiB"]).success();
     let limited = format!("\"total\":{GIB},");
     let all = |job: &Process| job.stdout().lines().filter(|line| line.contains(&limited)).count() == 3;
