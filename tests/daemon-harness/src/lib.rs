@@ -28,6 +28,9 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 use zerocopy::IntoBytes;
 
+/// The longest wait for the end of all copies of a daemon's lock.
+const UNLOCKED_WITHIN: Duration = Duration::from_secs(5);
+
 /// A millisecond, ns.
 pub const MS: u64 = 1_000_000;
 
@@ -100,6 +103,17 @@ impl Daemon {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
             thread.join().unwrap();
+            self.await_unlocked();
+        }
+    }
+
+    /// Waits until no process has the daemon's lock, for some seconds at most. A program that another
+    /// test starts at this moment has a copy of the lock until its exec.
+    fn await_unlocked(&self) {
+        let Ok(lock) = std::fs::File::open(self.directory.lock_file()) else { return };
+        let began = Instant::now();
+        while lock.try_lock().is_err() && began.elapsed() < UNLOCKED_WITHIN {
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 
