@@ -60,6 +60,43 @@ impl FromStr for Oversubscribe {
     }
 }
 
+/// Other programs are left the host's total memory divided by this number.
+const HOST_RESERVE_PARTS: u64 = 16;
+
+/// The memory of a host that takes the memory of tenants from the GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HostMemory {
+    /// All memory, bytes.
+    pub total_bytes: u64,
+    /// Memory that programs may still take without swapping, bytes.
+    pub available_bytes: u64,
+}
+
+impl HostMemory {
+    /// The file whose text [`Self::parse`] reads.
+    pub const FILE: &str = "/proc/meminfo";
+
+    /// Returns the memory by the text of [`Self::FILE`], or `None` if the text lacks a figure.
+    pub fn parse(meminfo: &str) -> Option<Self> {
+        let field = |name: &str| -> Option<u64> {
+            let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
+            line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+        };
+        Some(Self { total_bytes: field("MemTotal:")?, available_bytes: field("MemAvailable:")? })
+    }
+
+    /// Returns the memory that tenants leave to other programs, bytes.
+    pub const fn reserve_bytes(&self) -> u64 {
+        self.total_bytes / HOST_RESERVE_PARTS
+    }
+
+    /// Returns the memory that the host can still give tenants, bytes. Memory that the host has given
+    /// is not "available" after its first use.
+    pub const fn room_bytes(&self) -> u64 {
+        self.available_bytes.saturating_sub(self.reserve_bytes())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use deepres_abi::MAX_GPUS;
 use deepres_abi::driver::result::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS};
 use deepres_abi::meter::MemoryKind;
+use deepres_abi::oversubscribe::HostMemory;
 
 use super::charge;
 use super::site::{Promise, Site};
@@ -40,9 +41,6 @@ pub enum Way {
 const UNKNOWN: u8 = 0;
 const CAN: u8 = 1;
 const CANNOT: u8 = 2;
-
-/// The part of the host's memory, one in this many, that the interposer leaves to other programs.
-const HOST_RESERVE_PARTS: u64 = 16;
 
 /// The time for which a request waits for reservations of host memory by other processes of the
 /// tenant, ns. A driver call takes less.
@@ -197,7 +195,7 @@ impl Oversubscription {
     fn promise_by_host(&self, site: &Site<'_>, bytes: u64) -> Option<Promise> {
         let host = {
             let _uncancelled = os::uncancelled();
-            Host::read()
+            host_memory()
         };
         let Some(room_bytes) = host.map(|host| host.room_bytes()) else { return Some(None) };
         let Some(account) = site.ledger.host() else {
@@ -447,31 +445,9 @@ impl Accounts {
     }
 }
 
-/// The host's memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Host {
-    total_bytes: u64,
-    available_bytes: u64,
-}
-
-impl Host {
-    fn read() -> Option<Self> {
-        Self::parse(&std::fs::read_to_string("/proc/meminfo").ok()?)
-    }
-
-    fn parse(meminfo: &str) -> Option<Self> {
-        let field = |name: &str| -> Option<u64> {
-            let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
-            line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
-        };
-        Some(Self { total_bytes: field("MemTotal:")?, available_bytes: field("MemAvailable:")? })
-    }
-
-    /// Returns the memory that the host can still give, bytes. Memory that the host has given is
-    /// not "available" after its first use.
-    fn room_bytes(&self) -> u64 {
-        self.available_bytes.saturating_sub(self.total_bytes / HOST_RESERVE_PARTS)
-    }
+/// Returns the host's memory, or `None` if the system does not tell.
+fn host_memory() -> Option<HostMemory> {
+    HostMemory::parse(&std::fs::read_to_string(HostMemory::FILE).ok()?)
 }
 
 #[cfg(test)]
@@ -585,11 +561,11 @@ mod tests {
     #[test]
     fn the_host_keeps_a_part_of_its_memory() {
         let text = "MemTotal:       16 kB\nMemFree:  1 kB\nMemAvailable:    9 kB\n";
-        let host = Host::parse(text).unwrap();
-        assert_eq!(host, Host { total_bytes: 16 << 10, available_bytes: 9 << 10 });
+        let host = HostMemory::parse(text).unwrap();
+        assert_eq!(host, HostMemory { total_bytes: 16 << 10, available_bytes: 9 << 10 });
         assert_eq!(host.room_bytes(), 8 << 10);
-        assert_eq!(Host { available_bytes: 1, ..host }.room_bytes(), 0);
-        assert_eq!(Host::parse("MemTotal: 16 kB\n"), None);
-        assert!(Host::read().is_some());
+        assert_eq!(HostMemory { available_bytes: 1, ..host }.room_bytes(), 0);
+        assert_eq!(HostMemory::parse("MemTotal: 16 kB\n"), None);
+        assert!(host_memory().is_some());
     }
 }

@@ -8,41 +8,15 @@
 use crate::Shared;
 use crate::registry::Tenants;
 use crate::tenant::Tenant;
-use deepres_abi::oversubscribe::Oversubscribe;
+use deepres_abi::oversubscribe::{HostMemory, Oversubscribe};
 use deepres_model::quantity::Bytes;
 
-/// The daemon leaves other programs the host's total memory divided by this number.
-const RESERVE_PARTS: u64 = 16;
-
-/// The host's memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Host {
-    total_bytes: u64,
-    available_bytes: u64,
-}
-
-impl Host {
-    fn read() -> Option<Self> {
-        Self::parse(&std::fs::read_to_string("/proc/meminfo").ok()?)
-    }
-
-    fn parse(meminfo: &str) -> Option<Self> {
-        let field = |name: &str| -> Option<u64> {
-            let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
-            line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
-        };
-        Some(Self { total_bytes: field("MemTotal:")?, available_bytes: field("MemAvailable:")? })
-    }
-
-    /// Returns the memory that the host can still give, bytes. Tenants reserved `promised_bytes` and
-    /// do not use them yet. `away_bytes` are the memory of suspended tenants.
-    fn room_bytes(&self, promised_bytes: u64, away_bytes: u64) -> u64 {
-        let reserve_bytes = self.total_bytes / RESERVE_PARTS;
-        let unused_bytes = self.available_bytes.saturating_sub(reserve_bytes);
-        // The driver may count the memory of suspended tenants late, or not as used.
-        let beside_bytes = self.total_bytes.saturating_sub(reserve_bytes).saturating_sub(away_bytes);
-        unused_bytes.min(beside_bytes).saturating_sub(promised_bytes)
-    }
+/// Returns the memory that the host can still give tenants, bytes. Tenants reserved `promised_bytes`
+/// and do not use them yet. `away_bytes` are the memory of suspended tenants.
+fn room_of(host: &HostMemory, promised_bytes: u64, away_bytes: u64) -> u64 {
+    // The driver may count the memory of suspended tenants late, or not as used.
+    let beside_bytes = host.total_bytes.saturating_sub(host.reserve_bytes()).saturating_sub(away_bytes);
+    host.room_bytes().min(beside_bytes).saturating_sub(promised_bytes)
 }
 
 /// Returns the tenants with managed memory beyond their limits.
@@ -60,7 +34,8 @@ fn promised_bytes(tenant: &Tenant) -> u64 {
 fn room_bytes(shared: &Shared) -> Option<u64> {
     let promised =
         managed(shared.registry.borrow().tenants()).map(promised_bytes).fold(0, u64::saturating_add);
-    Some(Host::read()?.room_bytes(promised, shared.residency.borrow().away_bytes()))
+    let host = HostMemory::parse(&std::fs::read_to_string(HostMemory::FILE).ok()?)?;
+    Some(room_of(&host, promised, shared.residency.borrow().away_bytes()))
 }
 
 /// Bounds the host memory of each tenant with managed memory. The caller does so every second, and
@@ -96,11 +71,12 @@ mod tests {
 
     #[test]
     fn the_room_is_what_neither_programs_nor_promises_nor_suspended_tenants_take() {
-        let host = Host::parse("MemTotal:       160 kB\nMemFree:  1 kB\nMemAvailable:    90 kB\n").unwrap();
-        assert_eq!(host, Host { total_bytes: 160 << 10, available_bytes: 90 << 10 });
-        let room_kib = |promised: u64, away: u64| host.room_bytes(promised << 10, away << 10) >> 10;
+        let host =
+            HostMemory::parse("MemTotal:       160 kB\nMemFree:  1 kB\nMemAvailable:    90 kB\n").unwrap();
+        assert_eq!(host, HostMemory { total_bytes: 160 << 10, available_bytes: 90 << 10 });
+        let room_kib = |promised: u64, away: u64| room_of(&host, promised << 10, away << 10) >> 10;
         assert_eq!([room_kib(0, 0), room_kib(30, 0), room_kib(200, 0)], [80, 50, 0]);
         assert_eq!([room_kib(0, 60), room_kib(0, 100), room_kib(10, 100)], [80, 50, 40]);
-        assert_eq!(Host::parse("MemTotal: 16 kB\n"), None);
+        assert_eq!(HostMemory::parse("MemTotal: 16 kB\n"), None);
     }
 }

@@ -6,6 +6,7 @@ use deepres_abi::driver::types::CUstream;
 
 use crate::blas::{INVALID_VALUE, SUCCESS, VERSION, status};
 use crate::kernels::{self, Extents, Kernel};
+use crate::objects::{create, destroy};
 
 /// `CUBLASLT_MATMUL_DESC_TRANSA`
 const TRANSA: u32 = 3;
@@ -59,26 +60,6 @@ const CHOICE: Choice = Choice {
 // SAFETY (of every block below): by cuBLASLt's contract, a pointer for a result points at room for
 // the result. An object comes from the function that makes it, and the caller does not use it after
 // its end.
-
-/// Makes an object.
-///
-/// # Safety
-/// `to` points at room for the address.
-unsafe fn create<T>(to: *mut *mut T, object: T) -> u32 {
-    // SAFETY: the caller promises it.
-    unsafe { to.write(Box::into_raw(Box::new(object))) };
-    SUCCESS
-}
-
-/// Ends an object.
-///
-/// # Safety
-/// The object comes from [`create`], and the caller does not use the object afterwards.
-unsafe fn destroy<T>(object: *mut T) -> u32 {
-    // SAFETY: the caller promises it.
-    drop(unsafe { Box::from_raw(object) });
-    SUCCESS
-}
 
 /// Defines functions that end objects.
 macro_rules! ends {

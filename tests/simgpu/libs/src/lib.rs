@@ -13,6 +13,7 @@ mod blas_lt;
 mod collectives;
 mod dnn;
 mod kernels;
+mod objects;
 
 use std::ffi::{CStr, c_char};
 

@@ -12,8 +12,9 @@ use std::sync::Arc;
 use deepres_abi::driver::types::CUstream;
 use simgpu_driver::Result;
 
-use super::{BAD_PARAM, Dnn, NOT_SUPPORTED, SUCCESS, create, destroy, status};
+use super::{BAD_PARAM, Dnn, NOT_SUPPORTED, SUCCESS, status};
 use crate::kernels::{self, Extents, Kernel};
+use crate::objects::{create, destroy};
 
 /// Kinds of descriptors: `CUDNN_BACKEND_…_DESCRIPTOR`.
 mod kind {

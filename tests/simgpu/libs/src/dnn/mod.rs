@@ -9,6 +9,7 @@ use deepres_abi::driver::types::CUstream;
 use simgpu_driver::Result;
 
 use crate::kernels;
+use crate::objects::create;
 
 /// `CUDNN_STATUS_SUCCESS`
 const SUCCESS: u32 = 0;
@@ -70,25 +71,5 @@ unsafe extern "C" fn cudnnSetStream(handle: *mut Dnn, stream: CUstream) -> u32 {
 unsafe extern "C" fn cudnnGetStream(handle: *mut Dnn, stream: *mut CUstream) -> u32 {
     // SAFETY: see above.
     unsafe { stream.write((*handle).stream) };
-    SUCCESS
-}
-
-/// Makes an object.
-///
-/// # Safety
-/// `to` is at room for the address.
-unsafe fn create<T>(to: *mut *mut T, object: T) -> u32 {
-    // SAFETY: the caller promises it.
-    unsafe { to.write(Box::into_raw(Box::new(object))) };
-    SUCCESS
-}
-
-/// Ends an object.
-///
-/// # Safety
-/// The object comes from [`create`], and nobody uses it afterwards.
-unsafe fn destroy<T>(object: *mut T) -> u32 {
-    // SAFETY: the caller promises it.
-    drop(unsafe { Box::from_raw(object) });
     SUCCESS
 }

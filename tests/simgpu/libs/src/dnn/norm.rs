@@ -2,8 +2,9 @@
 
 use std::ffi::c_void;
 
-use super::{Dnn, SUCCESS, create, destroy, status};
+use super::{Dnn, SUCCESS, status};
 use crate::kernels::{self, Kernel};
+use crate::objects::{create, destroy};
 
 /// The description behind a `cudnnTensorDescriptor_t`.
 #[derive(Default)]
