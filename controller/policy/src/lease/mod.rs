@@ -11,7 +11,7 @@
 //!
 //! **The one rule**: of the tenants that are owed GPU time, the GPU goes to the tenant whose request
 //! is due first. So short bursts go before long ones, and no tenant gets more than it is owed by
-//! being quick. A tenant that pauses keeps its lag: what it owes, and of what it is owed a quantum. The
+//! being quick. A tenant that pauses keeps its lag, up to a bound. The
 //! scheduler applies the rule when a lease ends, when the holder pauses, and when a tenant that
 //! waits is due before the holder.
 //!
@@ -47,7 +47,7 @@ use clock::{Clock, VirtualTime, gpu_ns, signed};
 use core::mem;
 use core::time::Duration;
 use guard::{Guard, Owners};
-use state::{Hold, MAX_CREDIT_NS, Noted, Rank, SHORT_IDLE_NS, Stuck, Tenant, begun_ns};
+use state::{Hold, Noted, Rank, SHORT_IDLE_NS, Stuck, Tenant, begun_ns};
 use tenants::Tenants;
 use trust::{Trust, UserId};
 
@@ -267,7 +267,7 @@ impl Scheduler {
             let unshown_ns = held.map_or(0, |hold| tenant.settle(&hold, now_ns));
             if tenant.wanted {
                 tenant.stopped_wanting_ns = now_ns;
-                tenant.compete(false, &mut self.clocks[tenant.rank as usize], MAX_CREDIT_NS);
+                tenant.compete(false, &mut self.clocks[tenant.rank as usize]);
             }
             tenant.left_owing_ns = tenant.lag_ns.min(0).unsigned_abs();
             if let Some(user) = tenant.user {
@@ -429,10 +429,12 @@ impl Scheduler {
         self.beside.map(|beside| beside.tenant)
     }
 
-    /// Returns whether a tenant has shared the GPU since the last decision: it and another tenant had
-    /// work in flight.
-    pub fn shares(&self, tenant: TenantId) -> bool {
-        self.flying > 1 && self.tenants.get(tenant).is_some_and(|tenant| tenant.flew)
+    /// Returns whether a tenant may have shared the GPU since the last decision: it had work in flight or
+    /// might launch, and another tenant had work in flight.
+    pub fn shares(&self, id: TenantId) -> bool {
+        let flew = self.tenants.get(id).is_some_and(|tenant| tenant.flew);
+        let holds = self.hold.is_some_and(|hold| hold.tenant == id);
+        (flew || holds) && self.flying > usize::from(flew)
     }
 
     /// Returns the GPU time that a tenant is owed, ns; negative if it had more than that.
@@ -562,7 +564,7 @@ impl Scheduler {
             }
             if tenant.wanted && !wants(tenant) {
                 tenant.stopped_wanting_ns = now_ns;
-                tenant.compete(false, clock, tuning.quantum_ns);
+                tenant.compete(false, clock);
             }
         });
         let mut wanting = [0; 2];
@@ -578,8 +580,7 @@ impl Scheduler {
                     let pause_ns = now_ns.saturating_sub(stopped_ns).saturating_sub(used_ns);
                     tenant.paused(pause_ns, STAY_LEASED_NS, short_pause_ns(tuning));
                 }
-                let owed_ns = clock.run_beside(used_ns, tenant.weight_ppm);
-                tenant.set_lag(tenant.lag_ns.saturating_sub(owed_ns), clock.now());
+                tenant.charge_beside(used_ns, clock);
             }
             if !wants(tenant) {
                 return;
@@ -590,8 +591,8 @@ impl Scheduler {
             }
             if !tenant.wanted {
                 let pause_ns = now_ns.saturating_sub(tenant.stopped_wanting_ns);
-                tenant.paused(pause_ns, STAY_LEASED_NS, short_pause_ns(tuning));
-                tenant.rested(pause_ns, clock);
+                let begins = tenant.paused(pause_ns, STAY_LEASED_NS, short_pause_ns(tuning));
+                tenant.rested(pause_ns, clock, tuning);
                 if mem::take(&mut tenant.takes_over)
                     && let Some(trust) = tenant.user.and_then(|user| trusts.get_mut(&user))
                 {
@@ -599,10 +600,12 @@ impl Scheduler {
                     tenant.set_lag(tenant.lag_ns.saturating_sub(signed(taken_ns)), clock.now());
                 }
                 tenant.last_progress_ns = now_ns;
-                tenant.compete(true, clock, MAX_CREDIT_NS);
-                tenant.ask(tenant.vtime, tuning);
+                tenant.compete(true, clock);
+                if begins {
+                    tenant.ask(tenant.vtime, tuning);
+                }
             }
-            tenant.bound(clock.now());
+            tenant.bound(clock);
             if Some(id) != holder && tenant.vtime >= tenant.ends {
                 tenant.ask(tenant.vtime, tuning);
             }
@@ -651,8 +654,8 @@ impl Scheduler {
         let Some(beside) = self.beside else { return };
         if let Some(hold) = self.hold.as_mut().filter(|_| now_ns < beside.until_ns) {
             let had_ns = now_ns.saturating_sub(hold.since_ns);
-            // The hardware gives each of both half of the time.
-            let own_ns = self.tenants.get(hold.tenant).map_or(0, |holder| holder.beside_ns(elapsed_ns / 2));
+            let part_ns = elapsed_ns / self.flying.max(2) as u64;
+            let own_ns = self.tenants.get(hold.tenant).map_or(0, |holder| holder.beside_ns(part_ns));
             hold.shared_ns = hold.shared_ns.saturating_add(elapsed_ns - own_ns).min(had_ns);
         }
         match self.tenants.get_quietly(beside.tenant).filter(|tenant| tenant.seen.in_flight) {
@@ -872,7 +875,7 @@ impl Scheduler {
         let clock = self.tenants.get(id).map_or(0, |tenant| self.clocks[tenant.rank as usize].now());
         let Some(tenant) = self.tenants.get_quietly(id) else { return from_ns };
         let vtime = tenant.vtime(clock) + tenant.weighted(begun_ns);
-        if !tenant.wanted || vtime >= tenant.ends {
+        if vtime >= tenant.ends {
             tenant.ask(vtime, tuning);
         }
         let rest_ns = gpu_ns(tenant.ends - vtime, tenant.weight_ppm).max(0).unsigned_abs();
@@ -974,8 +977,7 @@ impl Scheduler {
             // gets the GPU: after the drain, or after half a slice in the mean.
             let clock = &self.clocks[rank as usize];
             let goes_beside = self.goes_beside(self.drain_ns(hold.tenant), next);
-            let owed_ns =
-                if goes_beside { clock.until_ns(next.vtime - next.ahead, HARDWARE_SLICE_NS / 2) } else { 0 };
+            let owed_ns = if goes_beside { clock.until_ns(next.vtime, HARDWARE_SLICE_NS / 2) } else { 0 };
             // A hand-off is not exact to a moment, so the scheduler does not look more often.
             let owed_ns = if owed_ns > 0 { owed_ns.max(tuning.handoff_ns / LOOKS_PER_HANDOFF) } else { 0 };
             let preempts_ns = self.preempts_ns(tuning).max(now_ns.saturating_add(owed_ns));

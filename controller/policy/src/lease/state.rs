@@ -15,8 +15,7 @@ use deepres_abi::PPM;
 /// If a tenant wanted the GPU within this time, it may be back at any moment, ns. A step of a
 /// Python program has gaps of some milliseconds.
 pub const SHORT_IDLE_NS: u64 = ns(Duration::from_millis(20));
-/// The most GPU time that a tenant without work is owed, ns. Over a pause it keeps a quantum at most:
-/// the GPU time of one request.
+/// The most GPU time that a tenant is owed over a pause, ns.
 pub const MAX_CREDIT_NS: u64 = ns(Duration::from_millis(100));
 /// The most GPU time that a tenant owes: this …
 const DEBT_NS: u64 = ns(Duration::from_millis(250));
@@ -77,9 +76,6 @@ pub struct Tenant {
     /// tenant has had it.
     pub due: VirtualTime,
     pub ends: VirtualTime,
-    /// How far beyond the mean the tenant still counts as owed GPU time: one request of a tenant with a
-    /// time objective.
-    pub ahead: VirtualTime,
     /// The tenant's user; `None` if the user is unknown.
     pub user: Option<UserId>,
     /// Whether the tenant is new. Once it wants the GPU, it takes over the debts of its user's
@@ -140,7 +136,6 @@ impl Tenant {
             uncounted_ns: 0,
             due: 0,
             ends: 0,
-            ahead: 0,
             user: None,
             takes_over: false,
             left_owing_ns: 0,
@@ -149,7 +144,7 @@ impl Tenant {
             came_ns: now_ns,
             is_paused: false,
             seen: Seen::default(),
-            stopped_wanting_ns: 0,
+            stopped_wanting_ns: now_ns,
             used_at_ns: 0,
             last_progress_ns: now_ns,
             largest_charge_ns: 0,
@@ -248,14 +243,15 @@ impl Tenant {
     }
 
     /// Takes in that the tenant did not compete for `pause_ns`. It forgets a part of what it owes and is
-    /// owed. A tenant with a time objective is owed its part of this time too, until it owes nothing.
-    /// Else its next request would wait for what its last one owes.
-    pub fn rested(&mut self, pause_ns: u64, clock: &mut Clock) {
+    /// owed. A tenant with an SLO is owed its part of this time too, until it is owed a request. Else its
+    /// next request would wait for what its last one owes.
+    pub fn rested(&mut self, pause_ns: u64, clock: &mut Clock, tuning: &Tuning) {
         let before_ns = self.lag_ns;
         self.forget(pause_ns, clock.now());
-        if self.has_objective() && self.lag_ns < 0 {
+        let request_ns = signed(self.request_ns(tuning));
+        if self.has_objective() && self.lag_ns < request_ns {
             let part_ns = clock.part_ns(pause_ns, self.weight_ppm);
-            self.set_lag(self.lag_ns.saturating_add(part_ns).min(0), clock.now());
+            self.set_lag(self.lag_ns.saturating_add(part_ns).min(request_ns), clock.now());
         }
         clock.give(before_ns - self.lag_ns);
     }
@@ -270,14 +266,17 @@ impl Tenant {
         [self.due, self.ends] = [due_ns, ends_ns].map(|ns| self.vtime + weighted(ns, weight_ppm));
     }
 
-    /// Begins or ends the competition with the others, with the lag that the tenant has. It keeps
-    /// `most_ns` of what it is owed.
-    pub fn compete(&mut self, competes: bool, clock: &mut Clock, most_ns: u64) {
-        let lag_ns = self.lag_ns(clock.now()).min(signed(most_ns));
+    /// Begins or ends the competition with the others, with the lag that the tenant has, up to the
+    /// bounds. What the scheduler forgets beyond the bounds is divided among the competing tenants.
+    pub fn compete(&mut self, competes: bool, clock: &mut Clock) {
+        let lag_ns = self.lag_ns(clock.now());
         if self.wanted {
             clock.remove(self.vtime, self.weight_ppm);
         }
-        self.set_lag(lag_ns, clock.now());
+        let most_ns = if competes { MAX_DEBT_NS } else { MAX_CREDIT_NS };
+        self.lag_ns = lag_ns.clamp(-signed(self.max_debt_ns()), signed(most_ns));
+        clock.give(lag_ns.saturating_sub(self.lag_ns));
+        self.move_to(clock.now() - weighted(self.lag_ns, self.weight_ppm));
         self.counted = self.vtime;
         self.wanted = competes;
         if competes {
@@ -299,6 +298,15 @@ impl Tenant {
         } else {
             self.uncounted_ns = self.uncounted_ns.saturating_add(gpu_ns);
         }
+    }
+
+    /// Charges GPU time to a tenant that does not compete. Its request goes on.
+    pub fn charge_beside(&mut self, gpu_ns: u64, clock: &mut Clock) {
+        let [due, ends] = [self.due, self.ends].map(|place| place - self.vtime);
+        let vtime = clock.now() - weighted(self.lag_ns, self.weight_ppm);
+        let owes_ns = clock.run_beside(gpu_ns, self.weight_ppm);
+        self.set_lag(self.lag_ns.saturating_sub(owes_ns), clock.now());
+        [self.due, self.ends] = [due, ends].map(|place| vtime + place);
     }
 
     /// Charges the work in flight for `passed_ns` of the GPU's time since the last decision. The
@@ -335,10 +343,11 @@ impl Tenant {
     }
 
     /// Forgets what a competing tenant owes and is owed beyond the bounds.
-    pub fn bound(&mut self, clock: VirtualTime) {
-        let last = clock + self.weighted(self.max_debt_ns());
-        let first = clock - self.weighted(MAX_DEBT_NS);
-        self.move_to(self.vtime.clamp(first, last));
+    pub fn bound(&mut self, clock: &mut Clock) {
+        let lag_ns = self.lag_ns(clock.now());
+        if lag_ns < -signed(self.max_debt_ns()) || lag_ns > signed(MAX_DEBT_NS) {
+            self.compete(true, clock);
+        }
     }
 
     /// Returns the GPU time that the tenant is expected to use in one go, ns: its usual burst, or
@@ -364,7 +373,6 @@ impl Tenant {
     pub fn ask(&mut self, vtime: VirtualTime, tuning: &Tuning) {
         let request_ns = self.request_ns(tuning);
         self.ends = vtime + self.weighted(request_ns);
-        self.ahead = if self.has_objective() { self.ends - vtime } else { 0 };
         self.due = vtime + self.weighted(self.due_ns(request_ns));
     }
 
@@ -374,10 +382,9 @@ impl Tenant {
         slo_ns.map_or(request_ns, |slo_ns| request_ns.min(slo_ns / HASTE_PER_SLO))
     }
 
-    /// Returns whether a competing tenant is owed GPU time, up to this virtual time. A request of a
-    /// tenant with a time objective is owed one request early. The tenant pays for it with later ones.
+    /// Returns whether a competing tenant is owed GPU time, up to this virtual time.
     pub fn is_owed(&self, mean: VirtualTime) -> bool {
-        self.vtime - self.ahead <= mean
+        self.vtime <= mean
     }
 
     /// Returns the place of a competing tenant in the order. Tenants beyond the mean of all competing
@@ -390,12 +397,13 @@ impl Tenant {
     /// Returns the place that the tenant would have at this virtual time, with a request that is due
     /// then.
     pub fn order_at(&self, vtime: VirtualTime, due: VirtualTime, mean: VirtualTime) -> Order {
-        let had_more = vtime - self.ahead > mean;
+        let had_more = vtime > mean;
         (had_more, if had_more { vtime } else { due }, Reverse(self.weight_ppm))
     }
 
-    /// Takes in the end of a pause. Pauses up to `short_ns` are part of a burst.
-    pub fn paused(&mut self, pause_ns: u64, most_ns: u64, short_ns: u64) {
+    /// Takes in the end of a pause. Pauses up to `short_ns` are part of a burst. Returns whether a burst
+    /// begins.
+    pub fn paused(&mut self, pause_ns: u64, most_ns: u64, short_ns: u64) -> bool {
         self.mean_pause_ns = mean(self.mean_pause_ns, pause_ns.min(most_ns));
         let part_ppm = self.short_pauses_ppm / PAUSE_DIVISOR;
         self.short_pauses_ppm -= part_ppm;
@@ -405,6 +413,7 @@ impl Tenant {
             self.mean_burst_ns = mean(self.mean_burst_ns, self.burst_ns);
             self.burst_ns = 0;
         }
+        pause_ns > short_ns
     }
 
     /// Returns whether the next pause is likely to be short.

@@ -1,6 +1,6 @@
 //! Each rule of the lease policy by itself. `tests/integration/lease_policy.rs` tries them together.
 
-use super::state::MAX_DEBT_NS;
+use super::state::{MAX_CREDIT_NS, MAX_DEBT_NS};
 use super::*;
 use crate::entitlement::IDLE_NS;
 use crate::tuning::{ASSUMED_HANDOFF_NS, QuantumBounds};
@@ -1097,7 +1097,7 @@ fn while_a_tenant_waits_to_be_owed_gpu_time_the_scheduler_looks_now_and_then() {
 }
 
 #[test]
-fn over_a_pause_a_tenant_keeps_what_it_owes_and_a_quantum_of_what_it_is_owed() {
+fn over_a_pause_a_tenant_keeps_what_it_owes_and_is_owed() {
     for pause_ns in [MS / 5, MS, 50 * MS] {
         let mut bench = Bench::new();
         bench.step(MS, RUNNING, WAITING);
@@ -1105,10 +1105,9 @@ fn over_a_pause_a_tenant_keeps_what_it_owes_and_a_quantum_of_what_it_is_owed() {
         bench.step(MS, WAITING, Seen { used_ns: MS, ..RUNNING });
         assert!(bench.is_leased(B));
         bench.step(MS / 100, WAITING, Seen { used_ns: MS / 100, ..IDLE });
-        let quantum_ns = bench.tuning.quantum_ns as i64;
-        assert_eq!(bench.scheduler.lag_ns(B), quantum_ns);
-        let owes_ns = bench.scheduler.lag_ns(A);
+        let [owes_ns, owed_ns] = [A, B].map(|tenant| bench.scheduler.lag_ns(tenant));
         assert!((-30 * MS as i64..-28 * MS as i64).contains(&owes_ns), "{owes_ns}");
+        assert!((28 * MS as i64..30 * MS as i64).contains(&owed_ns), "{owed_ns}");
         for _ in 0..20 {
             bench.step(pause_ns / 20, Seen { used_ns: pause_ns / 20, ..RUNNING }, IDLE);
         }
@@ -1117,8 +1116,41 @@ fn over_a_pause_a_tenant_keeps_what_it_owes_and_a_quantum_of_what_it_is_owed() {
         let [a_ns, b_ns] = [A, B].map(|tenant| bench.scheduler.lag_ns(tenant));
         // A forgets a part while it has the GPU alone, and what B forgets of its lag is taken off too.
         assert!((owes_ns - a_ns).abs() <= 2 * forgotten_ns, "{owes_ns} and {a_ns} after {pause_ns}");
-        assert!((quantum_ns - b_ns).abs() <= forgotten_ns, "{quantum_ns} and {b_ns} after {pause_ns}");
+        assert!((owed_ns - b_ns).abs() <= forgotten_ns, "{owed_ns} and {b_ns} after {pause_ns}");
     }
+}
+
+#[test]
+fn what_a_tenant_that_pauses_is_owed_no_more_the_others_are_owed() {
+    let mut bench = Bench::new();
+    bench.step(MS, RUNNING, WAITING);
+    bench.step(500 * MS, Seen { used_ns: 500 * MS, ..WAITING }, WAITING);
+    bench.step(MS, WAITING, Seen { used_ns: MS, ..RUNNING });
+    let lags = |bench: &Bench| [A, B].map(|tenant| bench.scheduler.lag_ns(tenant));
+    let [a_ns, b_ns] = lags(&bench);
+    assert!(b_ns > 2 * MAX_CREDIT_NS as i64 && (a_ns + b_ns).abs() < 1_000, "{a_ns} and {b_ns}");
+    bench.step(MS / 100, WAITING, IDLE);
+    assert_eq!(lags(&bench)[1], MAX_CREDIT_NS as i64);
+    assert!((lags(&bench)[0] + MAX_CREDIT_NS as i64).abs() < 1_000, "{:?}", lags(&bench));
+}
+
+#[test]
+fn a_request_goes_on_after_a_short_pause() {
+    let mut bench = Bench::new();
+    let due = |bench: &Bench| bench.scheduler.tenants.get(B).map(|tenant| tenant.due).unwrap();
+    bench.step(MS, RUNNING, WAITING);
+    bench.drain_a();
+    // B has pauses of a tenth of a millisecond between pieces of work of half a millisecond.
+    let (work_ns, pause_ns) = (MS / 2, MS / 10);
+    bench.step(MS / 10, WAITING, WAITING);
+    let asked = due(&bench);
+    for _ in 0..4 {
+        bench.step(work_ns, WAITING, Seen { used_ns: work_ns, ..IDLE });
+        bench.step(pause_ns, WAITING, WAITING);
+        assert_eq!(bench.scheduler.phase(), Phase::Held(B));
+    }
+    let moved = gpu_ns(due(&bench) - asked, PPM / 2);
+    assert!(moved <= 4 * pause_ns as i64, "the request is due {moved} ns later");
 }
 
 #[test]
