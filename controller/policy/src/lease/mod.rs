@@ -971,7 +971,9 @@ impl Scheduler {
         }
         let mut wake_ns = u64::MAX;
         // Within its request the holder counts as owed GPU time.
-        let is_first = |mean| next.order(mean) < holder.order_at(mean, holder.due, mean);
+        // A change of the holder costs as much as a short pause, so `next` must be due earlier by that.
+        let due = next.due + next.weighted(short_pause_ns(tuning));
+        let is_first = |mean| next.order_at(next.vtime, due, mean) < holder.order_at(mean, holder.due, mean);
         if has_room && is_first(mean) {
             // The request of `next` is due before that of the holder. It must be owed GPU time when it
             // gets the GPU: after the drain, or after half a slice in the mean.
