@@ -27,7 +27,8 @@ status! {
         /// `untimed`.
         pub missed: u64,
         /// Number of ioctls at whose beginning the kernel skipped the probe. The number includes
-        /// other processes and other devices, so at most this many ioctls are uncounted.
+        /// ioctls of other processes and on other devices, so the counters of GPU ioctls lack at
+        /// most this many.
         pub skipped: u64,
         /// Rows of counters that left the kernel, because others needed the room. The sums keep the
         /// counts of these rows.
@@ -62,8 +63,8 @@ status! {
         pub state: String => "UNMANAGED",
         /// The tenant for which the process was adopted.
         pub tenant: Option<String>,
-        /// The tenant whose process started this process. The process then lost the library on the
-        /// way.
+        /// The tenant whose process started this process. The library was not preloaded into this
+        /// process.
         pub started_by: Option<String>,
     }
 
