@@ -12,18 +12,18 @@ use crate::TenantId;
 use alloc::vec::Vec;
 use deepres_abi::meter::{Reading, WAIT_BUCKETS};
 
-/// The account of a tenant on one GPU.
+/// The saved account of a tenant on one GPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 pub struct SavedAccount {
     /// The totals.
     #[cfg_attr(feature = "serde", serde(flatten))]
     pub totals: Totals,
-    /// When the tenant first appeared, ns of `CLOCK_MONOTONIC`.
+    /// The time at which the tenant first appeared, ns of `CLOCK_MONOTONIC`.
     pub since_ns: u64,
     /// Wall time that the account may still charge for work in flight, ns.
     pub uncharged_ns: u64,
-    /// GPU time that the account takes off its next charges, ns.
+    /// GPU time that the account subtracts from its next charges, ns.
     pub overcharged_ns: u64,
     /// The longest kernel or graph, ns.
     pub longest_ns: u64,
@@ -143,8 +143,8 @@ pub struct Baseline {
 /// no counter before the process has carried its counters into the page.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Awaited {
-    /// The point from which the core charges the process. `None`: the point is unknown, and the
-    /// core does not charge the time before.
+    /// The point from which the core charges the process. `None` if the point is unknown; then the
+    /// core does not charge the use before the process came back.
     pub from: Option<Baseline>,
     /// The moment from which the core uses the counters in any case, ns. So a process gains nothing
     /// if it does not carry its earlier counters over.

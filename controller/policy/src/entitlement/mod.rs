@@ -98,7 +98,7 @@ pub enum Rule {
     Rest,
     /// The tenant has all that its user may have.
     Capped,
-    /// The tenant has the time that others leave.
+    /// The tenant is a guest, and has the time that owners leave.
     Gaps,
 }
 
