@@ -12,7 +12,8 @@ use crate::meter::gpu::Gpu;
 use crate::process::Process;
 use crate::session::Session;
 
-/// A charge, as the module's documentation explains. Its owner keeps the charge behind a lock.
+/// The charge for one object: an amount of memory of one kind on one GPU. The object's owner keeps
+/// the charge behind a lock.
 #[derive(Debug)]
 pub struct Held {
     /// The amount, bytes.

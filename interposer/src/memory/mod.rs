@@ -80,7 +80,7 @@ struct Entry {
     is_exported: bool,
 }
 
-/// All allocations of the process with their charges, as the module's documentation explains.
+/// All allocations of the process, each with its charge.
 #[derive(Default)]
 pub struct Accounts {
     entries: Mutex<{ Rank::Allocations as u8 }, Plain<Name, Entry>>,
@@ -145,7 +145,8 @@ impl Request {
         matches!(self.kind, MemoryKind::Linear | MemoryKind::Pitch)
     }
 
-    /// Returns whether the driver serves the request from a block that it shares with others.
+    /// Returns whether the driver serves the request from a block that several small allocations
+    /// share.
     fn is_small(&self) -> bool {
         self.is_linear() && self.bytes <= SHARED_MAX_BYTES
     }

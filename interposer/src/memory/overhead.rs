@@ -67,8 +67,8 @@ struct Known {
     grown_bytes: i64,
 }
 
-/// The contexts of the process, and the memory that the driver takes by itself. The module's
-/// documentation explains more.
+/// The contexts of the process, and the charge for the memory that the driver takes by itself on
+/// each GPU.
 pub struct Overhead {
     contexts: Mutex<{ Rank::OverheadContexts as u8 }, Vec<Known>>,
     gpus: [OnGpu; MAX_GPUS],
@@ -404,7 +404,7 @@ struct Asked {
     until_ns: u64,
 }
 
-/// The looks of the meter thread, as the module's documentation explains.
+/// The looks that the meter thread repeats, because NVML did not answer in time.
 #[derive(Debug)]
 pub struct LateLooks {
     due_ns: u64,
@@ -483,7 +483,7 @@ impl LateLooks {
 
 impl Accounts {
     /// Charges the amount that NVML reported to the meter thread. Returns false if the account
-    /// changed meanwhile, or if another thread is looking.
+    /// changed between the question and the answer, or if another thread is looking.
     fn settle_late(&self, process: &Process, ordinal: usize, seen_bytes: u64, before_bytes: u64) -> bool {
         let gpu = &self.overhead.gpus[ordinal];
         let Some(_turn) = try_lock(&gpu.turn) else { return false };

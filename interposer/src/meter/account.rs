@@ -48,29 +48,29 @@ const APART_NS: u64 = ns(Duration::from_micros(40));
 /// Measured GPU time, ns, that the spells must have seen before the account uses their result.
 const TELLING_NS: f64 = 50_000.0;
 
-/// The account of one GPU, as the module's documentation explains.
+/// The account of this process's GPU time on one GPU.
 #[derive(Debug)]
 pub struct Account {
     kernels: Union,
     copies: Union,
-    /// The times of recent segments, and the part of the time line that only these segments
-    /// covered.
+    /// The sum of the times of recent segments, ns.
     streams_ns: u64,
+    /// The part of the time line that only these recent segments covered, ns.
     covered_ns: u64,
     /// The fraction of estimated times that the account charges.
     counts: f64,
-    /// The result of the spells, with recent spells weighted most. `singles_ns` is the time of
-    /// single launches, and `added_ns` the part of this time that no other work covered.
+    /// The time of single launches in the spells, with recent spells weighted most, ns.
     singles_ns: f64,
+    /// The part of `singles_ns` that no other work covered, ns.
     added_ns: f64,
     spell: Option<Spell>,
     spell_due_ns: u64,
     had_sparse: bool,
-    /// The stream that the meter measured last, and when it last changed from one stream to
-    /// another.
+    /// The stream that the meter measured last.
     stream: usize,
+    /// The time at which the measured stream last changed, ns.
     other_stream_ns: Option<u64>,
-    /// When the last charged kernel or graph ended, ns of the host's clock.
+    /// The time at which the last charged kernel or graph ended, ns of the host's clock.
     pub ended_ns: u64,
     /// Whether work of this process is in flight, copies included.
     pub is_occupied: bool,
@@ -83,7 +83,7 @@ pub struct Account {
     pub has_computed: bool,
     /// When `has_computed` was last true.
     pub computed_ns: u64,
-    /// Since when kernels have been in flight at every look of the meter thread.
+    /// The time since which kernels have been in flight at every look of the meter thread.
     pub computing_since_ns: Option<u64>,
 }
 

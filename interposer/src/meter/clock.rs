@@ -25,9 +25,11 @@ const LONGEST_WINDOW_NS: i64 = 8_000_000_000;
 pub struct Alignment {
     /// Time of the base event on the host's clock.
     base_ns: i64,
-    /// The beginning of the present window, the looks in it, and the delay of the promptest look.
+    /// The beginning of the present window, ns.
     began_ns: i64,
+    /// The number of looks in the window.
     looks: u32,
+    /// The shortest delay of any of these looks, ns.
     least_late_ns: i64,
 }
 

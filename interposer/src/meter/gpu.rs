@@ -45,7 +45,7 @@ const RUN_AHEAD_NS: u64 = 100_000_000;
 /// The overlap of streams that run one after another, in thousandths.
 const NO_OVERLAP_PERMILLE: u64 = 1000;
 
-/// One GPU of the process, as the module's documentation explains.
+/// One GPU of the process: the session's pages for the GPU, and the work in flight on the GPU.
 #[derive(Debug)]
 pub struct Gpu {
     uuid: Uuid,
@@ -67,8 +67,8 @@ pub struct Gpu {
     stuck_at: AtomicU32,
     /// Epoch of the lease under which a thread last passed the gate.
     entered: AtomicU32,
-    /// When the first thread passed the gate under the lease of `entered`. 0 if the thread had not
-    /// waited, or if work has run since.
+    /// The time at which the first thread passed the gate under the lease of `entered`, ns. 0 if
+    /// this thread had not waited, or if work has run since.
     entered_ns: AtomicU64,
     /// The state of leases of one launch.
     pub only_launch: OnlyLaunch,

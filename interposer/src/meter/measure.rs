@@ -46,17 +46,18 @@ pub struct Observed {
     pub end_ns: i64,
     /// End of the stream's previous segment, if known.
     pub previous_end_ns: Option<i64>,
-    /// Host time just before the thread recorded the first event.
+    /// Host time before the thread recorded the start event, ns.
     pub asked_ns: i64,
-    /// Host time just after the thread recorded the first event.
+    /// Host time after the thread recorded the start event, ns.
     pub began_ns: i64,
-    /// Host time after the first launch.
+    /// Host time after the first launch, ns.
     pub first_ns: i64,
-    /// Host time after the last launch, before the thread recorded the last event.
+    /// Host time after the last launch, before the thread recorded the end event, ns.
     pub closed_ns: i64,
-    /// Host time just after the thread recorded the last event.
+    /// Host time after the thread recorded the end event, ns.
     pub ended_ns: i64,
-    /// Events' time less the host's time, for a segment that finds its stream idle, if known.
+    /// The time of events minus the host's time, for a segment that found its stream idle, ns;
+    /// `None` if unknown.
     pub offset_ns: Option<i64>,
     /// Usual host time of one record of an event and one launch together, if known.
     pub usual_ns: Option<i64>,
@@ -90,7 +91,7 @@ pub struct Measured {
     pub is_exact: bool,
     /// Whether the stream was idle before the segment.
     pub was_idle: bool,
-    /// Events' time less the host's time, if this segment shows it.
+    /// The time of events minus the host's time, ns, if this segment shows the difference.
     pub offset_ns: Option<i64>,
 }
 
@@ -107,7 +108,8 @@ impl Observed {
         !self.is_quiet && self.start_ns - self.began_ns > at_once_ns
     }
 
-    /// Calculates the time of the launches, as the module's documentation explains.
+    /// Calculates the GPU time that the launches of the segment took, from the segment's two events
+    /// and the host's clock.
     pub fn measure(&self) -> Measured {
         let whole_ns = (self.end_ns - self.start_ns).max(0);
         let was_idle =

@@ -53,7 +53,7 @@ impl Waits {
         self.has_to_wait.swap(false, Ordering::Relaxed)
     }
 
-    /// Forgets that the stream is stuck, because the lane gets another thread.
+    /// Takes the stream as running again, because the lane gets another thread.
     pub(super) fn get_on(&self) {
         self.stuck_at.store(GETS_ON, Ordering::Relaxed);
     }
