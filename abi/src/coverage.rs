@@ -213,7 +213,8 @@ impl Bypasses {
     }
 }
 
-/// The coverage of one session, as the module's documentation explains. Counters only grow.
+/// The coverage of one session: the functions that its process looked up, and its bypasses.
+/// Counters only grow.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Coverage {

@@ -351,7 +351,8 @@ impl MeterPage {
         self.edges.get(gpu)
     }
 
-    /// Returns the times at which the session was on a GPU, or `None` if `gpu` is no GPU index.
+    /// Returns the recent intervals in which the session's kernels and graphs ran on a GPU. Returns
+    /// `None` if `gpu` is no GPU index.
     pub fn intervals(&self, gpu: usize) -> Option<&Intervals> {
         self.intervals.get(gpu)
     }

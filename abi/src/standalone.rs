@@ -41,7 +41,7 @@ pub struct StandaloneGpu {
     pub allowance: Allowance,
 }
 
-/// The contents of the file, as the module's documentation explains.
+/// The contents of the file that the processes of a tenant share without a daemon.
 #[derive(Debug)]
 #[repr(C, align(4096))]
 pub struct StandalonePage {

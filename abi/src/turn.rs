@@ -8,9 +8,9 @@
 
 use crate::sync::{AtomicU64, Ordering};
 
-/// The number of low bits that a claim's time drops. So a word keeps the time in units of 1.024 µs,
-/// and the slot in the remaining bits.
+/// The number of low bits that a claim's time drops. So a word keeps the time in units of 1.024 µs.
 const TIME_SHIFT: u32 = 10;
+/// The number of low bits of the word that keep the slot.
 const SLOT_BITS: u32 = 10;
 const SLOT_MASK: u64 = (1 << SLOT_BITS) - 1;
 

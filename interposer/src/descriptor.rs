@@ -14,8 +14,9 @@ use crate::os;
 /// the signal. The kernel gives all anonymous files the same inode, so only the mark distinguishes
 /// the interposer's files from the job's.
 const MARK: i32 = 63;
-/// The commands of `fcntl` that set and read this signal number (`fcntl.h`).
+/// The command of `fcntl` that sets the signal number of a file (`fcntl.h`).
 const F_SETSIG: i32 = 10;
+/// The command of `fcntl` that reads the signal number of a file (`fcntl.h`).
 const F_GETSIG: i32 = 11;
 /// The number of descriptors that must be free. A driver opens fewer at its start.
 const SPARE: i32 = 64;

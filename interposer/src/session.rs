@@ -66,7 +66,7 @@ pub struct Session {
     /// The stand-in for the daemon, if the session has no daemon. Such a session has no
     /// descriptors.
     local: Option<Local>,
-    /// Whether the process looks for a daemon that takes the process over.
+    /// Whether the process looks for a daemon that gives it a session.
     is_waiting: bool,
 }
 

@@ -35,7 +35,8 @@ const USE: [&str; 10] = [
 ];
 /// The place of the owed share in [`USE`].
 const OWED: usize = 1;
-/// The fields whose columns come after the limit.
+/// The fields of a tenant's account whose columns `deepres ps` prints to the right of the memory
+/// limit.
 const MEMORY: [&str; 3] = ["memory_peak_bytes", "refusals", "gate"];
 
 #[derive(Debug, clap::Args)]

@@ -1,4 +1,5 @@
-//! Each second, adds the counts of the kernel programs for a tenant's processes to the tenant.
+//! Each second, adds up the calls to the kernel driver that the kernel programs counted for a
+//! tenant's processes.
 
 use super::Shared;
 use deepres_model::clock::monotonic_ns;

@@ -25,12 +25,13 @@ const SHARED_SOCKET_MODE: u32 = 0o666;
 const OWN_SOCKET_MODE: u32 = 0o600;
 /// Mode of the admin socket if the members of a group may administer the daemon.
 const GROUP_SOCKET_MODE: u32 = 0o660;
-/// The kernel's table of Unix sockets, and its flag for listening sockets (`__SO_ACCEPTCON`).
+/// The kernel's table of Unix sockets.
 const UNIX_SOCKETS: &str = "/proc/net/unix";
+/// The flag of a listening socket in the table of Unix sockets (`__SO_ACCEPTCON`).
 const LISTENING: u32 = 0x10000;
-/// The time for which the daemon waits until no process listens at a socket, and the time between
-/// two checks.
+/// The time for which the daemon waits until no process listens at a socket.
 const LISTENED_LIMIT: Duration = Duration::from_millis(500);
+/// The time between two checks whether a process still listens at a socket.
 const LISTENED_POLL: Duration = Duration::from_millis(10);
 /// Write permission for group and others.
 const WRITABLE_BY_OTHERS: u32 = 0o022;

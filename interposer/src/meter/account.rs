@@ -126,6 +126,7 @@ pub struct Charged {
 struct Spell {
     /// Beginning and end of the time in which the spell counts work, ns on the time line.
     judged: (i64, i64),
+    /// The end of the spell, ns.
     ends_ns: u64,
     /// The number of launches that the meter measured in the spell.
     launches: u64,
@@ -133,8 +134,9 @@ struct Spell {
     all: Union,
     /// The union of all work except single launches.
     dense: Union,
-    /// The time of single launches, and the part of this time that no other work covered.
+    /// The time of single launches in the spell, ns.
     singles_ns: u64,
+    /// The part of `singles_ns` that no other work covered, ns.
     added_ns: u64,
 }
 

@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use super::thread::MeterThread;
 
-/// The buckets of the table, and the places in each bucket. A bucket is one cache line. If a job
-/// has more kernels than the table has places, the kernels overwrite each other, and the table
-/// learns them again.
+/// The number of buckets of the table. A bucket is one cache line. If a job has more kernels than
+/// the table has places, the kernels overwrite each other, and the table learns them again.
 const BUCKETS: usize = 1024;
+/// The number of places in a bucket.
 const WAYS: usize = 4;
 /// The number of measurements and bounds after which an estimate is settled. The first launch of a
 /// kernel may include the time in which the driver loads the kernel, and one more may be

@@ -22,6 +22,7 @@ const EDGE_NS: i64 = 2_000;
 /// meter takes the thread as interrupted. The interruption may lie between a call and the reading
 /// of the clock.
 const UNINTERRUPTED_NS: i64 = 20_000;
+/// The multiple of their usual time from which on two calls count as interrupted.
 const TIMES_USUAL: i64 = 2;
 /// On an idle stream, a segment begins some time after its submission. The further delay, ns, from
 /// which on the meter assumes that the segment waited behind other work. The value is above any

@@ -52,6 +52,7 @@ const TRIED_NS: u64 = 500_000_000;
 /// The first time for which the mover makes no room after no process took the freed room, ns. If a
 /// process needs room in this time, the driver itself moves memory off the GPU.
 const FIRST_KEEP_NS: u64 = 1_000_000_000;
+/// The longest time for which the mover makes no room after no process took the freed room, ns.
 const LAST_KEEP_NS: u64 = 8_000_000_000;
 /// Bytes that may be on their way to or from the GPU while the mover reads the free memory.
 const UNDER_WAY_BYTES: u64 = 2 * PART_BYTES;

@@ -30,8 +30,9 @@ const FRESH_NS: u64 = 20_000_000;
 /// The time for which the process asks the daemon nothing after a question without an answer, about
 /// any GPU, ns.
 const RETRY_NS: u64 = 1_000_000_000;
-/// The number of processes on a GPU for which NVML gets room at first, and at most.
+/// The number of processes on a GPU for which the first list for NVML has room.
 const FIRST_ROOM: u32 = 64;
+/// The largest number of processes on a GPU for which a list for NVML has room.
 const MOST_ROOM: u32 = 1 << 16;
 /// Parts per million in one percent.
 const PPM_PER_PERCENT: u32 = 10_000;

@@ -106,9 +106,11 @@ type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) ->
 
 static REAL_DLSYM: AtomicUsize = AtomicUsize::new(0);
 static REAL_DLVSYM: AtomicUsize = AtomicUsize::new(0);
-/// The addresses of the C library's own `dlsym` and `dlvsym`, if a caller looked these functions up
-/// by a handle; else 0.
+/// The address of the C library's own `dlsym`, if a caller looked this function up by a handle;
+/// else 0.
 static C_DLSYM: AtomicUsize = AtomicUsize::new(0);
+/// The address of the C library's own `dlvsym`, if a caller looked this function up by a handle;
+/// else 0.
 static C_DLVSYM: AtomicUsize = AtomicUsize::new(0);
 /// The sonames of the C library, and of the part of it that contained `dlsym` before glibc 2.34.
 const C_LIBRARIES: [&CStr; 2] = [c"libc.so.6", c"libdl.so.2"];
@@ -289,8 +291,9 @@ fn is_of_c_library(object: &elf::Object) -> bool {
     object.soname().is_some_and(|soname| C_LIBRARIES.contains(&soname))
 }
 
-/// The number of look-up functions in the C library, and the most namespaces that glibc supports.
+/// The number of look-up functions in the C library: `dlsym` and `dlvsym`.
 const LOOKUPS: usize = 2;
+/// The most namespaces that glibc supports.
 const NAMESPACES: usize = 16;
 
 /// Returns the addresses of `dlsym` and `dlvsym` in the C libraries of all namespaces. Unused

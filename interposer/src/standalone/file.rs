@@ -38,9 +38,10 @@ const OTHERS: u32 = 0o077;
 /// The first bytes of a page of any version.
 const MAGIC: &[u8] = b"deepres\0";
 const FILE_BYTES: usize = size_of::<StandalonePage>();
-/// The most attempts to find the file while another process makes or removes it, and the pause
-/// between two attempts, ns. To make or remove the file takes some system calls.
+/// The most attempts to find the file while another process makes or removes the file. To make or
+/// remove the file takes some system calls.
 const ATTEMPTS: u32 = 1_000;
+/// The pause between two attempts to find the file, ns.
 const ATTEMPT_PAUSE_NS: u64 = 1_000_000;
 /// The prefix of the names of unfinished files. The name of a finished file contains no dot.
 const UNFINISHED: &str = "new.";

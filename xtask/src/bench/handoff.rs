@@ -14,9 +14,9 @@ use super::pieces::{As, Kit, LONG_KERNEL_MS, SETTLED, Times, record};
 use super::{bar, now_ns, quantile};
 use crate::host::{Admin, Gpu, Host};
 
-/// Number of shares that the benchmark sets one after another, and the time for which each share
-/// stays. In this time, each tenant has several leases.
+/// Number of shares that the benchmark sets one after another.
 const SETTINGS: usize = 100;
+/// The time for which each share stays. In this time, each tenant has several leases.
 const SETTING_HOLDS: Duration = Duration::from_millis(60);
 /// The larger share, percent. The two tenants have the larger share in turn.
 const MAJOR_PERCENT: u32 = 90;

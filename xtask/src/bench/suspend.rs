@@ -50,8 +50,9 @@ struct Report {
     steps: u32,
     turn_ms: u64,
     host_bytes_per_us: u64,
-    /// Median and maximum of a trainer's memory, bytes.
+    /// Median of a trainer's memory, bytes.
     usual_bytes: u64,
+    /// Maximum of a trainer's memory, bytes.
     most_bytes: u64,
     gpu_bytes: u64,
     one_after_the_other_s: f64,

@@ -194,8 +194,8 @@ fn words(text: &str) -> impl Iterator<Item = String> {
     text.split(|c: char| !c.is_alphanumeric() && c != '_').map(str::to_owned)
 }
 
-/// Returns the folder of the headers. If no earlier run has downloaded the wheel, first downloads
-/// and unpacks it.
+/// Returns the folder of NVIDIA's headers. If `cuda.h` is missing, downloads and unpacks `WHEEL`.
+/// Also writes the stand-in headers.
 fn headers(cache: &Path) -> Result<PathBuf> {
     let unpacked = cache.join(WHEEL);
     let include = unpacked.join(INCLUDE);

@@ -12,7 +12,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 #[derive(Debug)]
 pub struct GangBoard(Mutex<State>);
 
-/// The board from the view of the arbiter of one GPU.
+/// The board, as the arbiter of one GPU uses it.
 pub struct OfGpu<'a> {
     /// The board.
     pub board: &'a GangBoard,
@@ -88,8 +88,8 @@ impl GangBoard {
 }
 
 impl State {
-    /// Returns the bells of the arbiters to wake after a post: the arbiters with a new order that
-    /// they have not yet taken.
+    /// Returns the bells of the arbiters that have a new order since this post and have not taken
+    /// the order yet.
     fn others_to_ring(&mut self, gpu: usize) -> Vec<Bell> {
         let after: Vec<Order> = (0..self.board.gpus()).map(|gpu| self.board.order(gpu)).collect();
         let before = std::mem::replace(&mut self.orders, after);

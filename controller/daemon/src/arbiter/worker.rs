@@ -57,7 +57,8 @@ pub struct Worker {
     /// The sessions about whose processes the core asked, and the answers: whether the process is
     /// stopped.
     stopped: BTreeMap<SessionId, bool>,
-    /// The place of the question with which the next look begins, modulo the number of questions.
+    /// The place of the question that the thread asks first in its next look, modulo the number of
+    /// questions.
     first_ask: usize,
     /// A flag that the worker sets whenever a tenant wants the GPU.
     stirred: Arc<AtomicBool>,
@@ -280,8 +281,8 @@ impl Worker {
         }
     }
 
-    /// Takes a command: turns it into an order to the core, and keeps the parts that only the pages
-    /// need.
+    /// Turns a command into an order to the core. Keeps the parts of the command that the core does
+    /// not use: pages, bells and limits.
     fn take(&mut self, command: Command, batch: &mut Batch) {
         match command {
             Command::Enter { tenant, session, done } => {

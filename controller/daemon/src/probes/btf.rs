@@ -7,7 +7,7 @@ use std::path::Path;
 
 /// File with the kernel's types.
 const KERNEL_TYPES: &str = "/sys/kernel/btf/vmlinux";
-/// The first two bytes, in this machine's byte order.
+/// The first two bytes of the type information, in this machine's byte order.
 const MAGIC: u16 = 0xeb9f;
 const HEADER_BYTES: usize = 24;
 const TYPE_BYTES: usize = 12;

@@ -131,8 +131,9 @@ fn has_lost_its_leader(pid: u32) -> bool {
 /// Returns whether a process is ending, with all of its threads. The kernel may take long to free
 /// its memory and files, but the process no longer uses the GPU.
 pub fn is_dying(pid: u32) -> bool {
-    /// Index of a thread's flags after its name, and the flag `PF_EXITING`.
+    /// Index of a thread's flags among the fields after the thread's name.
     const FLAGS: usize = 6;
+    /// The flag `PF_EXITING`.
     const ENDING: u32 = 4;
     let is_ending = |thread: String| {
         let stat = std::fs::read_to_string(format!("{thread}/stat")).unwrap_or_default();

@@ -1,15 +1,15 @@
 //! The processes that use a GPU and belong to no tenant: pure bookkeeping, with the time as an
 //! argument.
 //!
-//! A process that starts or execs calls the driver a moment before it connects. So after the first
-//! sight, each process has a grace to connect. The daemon looks at the process once more before it
-//! reports the process.
+//! A process that starts or execs calls the driver a moment before it connects. So each process has
+//! a time to connect (`GRACE_NS`) after the daemon first saw it use a GPU. The daemon looks at the
+//! process once more before it reports the process.
 
 use deepres_model::process::ProcessKey;
 use std::collections::BTreeMap;
 
-/// Time that a process may take to connect. With this grace, the daemon still reports a process
-/// within a second.
+/// The time within which a process may connect before the daemon reports it, ns. With this time,
+/// the daemon still reports a process within a second.
 pub const GRACE_NS: u64 = 400_000_000;
 /// Time after the daemon's start in which it reports no process, because tenants of the previous
 /// daemon reconnect.
@@ -45,7 +45,7 @@ impl Evidence {
 /// A process that uses the GPU and belongs to no tenant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct User {
-    /// When the daemon first saw the process.
+    /// The time at which the daemon first saw the process use a GPU, ns.
     pub since_ns: u64,
     /// The ways in which the daemon saw the process, each once.
     pub evidence: Vec<Evidence>,
@@ -53,9 +53,9 @@ pub struct User {
     pub is_compute: bool,
     /// Whether the daemon has reported the process.
     pub is_reported: bool,
-    /// When the daemon reported the process.
+    /// The time at which the daemon reported the process, ns.
     pub reported_ns: u64,
-    /// When the daemon last looked at the process.
+    /// The time at which the daemon last looked at the process, ns.
     looked_ns: u64,
 }
 
@@ -64,7 +64,7 @@ pub struct User {
 pub enum Change {
     /// The daemon found a user that belongs to no tenant.
     Found(ProcessKey),
-    /// A reported user computes, as the daemon now knows.
+    /// The daemon has found out that a reported user computes.
     Computes(ProcessKey),
     /// A reported user no longer uses the GPU, or belongs to a tenant now.
     Gone(ProcessKey),

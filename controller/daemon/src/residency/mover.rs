@@ -1,10 +1,10 @@
-//! The mover: the process `deepres away`. A mover takes processes off the GPUs, keeps them there
+//! The mover: the helper process `deepres away`. A mover suspends processes, keeps them suspended,
 //! and brings them back.
 //!
-//! Each tenant that is away has one mover, and another mover for each group of processes that came
-//! later. When the daemon ends for any reason, the input of its movers closes. Each mover then
-//! brings its processes back. If a mover ends or hangs, another mover finds out the state of the
-//! processes and brings the processes back.
+//! Each suspended tenant has one mover, and another mover for each group of processes that joined
+//! the tenant later. When the daemon ends for any reason, the input of its movers closes. Each
+//! mover then brings its processes back. If a mover ends or hangs, another mover finds out the
+//! state of the processes and brings the processes back.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -30,7 +30,7 @@ pub struct Mover {
     pids: Vec<u32>,
 }
 
-/// The reason for which processes are not in the intended place.
+/// The reason for which a move of processes to the host or back failed.
 #[derive(Debug)]
 pub enum Failure {
     /// The driver refused. The processes are where they were.
@@ -44,15 +44,15 @@ pub enum Failure {
 pub enum Back {
     /// The processes go on.
     Yes,
-    /// The processes are still away, because other tenants have the memory.
+    /// The processes are still suspended, because other tenants hold the memory.
     NoRoom,
 }
 
 impl Mover {
-    /// Takes processes off the GPUs. Returns the mover that keeps them off.
+    /// Suspends processes. Returns the mover that keeps them suspended.
     ///
     /// # Errors
-    /// The reason for which the processes are not off the GPUs.
+    /// The reason for which the processes are not suspended.
     pub async fn take_off(pids: &[u32], limit: Duration) -> Result<Self, Failure> {
         let mut mover = Self::start(&[], pids)
             .map_err(|error| Failure::Refused(format!("cannot start the process that suspends: {error}")))?;
@@ -62,8 +62,8 @@ impl Mover {
         }
     }
 
-    /// Brings back processes whose mover has ended, in any state in which this mover left them. If
-    /// the GPU has no room, the new mover keeps the processes away.
+    /// Brings back processes whose mover has ended, whatever state the ended mover left them in. If
+    /// the GPU has no room, a new mover keeps the processes suspended.
     ///
     /// # Errors
     /// The reason for which the processes are not back.

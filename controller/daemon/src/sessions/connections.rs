@@ -145,8 +145,8 @@ impl Drop for Arriving {
     }
 }
 
-/// Returns the most that one source may have of `all`, while other sources have `others`. The
-/// result is half of the rest, so that the next source finds room.
+/// Returns the most that one source may have of `all`, while other sources have `others`: half of
+/// the rest. So the next source always finds room.
 fn half_of_the_rest(all: usize, others: usize) -> usize {
     all.saturating_sub(others).div_ceil(2)
 }
@@ -158,7 +158,7 @@ impl Connections {
         Self { room, by_source: RefCell::default(), arriving: Rc::default(), turned_away: Rc::default() }
     }
 
-    /// Counts one more connection of this source. Returns the turns of the source.
+    /// Adds one connection of this source. Returns the turns of the source.
     ///
     /// # Errors
     /// [`Refused`] if the source or the daemon has too many connections.
@@ -201,7 +201,7 @@ impl Connections {
         Ok(has.turns.clone())
     }
 
-    /// Counts one connection less of this source.
+    /// Subtracts one connection of this source.
     pub fn leave(&self, source: &Source) {
         if let Some(has) = self.by_source.borrow_mut().get_mut(source) {
             has.connections = has.connections.saturating_sub(1);

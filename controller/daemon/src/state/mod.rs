@@ -123,7 +123,7 @@ pub struct SavedTenant {
     pub paused: bool,
     /// When an administrator last set a deadline, ns of `CLOCK_MONOTONIC`.
     pub set_ns: u64,
-    /// Whether the tenant's guarantee did not fit beside those of others.
+    /// Whether the tenant's guarantee did not fit beside the guarantees of other tenants.
     pub lacks_room: bool,
     /// Whether the tenant had a session or a keeper, or the daemon awaited one.
     pub is_here: bool,

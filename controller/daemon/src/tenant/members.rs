@@ -49,7 +49,7 @@ pub struct Ended {
     pub may_return: bool,
 }
 
-/// The members, as the module's documentation explains.
+/// The members of one tenant: sessions, keepers, and processes that may come back.
 #[derive(Debug, Default)]
 pub struct Members {
     sessions: BTreeMap<SessionId, Session>,

@@ -113,8 +113,8 @@ impl Tenant {
         self.terms.wants(self.memory.held_bytes(gpu))
     }
 
-    /// Takes in the memory that the tenant holds on a GPU now. If the tenant's memory does not
-    /// follow its use, forgets all such figures.
+    /// Records the memory that the tenant holds on a GPU now. If the tenant's memory does not
+    /// follow its use, forgets all recorded amounts instead.
     pub fn note_use(&mut self, gpu: usize, now_ns: u64, window_ns: u64) {
         if self.terms.granted().memory_follows_use.value {
             self.memory.note_use(gpu, now_ns, window_ns);

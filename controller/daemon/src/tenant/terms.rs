@@ -10,7 +10,8 @@ use deepres_model::config::{CapOf, Caps};
 use deepres_policy::class::Class;
 use deepres_policy::priority::Priority;
 
-/// The terms, as the module's documentation explains.
+/// The terms of one tenant: the wishes of its job, the settings of an administrator, and its user's
+/// caps.
 #[derive(Debug, Clone)]
 pub struct Terms {
     /// The caps of the tenant's user, and the rule from which the caps come.

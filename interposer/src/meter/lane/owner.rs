@@ -42,10 +42,10 @@ const SAMPLE_EVERY: u32 = 4;
 pub(super) const UNKNOWN_APART: u32 = 8;
 /// The meter times one of this many copies that come between kernels and have an estimate.
 const COPY_SAMPLE_EVERY: u32 = 8;
-/// The most launches, and the estimated time, ns, after which a segment ends although a dependent
-/// launch follows. A program whose launches are all dependent then loses one overlap in this many
-/// launches, or in this time.
+/// The number of launches after which a segment ends although a dependent launch follows. A program
+/// whose launches are all dependent then loses one overlap in this many launches.
 pub(super) const CHAIN_MAX: u32 = 256;
+/// The estimated time after which a segment ends although a dependent launch follows, ns.
 const CHAIN_NS: u64 = 4 * SEGMENT_NS;
 /// While the GPU is not contended, the lane counts a graph of at most this length, ns, like a
 /// kernel. Graphs with conditional nodes are the exception. A longer graph fills more than a

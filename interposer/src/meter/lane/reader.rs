@@ -32,6 +32,8 @@ const SAMPLE_EVERY_MOST: u32 = 32;
 /// A sample confirms its estimate if sample and estimate differ by at most one part in this many. A
 /// difference of [`CONFIRMS_NS`], the error of a time between two events, also confirms.
 const CONFIRMS_PART: u64 = 8;
+/// The error of a time between two events, ns. A sample that differs from its estimate by at most
+/// this also confirms the estimate.
 const CONFIRMS_NS: u64 = 1_000;
 /// Time between two checks whether the owner thread ended inside the driver.
 const DEAD_NS: u64 = 1_000_000_000;

@@ -33,8 +33,9 @@ const APIS: &[(&str, f64)] = &[
 ];
 /// The least scaling of launches by two threads, relative to the bare driver.
 const LEAST_SCALE_RATIO: f64 = 0.97;
-/// The client's tenant, and the memory limit for its allocations.
+/// The name of the client's tenant.
 const TENANT: &str = "bench";
+/// The memory limit of the client's tenant.
 const MEMORY: &str = "16GiB";
 /// Number of kernels that the client launches one by one in a run, warm-ups included. The daemon's
 /// meter must show all of them.
@@ -108,7 +109,8 @@ struct Run {
     mean_ns: BTreeMap<String, f64>,
 }
 
-/// The stub driver, its client, and a host with a daemon that manages its GPU.
+/// The parts of the benchmark: the stub driver, the client program that calls it, and a running
+/// daemon that manages the stub's GPU.
 struct Bench {
     artefacts: Artefacts,
     host: Host,

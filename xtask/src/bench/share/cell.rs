@@ -3,7 +3,7 @@
 
 use super::{Shares, Workload};
 
-/// One tenant of a cell.
+/// One tenant of a cell: its share, and its work.
 pub struct Tenant {
     pub name: String,
     /// Share, percent.

@@ -27,7 +27,7 @@ pub struct Point {
     pub cookie: u64,
 }
 
-/// The reason for which the daemon does not probe a file.
+/// The reason for which the daemon cannot find the driver's functions in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SymbolsError {
     /// The file is no program or library.
