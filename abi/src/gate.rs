@@ -194,8 +194,8 @@ pub fn pass<'m>(
     pass_beside(slot, meter, process, estimate_ns, false)
 }
 
-/// Does the same as [`pass`], without the first look at the gate. With `as_debt`, the launch may go
-/// although the window is full, but every other reason to wait still holds.
+/// Decides about a launch as [`pass`] does, but without the first look at the gate. With `as_debt`,
+/// the launch may go although the window is full, but every other reason to wait still holds.
 fn pass_beside<'m>(
     slot: &GrantSlot,
     meter: &'m MeterSlot,
@@ -215,7 +215,8 @@ fn pass_beside<'m>(
     }
 }
 
-/// Waits until a launch may go. Returns the same as [`pass`].
+/// Waits until a launch may go. Returns the decision, and a value that counts the launch as in
+/// flight until its drop.
 ///
 /// # Errors
 /// [`ControllerGone`] if the daemon is gone. The caller then follows the session's fail mode.

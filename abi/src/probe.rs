@@ -198,9 +198,9 @@ pub struct StatValue {
     pub longest_ns: u64,
     /// Number of successful calls that allocated, mapped or moved memory.
     pub memory_calls: u64,
-    /// Memory for which these calls asked, bytes, as far as their arguments show.
+    /// Memory for which calls asked, bytes, as far as the calls' arguments show.
     pub allocated_bytes: u64,
-    /// Memory that these calls mapped or moved, bytes, as far as their arguments show.
+    /// Memory that calls mapped or moved, bytes, as far as the calls' arguments show.
     pub mapped_bytes: u64,
     /// When the last call ended, ns of `CLOCK_MONOTONIC`.
     pub last_ns: u64,
@@ -389,7 +389,7 @@ pub const fn slot(tid: u32) -> u32 {
 pub struct Totals {
     /// Number of watched ioctls that ended.
     pub calls: u64,
-    /// Number of these ioctls without a row of counters.
+    /// Number of ioctls in `calls` that have no row of counters, for lack of room.
     pub unattributed: u64,
     /// Number of watched ioctls that the program could not follow to their end for lack of room. No
     /// other counter includes them.
@@ -525,7 +525,7 @@ pub mod uncounted {
     pub const CALLS: u32 = 0;
     /// Processes for which `METERED`, or the source's part of it, had no room.
     pub const PROCESSES: u32 = 1;
-    /// The number of these counters.
+    /// The number of counters in the map `UNCOUNTED`.
     pub const KINDS: u32 = 2;
 }
 

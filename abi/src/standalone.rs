@@ -16,7 +16,8 @@ use crate::wire::Uuid;
 /// The time for which ranks pause together after one rank spun for another rank, ns. After this
 /// time, the interposer checks anew whether the ranks depend on each other, which costs one spin.
 pub const DEPENDENCE_NS: u64 = 30_000_000_000;
-/// A note that a rank spins is valid for this time, ns, because the rank's process may have died.
+/// A record that a rank spins is valid for this time, ns, because the rank's process may have died
+/// since.
 const SPIN_NS: u64 = 20_000_000;
 /// The key of a free place.
 const FREE: u64 = 0;

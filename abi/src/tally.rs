@@ -25,9 +25,9 @@ const CLOSING: u32 = 2;
 /// segment. No thread but the owner closes the segment now, except by [`Tally::seize`].
 const LAUNCHING: u32 = 3;
 
-/// The launches of a lane, as the module's documentation explains. The caller chooses the unit: the
-/// caller adds one unit for each launch, and may keep two counts in one number. Numbers wrap
-/// around.
+/// The tally of a lane: a count of all launches, and a count of the launches in closed segments.
+/// The caller chooses the unit: it adds one unit for each launch, and may keep two counts in one
+/// number. Numbers wrap around.
 #[derive(Debug)]
 pub struct Tally {
     state: AtomicU32,

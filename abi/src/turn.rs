@@ -22,7 +22,7 @@ const _: () = assert!((crate::ledger::MAX_SESSIONS as u64) < SLOT_MASK);
 pub struct Turn {
     /// The process that has the turn, and the end of the turn.
     held: AtomicU64,
-    /// The process that has asked for the turn longest, and the end of its wish.
+    /// The process that has waited for the turn longest, and the end of its wish.
     wanted: AtomicU64,
     /// When the process in `wanted` first asked, ns of `CLOCK_MONOTONIC`. The process writes
     /// `wanted` and this word in two stores. If the two words do not match, they match again after

@@ -37,7 +37,7 @@ pub const UNMANAGED: u8 = u8::MAX;
 /// A GPU's UUID, as `cuDeviceGetUuid` returns it.
 pub type Uuid = [u8; 16];
 
-/// The kind of a frame.
+/// The kind of a frame of the handshake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u16)]
 pub enum FrameKind {

@@ -46,7 +46,7 @@ pub const CU_STREAM_LEGACY: CUstream = 0x1 as CUstream;
 pub const CU_STREAM_PER_THREAD: CUstream = 0x2 as CUstream;
 /// The host, in place of a device.
 pub const CU_DEVICE_CPU: CUdevice = -1;
-/// The value that stands for no device.
+/// The device number that stands for no device.
 pub const CU_DEVICE_INVALID: CUdevice = -2;
 
 /// Identifies a device.

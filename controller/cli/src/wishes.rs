@@ -18,7 +18,7 @@ pub trait Occasion {
     const IS_LATER: bool = false;
 }
 
-/// A job starts in this process.
+/// The occasion of `deepres run`: a job starts in this process.
 #[derive(Debug)]
 pub struct Now;
 
@@ -26,7 +26,7 @@ impl Occasion for Now {
     const HAS_VARIABLES: bool = true;
 }
 
-/// A job will start in another process.
+/// The occasion of `deepres cdi generate`: a job will start in another process.
 #[derive(Debug)]
 pub struct Elsewhere;
 

@@ -1,12 +1,12 @@
-//! How the daemon found a process's tenant and container, in the form in which deepres shows and
-//! saves this.
+//! The rule by which the daemon found a process's tenant, and the process's container, in the form
+//! in which deepres shows and saves them.
 
 use serde::{Deserialize, Serialize};
 
 /// Number of digits of a container's id that deepres shows.
 const SHORT_DIGITS: usize = 12;
 
-/// How the daemon found a process's tenant.
+/// The rule by which the daemon found a process's tenant.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "by")]
 pub enum Found {

@@ -224,7 +224,7 @@ impl MeteringStatus {
     }
 }
 
-/// All findings of the probes at one moment.
+/// All findings of the probes at one moment, as the watching thread publishes them for the status.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Board {
     /// The state of the probes.

@@ -32,7 +32,8 @@ pub struct Options {
     bench: Bench,
 }
 
-/// The use of a benchmark's figures.
+/// The options for the output of a benchmark: as text or as JSON, with or without a check of the
+/// bars.
 #[derive(clap::Args)]
 struct Output {
     /// Print one JSON object instead of text

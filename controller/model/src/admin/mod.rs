@@ -106,7 +106,7 @@ pub enum Reply {
     Paused,
     /// Reply to [`Request::Resume`].
     Resumed {
-        /// The effect of the request.
+        /// When the tenant goes on: now, later, or not at all because nothing kept it.
         resumption: Resumption,
     },
     /// Reply to [`Request::Explain`].

@@ -1,5 +1,5 @@
-//! The configuration's keys and their types. With these, an error message can name a mistyped key
-//! or a value of the wrong type in words.
+//! The configuration's keys and their types. By this list, an error message can name a mistyped
+//! key, or a value of the wrong type, in words.
 
 use crate::wish;
 use toml::de::{DeTable, DeValue};

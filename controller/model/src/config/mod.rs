@@ -50,8 +50,8 @@ pub struct Config {
     pub fail_mode: FailModeKey,
     /// Time for which a tenant is listed after its last process ended.
     pub tenant_linger_s: u64,
-    /// Time for which a backlogged tenant stays on the GPU before it makes room for a suspended
-    /// one.
+    /// Time for which a backlogged tenant stays on the GPU before the daemon suspends it for a
+    /// suspended tenant.
     pub suspend_turn_ms: u64,
     /// Time for which the daemon keeps memory for a tenant that held it, if the tenant's memory
     /// follows its use.
@@ -83,7 +83,7 @@ pub struct Config {
     pub users: BTreeMap<String, Caps>,
     /// The probes.
     pub probes: ProbesKeys,
-    /// The part of the time that best-effort tenants may cost the others, parts per million.
+    /// The part of the time that best-effort tenants may cost the owners, parts per million.
     #[serde(rename = "max_harm", deserialize_with = "policy::part")]
     pub max_harm_ppm: u32,
     /// The weights of the terms of a priority value.

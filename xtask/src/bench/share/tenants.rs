@@ -63,8 +63,8 @@ impl Bench {
         Ok(Measured { tenants, elapsed_ns, bound_fraction })
     }
 
-    /// Returns the GPU time of a tenant alone, divided by its GPU time without deepres. Both runs
-    /// take turns.
+    /// Returns the GPU time of a tenant alone under deepres, divided by its GPU time without
+    /// deepres. Runs with deepres and runs without deepres take turns.
     pub fn alone_ratio(&self, tenant: &Tenant) -> Result<f64> {
         let mut used = [0.0; 2];
         for _ in 0..ALONE_ROUNDS {
@@ -98,7 +98,7 @@ impl Bench {
     }
 }
 
-/// All figures of one moment.
+/// The figures of the daemon and of the simulated GPU at one moment.
 struct Look {
     ps: Ps,
     truth: truth::Snapshot,
