@@ -421,7 +421,8 @@ struct Namespace {
     breakpoint: usize,
     state: c_int,
     linker: usize,
-    /// Present from glibc 2.35 on, if `version` says so.
+        /// The next namespace. The field exists only if `version` is at least 2 (glibc 2.35 and
+        /// later).
     next: *const Namespace,
 }
 

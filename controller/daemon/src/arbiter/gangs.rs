@@ -8,7 +8,7 @@ use deepres_policy::arbiter::Peers;
 use deepres_policy::gang::{Board, Gangs, Order, Post};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The board of a host.
+/// The board by which the arbiters of a host agree on the turns of gangs, behind a lock.
 #[derive(Debug)]
 pub struct GangBoard(Mutex<State>);
 

@@ -120,7 +120,8 @@ struct Bench {
     interrupt: Interrupt,
 }
 
-/// Returns the time of an allocation with its free, ns: bare, and hooked under a limit.
+/// Returns the time of an allocation with its free, ns: first without the interposer, then with the
+/// /// interposer under a memory limit.
 pub fn allocation(rounds: u32) -> Result<(f64, f64)> {
     let (times, _) = Bench::start()?.times(rounds)?;
     let figures = times.get(ALLOCATION).with_context(|| format!("no figure for {ALLOCATION}"))?;

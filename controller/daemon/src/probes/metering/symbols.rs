@@ -44,7 +44,8 @@ pub enum SymbolsError {
     NoFunctions,
 }
 
-/// Returns the places of the functions to probe, each once.
+/// Returns the places, in the driver's library, of the functions that the daemon probes. A place
+/// that /// several functions share is returned once.
 ///
 /// # Errors
 /// [`SymbolsError`], which says what is wrong with the file.
