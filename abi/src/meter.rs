@@ -275,9 +275,9 @@ impl Intervals {
     }
 }
 
-/// `BUSY` is the bit of [`MeterSlot::in_flight`] that says that work is in flight. `MARK` is the
-/// step from one mark to the next.
+/// The bit of [`MeterSlot::in_flight`] that says that work is in flight.
 const BUSY: u32 = 1;
+/// The step from one mark in [`MeterSlot::in_flight`] to the next mark.
 const MARK: u32 = 2;
 
 /// A mark of the work in flight at one moment ([`MeterSlot::in_flight`]).

@@ -173,8 +173,9 @@ pub struct Set {
 /// sets, a power of two. Only a program that knows `seed` can predict which keys share a set.
 #[inline(always)]
 pub const fn sets_of(key: &StatKey, seed: u64, sets: u32) -> [u32; 2] {
-    /// Odd numbers without a pattern: from the golden ratio, and from MurmurHash3.
+    /// An odd number without a pattern, from the golden ratio.
     const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
+    /// An odd number without a pattern, from MurmurHash3.
     const MIX: u64 = 0xff51_afd7_ed55_8ccd;
     let who = key.started_ns ^ seed ^ ((key.pid as u64) << u32::BITS);
     let what = ((key.command as u64) << u32::BITS) | (key.device ^ (key.family << (MINOR_BITS - 1))) as u64;

@@ -19,9 +19,11 @@ const IOCTL: i64 = 16;
 /// The index of the first argument or the result in a tracepoint's record, in words of 8 bytes.
 /// Before it come one header word and the number of the system call.
 const FIRST_WORD: usize = 2;
-/// The offsets of the first three arguments of a system call in the `pt_regs` of x86-64, bytes.
+/// The offset of a system call's first argument in the `pt_regs` of x86-64, bytes.
 const DI: usize = 112;
+/// The offset of a system call's second argument in the `pt_regs` of x86-64, bytes.
 const SI: usize = 104;
+/// The offset of a system call's third argument in the `pt_regs` of x86-64, bytes.
 const DX: usize = 96;
 
 /// The map flag `BPF_F_MMAPABLE`. With the flag, the values begin at a page, so each [`Slot`] has a

@@ -29,7 +29,8 @@ const HANDSHAKE_NS: u64 = 3_000_000_000;
 /// The time limit of a question for the tenant's part, if the question before got no answer, ns.
 /// The caller is mostly a monitor, which asks again and again.
 const DOUBTED_NS: u64 = 100_000_000;
-/// The time limit of the question for a new context's memory, ns. The daemon stops sooner.
+/// The time limit of the question for a new context's memory, ns. The daemon waits for NVML for a
+/// shorter time.
 const APPRAISAL_NS: u64 = 1_000_000_000;
 /// The pause before another attempt while a new daemon replaces the old daemon, ns.
 const REPLACED_PAUSE_NS: u64 = 20_000_000;

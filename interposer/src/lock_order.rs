@@ -57,7 +57,7 @@ ranks! {
     PoolAllocations,
     /// The blocks that small allocations share.
     Blocks,
-    /// All other allocations.
+    /// The allocations that are neither from pools nor in shared blocks.
     Allocations,
     /// The mappings of physical memory.
     Mappings,

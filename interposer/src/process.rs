@@ -83,15 +83,20 @@ static PROCESS: AtomicPtr<Process> = AtomicPtr::new(ptr::null_mut());
 
 /// The progress of this process's attempt to begin a session.
 static START: AtomicU8 = AtomicU8::new(NOT_STARTED);
+/// The value of [`START`] before the first attempt to begin a session.
 const NOT_STARTED: u8 = 0;
+/// The value of [`START`] while a thread tries to begin a session.
 const STARTING: u8 = 1;
+/// The value of [`START`] after the attempt, if the process may use the GPU.
 const STARTED: u8 = 2;
 /// The value of [`START`] for a process with limits to which nothing can hold the process.
 const UNHELD: u8 = 3;
 
-/// The values of [`Process::meter`].
+/// The value of [`Process::meter`] until the session has begun.
 const HELD: u32 = 0;
+/// The value of [`Process::meter`] once the meter thread may run.
 const RUNS: u32 = 1;
+/// The value of [`Process::meter`] if the process gets no session, so that the meter thread ends.
 const DISMISSED: u32 = 2;
 
 /// Returns the process's state, if a session has begun.
@@ -264,7 +269,8 @@ fn begin() -> Result<(), Unheld> {
     Ok(())
 }
 
-/// A session, and the places of the process's GPUs in it.
+/// A session. For each of the process's GPUs, the array has the index of the GPU's slot in the
+/// session's pages.
 type Begun = (Session, [u8; MAX_GPUS]);
 
 /// Begins a session without a daemon if the process needs one, because no daemon accepted the

@@ -14,14 +14,16 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Modes of the daemon's directory. Root's daemon serves every user; a user's daemon serves only
-/// that user.
+/// Mode of the directory of root's daemon, which serves every user.
 const SHARED_DIRECTORY_MODE: u32 = 0o755;
+/// Mode of the directory of another user's daemon, which serves only this user.
 const OWN_DIRECTORY_MODE: u32 = 0o700;
 /// Mode of the tenant socket's directory. A container that mounts the directory may look the socket
 /// up. The socket has a mode of its own.
 const TENANT_DIRECTORY_MODE: u32 = 0o755;
+/// Mode of the tenant socket of root's daemon, to which every user may connect.
 const SHARED_SOCKET_MODE: u32 = 0o666;
+/// Mode of a socket or lock file that only the daemon's user and root may use.
 const OWN_SOCKET_MODE: u32 = 0o600;
 /// Mode of the admin socket if the members of a group may administer the daemon.
 const GROUP_SOCKET_MODE: u32 = 0o660;

@@ -3,10 +3,12 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Positions of the state, the number of threads and the start time in /proc/PID/stat. The count
-/// begins with the field after the command's name.
+/// Position of the state in /proc/PID/stat, counted from the field after the command's name.
 const STATE_FIELD: usize = 0;
+/// Position of the number of threads in /proc/PID/stat, counted from the field after the command's
+/// name.
 const THREADS_FIELD: usize = 17;
+/// Position of the start time in /proc/PID/stat, counted from the field after the command's name.
 const START_FIELD: usize = 19;
 
 /// A process. The kernel reuses process ids, but never for the same start time.

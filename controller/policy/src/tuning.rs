@@ -54,6 +54,7 @@ const HANDOFFS_PER_GUEST_WINDOW: u64 = 2;
 /// The shortest time for which an idle holder keeps the GPU, because the holder may be between two
 /// launches.
 const MIN_GRACE_NS: u64 = ns(Duration::from_micros(50));
+/// The longest time for which an idle holder keeps the GPU.
 const MAX_GRACE_NS: u64 = ns(Duration::from_micros(500));
 
 /// A waiting thread spins for a hand-off divided by this number before the thread sleeps.

@@ -15,11 +15,11 @@ use super::{own_address, real};
 use crate::capture;
 
 const NS_PER_MS: f64 = 1e6;
-/// Attempts to swap a thread's capture mode. If deepres did not restore a mode, the mode would stay
-/// in force for the job.
+/// The number of attempts to swap a thread's capture mode. If no attempt to restore the thread's
+/// mode succeeded, the job would go on with the mode that deepres set.
 const EXCHANGES: u32 = 3;
-/// Attempts at a call that must not fail. For example, without the list of GPUs, the process has no
-/// session.
+/// The number of attempts at a call that must not fail. For example, without the list of GPUs, the
+/// process has no session.
 const ATTEMPTS: u32 = 3;
 
 /// A context of the driver.

@@ -158,8 +158,8 @@ impl PoolHandle {
     }
 }
 
-/// Returns whether one of several attempts succeeds. If a question failed, the accounts could be
-/// wrong.
+/// Asks the driver by `is_told`, in several attempts, and returns whether an attempt succeeded.
+/// Without the answer, the accounts of memory could be wrong.
 fn ask(mut is_told: impl FnMut() -> bool) -> bool {
     (0..ATTEMPTS).any(|_| is_told())
 }

@@ -36,9 +36,11 @@ use crate::session::Session;
 /// The most questions to NVML in one look. The look ends when the account is equal before and after
 /// a question. After so many questions, the look uses the last figure.
 const LOOKS: u32 = 4;
-/// The first and the longest pause between two looks of the meter thread, ns.
+/// The first pause, and the longest pause, between two looks that the meter thread repeats without
+/// an answer, ns.
 const PAUSE_NS: (u64, u64) = (100_000_000, 10_000_000_000);
-/// The time limit of an answer to the meter thread, ns. The daemon stops sooner.
+/// The time for which the meter thread waits for an answer of the daemon, ns. The daemon waits for
+/// NVML for a shorter time.
 const ANSWER_NS: u64 = 3_000_000_000;
 /// The time between two checks of the meter thread for an answer, ns.
 const LOOK_NS: u64 = 2_000_000;

@@ -36,10 +36,12 @@ pub enum Way {
     Managed,
 }
 
-/// The values of [`OnGpu::ability`]: whether a GPU can move managed memory, so that it can have
-/// more than its size.
+/// The value of [`OnGpu::ability`] before the interposer has asked the driver.
 const UNKNOWN: u8 = 0;
+/// The value of [`OnGpu::ability`] for a GPU that moves managed memory by pages. A process can then
+/// have more managed memory than the GPU has.
 const CAN: u8 = 1;
+/// The value of [`OnGpu::ability`] for a GPU that does not move managed memory by pages.
 const CANNOT: u8 = 2;
 
 /// The time for which a request waits for reservations of host memory by other processes of the

@@ -21,8 +21,8 @@ const OVERLAP_OVER_NS: u64 = ns(Duration::from_millis(20));
 /// fill, percent. If the launches fill less, the account gives them no place on the time line.
 const DENSE_PERCENT: u64 = 90;
 /// The least length with which a single launch gets a place on the time line outside spells too. A
-/// spell would hardly see the whole launch. If other launches wait for the launch's SMs, their
-/// events make them seem to run beside it.
+/// spell would hardly see the whole launch. If other launches wait for the SMs of this launch, the
+/// events of these launches make them seem to run beside this launch.
 const LONG_NS: u64 = ns(Duration::from_micros(500));
 /// Time between two spells. Streams with the same pace keep their relative positions for
 /// milliseconds, so many short spells show more than few long spells.
@@ -32,8 +32,8 @@ const SPELL_PART: u64 = 5;
 /// The length of the first part of a spell, in which the spell ignores work. Launches of older
 /// segments may have run beside such work, and these launches have no place.
 const SETTLING_NS: u64 = ns(Duration::from_micros(500));
-/// The length of the last part of a spell, in which the spell ignores work too. The meter thread
-/// may not yet have seen other work beside such work complete.
+/// The length of the last part of a spell, in which the spell also ignores work. The meter thread
+/// may not yet have seen the end of other work that ran at the same time.
 const TRAILING_NS: u64 = ns(Duration::from_micros(300));
 /// The weight that the results of earlier spells keep after each new spell. So about 16 spells
 /// count.

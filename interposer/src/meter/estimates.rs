@@ -24,9 +24,9 @@ const WEIGHT: u64 = 4;
 /// that a busy machine made long does not change the estimate for all launches after it. If a
 /// kernel really takes longer from now on, the mean follows within a few measurements.
 const MOST_TIMES_KNOWN: u64 = 3;
-/// The steps by which each long measurement raises the limit [`MOST_TIMES_KNOWN`], to four times
-/// its value. If a kernel takes long again and again, the machine is not the cause. If the table
-/// cut these long times off, no tenant would pay for them.
+/// The steps by which each measurement above the limit [`MOST_TIMES_KNOWN`] raises the limit. So
+/// many steps make the limit four times as large. If a kernel takes long again and again, the
+/// machine is not the cause. If the table cut these long times off, no tenant would pay for them.
 const MORE_PER_LONG: u8 = 64;
 /// The number of steps that double the limit [`MOST_TIMES_KNOWN`]. Each measurement within the
 /// limit takes one step back.

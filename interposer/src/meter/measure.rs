@@ -22,11 +22,12 @@ const EDGE_NS: i64 = 2_000;
 /// meter takes the thread as interrupted. The interruption may lie between a call and the reading
 /// of the clock.
 const UNINTERRUPTED_NS: i64 = 20_000;
-/// The multiple of their usual time from which on two calls count as interrupted.
+/// The meter takes the thread as interrupted if the record of an event and the launch together took
+/// more than this many times their usual time.
 const TIMES_USUAL: i64 = 2;
-/// On an idle stream, a segment begins some time after its submission. The further delay, ns, from
-/// which on the meter assumes that the segment waited behind other work. The value is above any
-/// interruption that the module does not notice.
+/// The delay, ns, from which on the meter assumes that a segment waited behind other work. The
+/// delay is beyond the usual time from the submission of a segment to its beginning on an idle
+/// stream. The value is above any interruption that the module does not notice.
 const WAITED_NS: i64 = 100_000;
 /// Assumed upper limit of the events' time less the host's time, until the meter has measured an
 /// offset. The meter thread's looks place events on the host's clock ([`super::clock`]). A look

@@ -256,11 +256,15 @@ fn own(uuid: &Uuid) -> Option<Own> {
     })
 }
 
+/// An answer of the daemon that the process keeps for a short time.
 struct Answer {
+    /// The UUID of the GPU to which the answer belongs.
     uuid: Uuid,
     /// The process that asked the daemon. A forked child is another process, and asks for itself.
     pid: u32,
+    /// The time of the answer, ns of `CLOCK_MONOTONIC`.
     at_ns: u64,
+    /// The daemon's answer.
     view: View,
 }
 

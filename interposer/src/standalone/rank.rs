@@ -32,7 +32,8 @@ pub struct Rank {
 }
 
 impl Rank {
-    /// Takes in a reading of the rank's meter, and notes on the GPU whether the rank spins.
+    /// Decides by a reading of the rank's meter whether the rank spins, and records the result in
+    /// the tenant's state on the GPU.
     pub fn note(&self, gpu: &StandaloneGpu, reading: &Reading, now_ns: u64) {
         let used_ns = self.used_ns.swap(reading.compute_ns, Ordering::Relaxed);
         let runs = self.runs.swap(reading.in_flight, Ordering::Relaxed);

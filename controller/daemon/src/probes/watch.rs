@@ -200,7 +200,8 @@ struct Due {
     devices_ns: u64,
     forget_ns: u64,
     missed_ns: u64,
-    /// `None` if there is nothing to attach.
+    /// The time of the next attempt to attach the programs, ns; `None` if there is nothing to
+    /// attach.
     attach_ns: Option<u64>,
 }
 

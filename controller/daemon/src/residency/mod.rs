@@ -116,7 +116,7 @@ struct Track {
 }
 
 /// The idle visits of a tenant: the number of times in a row that the tenant came back to the GPUs
-/// and did nothing. `done` is the tenant's count of work when the daemon last took it off.
+/// and did nothing. `done` is the tenant's count of work when the daemon last suspended the tenant.
 #[derive(Debug, Clone, Copy)]
 struct Visits {
     done: u64,

@@ -167,7 +167,7 @@ impl Mover {
     }
 }
 
-/// A word of the mover.
+/// A word that the mover writes to the daemon, by `deepres away`'s protocol.
 #[derive(Debug, PartialEq, Eq)]
 enum Word {
     Away,

@@ -13,7 +13,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use zerocopy::IntoBytes;
 
-/// Answers one hello.
+/// Answers the hello of a process that asks for its tenant's part of the GPUs.
 pub async fn answer(
     connection: BorrowedFd<'_>,
     guest: &Guest,

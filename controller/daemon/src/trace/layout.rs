@@ -27,7 +27,8 @@ pub enum Kind {
     Class,
     /// The number of a control command.
     Control,
-    /// The number of another escape.
+    /// The number of the escape (an ioctl of the resource manager) that `NV_ESC_IOCTL_XFER_CMD`
+    /// carries.
     Escape,
     /// The number of a command for displays.
     Display,

@@ -82,8 +82,8 @@ mod tests {
         Reading { waiters: 1, ..Reading::default() }
     }
 
-    /// Lets a process that waits be looked at. Returns whether it wants the GPU, and whether the
-    /// system is to be asked.
+    /// Passes the reading of a waiting process to [`Stopped::look`]. Returns whether the process
+    /// wants the GPU, and whether the caller is to ask the system.
     fn look(stopped: &mut Stopped, may_launch: bool, now_ns: u64, answer: Option<bool>) -> (bool, bool) {
         let (reading, asks) = stopped.look(&waits(), waits(), may_launch, now_ns, answer);
         (reading.wants(), asks)

@@ -101,7 +101,7 @@ impl Session {
 pub struct Tenant {
     pub(super) seat: TenantSeat,
     pub(super) account: Account,
-    /// The part of `account` that the core has already added to the job's use, ns.
+    /// The GPU time in `account` that the core has already added to the use of the job, ns.
     pub(super) counted_ns: u64,
     /// GPU time that the tenant's job has used on all GPUs, ns.
     pub(super) job_used_ns: u64,

@@ -121,7 +121,7 @@ struct Bench {
 }
 
 /// Returns the time of an allocation with its free, ns: first without the interposer, then with the
-/// /// interposer under a memory limit.
+/// interposer under a memory limit.
 pub fn allocation(rounds: u32) -> Result<(f64, f64)> {
     let (times, _) = Bench::start()?.times(rounds)?;
     let figures = times.get(ALLOCATION).with_context(|| format!("no figure for {ALLOCATION}"))?;

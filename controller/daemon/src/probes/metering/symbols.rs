@@ -45,7 +45,7 @@ pub enum SymbolsError {
 }
 
 /// Returns the places, in the driver's library, of the functions that the daemon probes. A place
-/// that /// several functions share is returned once.
+/// that several functions share is returned once.
 ///
 /// # Errors
 /// [`SymbolsError`], which says what is wrong with the file.

@@ -40,9 +40,10 @@ const LOOKS_LIMIT: Duration = Duration::from_millis(50);
 const ENDED_NS: u64 = 60_000 * MS;
 /// The most ended processes that the status lists.
 const MAX_ENDED: usize = 256;
-/// The most time that the thread waits for a process's command line, and for its mappings. The
-/// process can block both reads.
+/// The most time that the thread waits for a process's command line. The process can block this
+/// read.
 const COMMAND_LIMIT: Duration = Duration::from_millis(50);
+/// The most time that the thread waits for a process's mappings. The process can block this read.
 const MAPPINGS_LIMIT: Duration = Duration::from_secs(1);
 /// The most time for reading the libraries of a process. Their file systems may be remote, or a
 /// program may serve them.
