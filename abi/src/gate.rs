@@ -41,7 +41,7 @@ pub enum Reason {
     Changing,
 }
 
-/// The decision about a launch.
+/// The gate's decision about a launch: it may go, or it must wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// The launch may go, because no other tenant wants the GPU.

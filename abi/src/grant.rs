@@ -245,7 +245,7 @@ impl FailMode {
     }
 }
 
-/// The grants of one session.
+/// The grant page of one session: the permissions of the session on each GPU.
 #[derive(Debug)]
 #[repr(C, align(4096))]
 pub struct GrantPage {

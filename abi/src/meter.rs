@@ -295,7 +295,7 @@ impl Drop for Launching<'_> {
     }
 }
 
-/// The meters of one session.
+/// The meter page of one session: the use of each GPU, and the coverage of the process.
 #[derive(Debug)]
 #[repr(C, align(4096))]
 pub struct MeterPage {

@@ -339,7 +339,7 @@ pub const fn bucket(latency_ns: u64) -> usize {
     if bucket >= BUCKETS { BUCKETS - 1 } else { bucket }
 }
 
-/// An ioctl that has begun.
+/// An ioctl that has begun, with the data that the program needs when the ioctl ends.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Inflight {
@@ -444,7 +444,7 @@ pub struct SeenKey {
     pub family: u32,
 }
 
-/// The number of rows of a [`SeenKey`].
+/// The value of a [`SeenKey`]: the number of commands for which the process has counters.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct SeenValue {

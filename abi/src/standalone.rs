@@ -22,7 +22,7 @@ const SPIN_NS: u64 = 20_000_000;
 /// The key of a free place.
 const FREE: u64 = 0;
 
-/// The tenant's state on one GPU.
+/// The state of a tenant without a daemon on one GPU: its GPU time, and the turns of its processes.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct StandaloneGpu {

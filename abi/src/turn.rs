@@ -16,7 +16,7 @@ const SLOT_MASK: u64 = (1 << SLOT_BITS) - 1;
 
 const _: () = assert!((crate::ledger::MAX_SESSIONS as u64) < SLOT_MASK);
 
-/// The turn on one GPU.
+/// The turn of the processes of one tenant on one GPU, without a daemon.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Turn {

@@ -195,7 +195,7 @@ pub const PAGE_FDS: usize = 4;
 /// The most descriptors that come with a welcome.
 pub const MAX_FDS: usize = PAGE_FDS + MAX_GPUS;
 
-/// The kind of a refusal.
+/// The kind of a refusal, by which a process knows whether another attempt can succeed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum RefusalKind {

@@ -15,7 +15,7 @@ use crate::lock_order::{Mutex, Rank};
 use crate::os::Patience;
 use crate::{os, thread};
 
-/// An active capture.
+/// An active stream capture of this process.
 #[derive(Debug, Clone, Copy)]
 struct Capture {
     /// The stream on which the job began the capture.

@@ -215,7 +215,7 @@ fn path(bytes: Vec<u8>) -> PathBuf {
     std::path::absolute(&path).unwrap_or(path)
 }
 
-/// A possible place of the tenant socket.
+/// A possible place of the tenant socket, and the user whom the process trusts there.
 #[derive(Debug)]
 pub struct Socket {
     /// The path of the socket.

@@ -108,7 +108,7 @@ impl Leave {
     }
 }
 
-/// A launch that passed the gate.
+/// The result of a pass of the gate: the launch may go to the driver now.
 #[derive(Debug)]
 pub struct Passed {
     /// The launch's estimate, ns, if the launch passed under a lease. The estimate is part of the
@@ -195,7 +195,8 @@ fn wait<'m>(
     })
 }
 
-/// The state of a waiting thread.
+/// The state of a thread that waits at the gate: the answers to the questions of
+/// [`deepres_abi::gate`].
 struct Around<'a> {
     lane: &'a Lane,
     session: &'a Session,

@@ -120,7 +120,7 @@ pub enum Entry {
     Refused,
 }
 
-/// A launch between [`enter`] and [`leave`].
+/// A launch or copy that the meter counts, between [`enter`] and [`leave`].
 pub struct Metered {
     process: &'static Process,
     lane: LaneOwner,

@@ -18,7 +18,7 @@ pub fn now_ns() -> u64 {
     (time.tv_sec as u64).saturating_mul(NS_PER_S).saturating_add(time.tv_nsec as u64)
 }
 
-/// A bounded wait.
+/// A wait of a thread that polls something, with a time limit.
 #[derive(Debug, Default)]
 pub struct Patience {
     looks: u32,

@@ -32,7 +32,7 @@ pub struct Elsewhere;
 
 impl Occasion for Elsewhere {}
 
-/// A tenant already runs.
+/// The occasion of `deepres set`: the tenant already runs.
 #[derive(Debug)]
 pub struct Later;
 
@@ -40,7 +40,7 @@ impl Occasion for Later {
     const IS_LATER: bool = true;
 }
 
-/// The wishes of a command line.
+/// The wishes that the options of a command line state.
 #[derive(Debug)]
 pub struct Wishes<O> {
     /// The wishes.

@@ -96,7 +96,7 @@ pub struct Inherited {
 /// The device and the number of a file.
 type FileId = (u64, u64);
 
-/// A socket that the daemon made.
+/// A socket that the daemon made: its path, and its identity as a file.
 #[derive(Debug)]
 struct Made {
     path: PathBuf,

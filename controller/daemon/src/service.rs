@@ -16,7 +16,8 @@ const ADMIN_NAME: &str = "admin";
 /// Number of watchdog notifications within the service manager's time limit.
 const SIGNS_PER_LIMIT: u32 = 3;
 
-/// The service manager, if there is one.
+/// The service manager that started the daemon, if there is one: it gets the notifications of the
+/// daemon.
 #[derive(Debug, Default)]
 pub struct Service {
     watchdog: Option<Duration>,

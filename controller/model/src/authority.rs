@@ -61,7 +61,7 @@ impl fmt::Display for Rule {
     }
 }
 
-/// A granted value and its rule.
+/// A value that the daemon granted, and the rule by which it granted the value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Given<T> {
     /// The value.

@@ -67,7 +67,7 @@ impl Runtime {
     }
 }
 
-/// A container.
+/// The container of a process, by its runtime and id.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Container {
     /// The container's runtime.

@@ -11,7 +11,7 @@ use deepres_abi::PPM;
 /// The span after which an observation counts half as much.
 const SPAN_NS: u64 = Duration::from_secs(10).as_nanos() as u64;
 
-/// A running estimate of demand.
+/// A running estimate of a tenant's demand.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Demand {
     work_ns: u64,

@@ -27,7 +27,7 @@ pub struct Priority {
     pub size_ns: Option<u64>,
 }
 
-/// The observed use of a tenant's job.
+/// The observed use of a GPU by a tenant's job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Usage {
     /// GPU time used so far, ns.
@@ -39,7 +39,7 @@ pub struct Usage {
     pub memory_ppm: u32,
 }
 
-/// The weights of the three terms.
+/// The weights of the three terms of a priority value.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Weights {
     /// The weight of urgency.

@@ -20,7 +20,7 @@ use alloc::vec::Vec;
 /// The daemon's number of a GPU.
 pub type GpuIndex = usize;
 
-/// Bytes by GPU.
+/// Amounts of memory by GPU, bytes.
 pub type Bytes = BTreeMap<GpuIndex, u64>;
 
 /// The place of a tenant's memory.
@@ -65,7 +65,7 @@ pub struct Seen {
     pub asked_in_vain: bool,
 }
 
-/// The time constants of this policy.
+/// The time constants of residency, which the caller gives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Times {
     /// The shortest time for which a backlogged tenant stays on the GPUs, ns.
@@ -74,7 +74,7 @@ pub struct Times {
     pub idle_ns: u64,
 }
 
-/// The next move.
+/// The next move: the tenants that the daemon suspends, and the tenant that then gets their room.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Move {
     /// The tenants that the daemon suspends first, in this order.

@@ -11,7 +11,7 @@ const SPAN_NS: u64 = Duration::from_secs(4).as_nanos() as u64;
 const SECOND_NS: u128 = Duration::from_secs(1).as_nanos();
 const PERMILLE: u128 = 1000;
 
-/// Counts of calls of the driver.
+/// Counts of calls to the kernel driver.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct DriverSums {
@@ -47,7 +47,7 @@ impl DriverSums {
     }
 }
 
-/// Rates of calls of the driver.
+/// Rates of calls to the kernel driver.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct DriverRates {

@@ -33,7 +33,7 @@ const TOGETHER_NS: u64 = ns(Duration::from_secs(1));
 /// GPU again, ns. So a session cannot make up for a time in which it rested.
 const MADE_UP_FOR_NS: u64 = ns(Duration::from_millis(40));
 
-/// The observation of a session.
+/// The observation of one session since the last decision about turns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Seen {
     /// The session's number.

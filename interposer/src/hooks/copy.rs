@@ -41,7 +41,7 @@ fn sum(sizes: *const usize, count: usize) -> u64 {
     sizes.fold(0, u64::saturating_add)
 }
 
-/// Source or target of a copy.
+/// The place of the source or of the target of a copy.
 #[derive(Debug, Clone, Copy)]
 enum Side {
     /// Memory of the host.

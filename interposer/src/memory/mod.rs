@@ -102,7 +102,7 @@ pub struct Accounts {
     refusals: AtomicU64,
 }
 
-/// A request for memory.
+/// A request of the job for GPU memory.
 #[derive(Debug, Clone, Copy)]
 pub struct Request {
     /// The driver call.
@@ -118,7 +118,7 @@ pub struct Request {
     pub bytes: u64,
 }
 
-/// The reason of a refused allocation.
+/// The reason for which an allocation was refused.
 #[derive(Debug, Clone, Copy)]
 enum Why {
     /// The limit leaves no room for the request.

@@ -47,7 +47,8 @@ const LOOK_NS: u64 = 2_000_000;
 /// The number of unanswered looks of the meter thread after which it warns the job.
 const TOLD_AFTER: u32 = 4;
 
-/// The state of one GPU.
+/// The charge on one GPU for the memory that the driver takes by itself, and the state of the
+/// looks.
 struct OnGpu {
     /// The lock that a thread holds while it looks, so that no older figure replaces a newer
     /// figure.
@@ -60,7 +61,7 @@ struct OnGpu {
     is_due: AtomicBool,
 }
 
-/// An existing context.
+/// A context that the job made and that still exists.
 struct Known {
     handle: usize,
     /// The ordinal of the context's GPU.

@@ -222,7 +222,7 @@ impl Pool {
     }
 }
 
-/// A request for memory within a pool.
+/// A request for memory that must fit into a pool's spare memory.
 struct Within<'r, 'p> {
     process: &'r Process,
     site: &'r Site<'p>,

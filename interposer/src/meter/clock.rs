@@ -20,7 +20,7 @@ const LOOKS: u32 = 64;
 /// drift apart by more than the delay of these looks.
 const LONGEST_WINDOW_NS: i64 = 8_000_000_000;
 
-/// The alignment of one context's events.
+/// The alignment of the times of one context's events with the host's clock.
 #[derive(Debug)]
 pub struct Alignment {
     /// Time of the base event on the host's clock.

@@ -38,7 +38,7 @@ const MOST_MORE: u8 = 224;
 /// no shorter time, so a bound above the quotient does not contradict the mean.
 const TIMES_SCATTERED: u64 = 2;
 
-/// The table of mean times by key.
+/// The table of estimates: the mean time of each known launch, by the key of the launch.
 #[derive(Debug)]
 pub struct Estimates {
     buckets: Box<[Bucket]>,

@@ -97,7 +97,8 @@ impl Room {
     }
 }
 
-/// The mover of one GPU.
+/// The mover of one GPU: moves the oversubscribed memory of this process to the GPU and to the
+/// host.
 #[derive(Debug, Default)]
 pub struct Mover {
     room: Room,

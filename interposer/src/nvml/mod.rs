@@ -97,7 +97,7 @@ pub fn loaded(symbol: &CStr) -> Option<usize> {
     })
 }
 
-/// The tenant's part of one GPU.
+/// The tenant's part of one GPU, by which the hooks answer NVML's questions.
 pub struct Part {
     uuid: Uuid,
     /// The tenant's memory according to this process's own session.
@@ -106,7 +106,7 @@ pub struct Part {
     view: Option<View>,
 }
 
-/// The tenant's memory according to a session.
+/// The tenant's limit and held memory on a GPU, by the pages of this process's session.
 #[derive(Clone, Copy)]
 struct Own {
     limit_bytes: u64,

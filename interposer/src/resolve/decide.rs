@@ -16,7 +16,7 @@ const DRIVER: &[u8; 2] = b"cu";
 /// The beginning of every NVML function's name, cut to the same length.
 const MANAGEMENT: &[u8; 2] = b"nv";
 
-/// A function with a hook.
+/// A function with a hook: of the driver, or of NVML.
 enum Hooked {
     Driver(ApiId, usize),
     Management(&'static nvml::Hook),

@@ -40,7 +40,8 @@ struct Report {
     guest_longest_kernel_ms: f64,
 }
 
-/// A trainer with pauses.
+/// The figures of a trainer with pauses: alone, and beside the guest under deepres and under
+/// time-slicing.
 #[derive(Serialize)]
 struct TrainerReport {
     steps_per_s_alone: f64,
@@ -57,7 +58,8 @@ struct Trained {
     harvested_of_gaps: f64,
 }
 
-/// A server of requests.
+/// The figures of a server of requests: alone, and beside the guest under deepres and under
+/// time-slicing.
 #[derive(Serialize)]
 struct ServerReport {
     work_ms: f64,
@@ -95,7 +97,7 @@ impl From<Times> for Millis {
     }
 }
 
-/// Figures of one run.
+/// Figures of one run of the first tenant beside the guest.
 struct Run {
     served: Served,
     harvested_of_gaps: f64,

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-/// The result of a check.
+/// The result of a check: whether the checked part of deepres works on this machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
@@ -28,7 +28,7 @@ impl Verdict {
     }
 }
 
-/// The outcome of a check.
+/// One check of `deepres doctor`, with its result, finding and remedy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Check {
     /// The subject of the check.

@@ -59,7 +59,7 @@ enum Reply {
     Refused(RefusalKind, String),
 }
 
-/// The outcome of a request.
+/// The outcome of a request to keep a tenant.
 enum Answer {
     Kept(Keeper),
     /// The GPUs have no room now, but may have room after other tenants have ended. The text is the

@@ -16,7 +16,7 @@ const NS_PER_S: f64 = 1e9;
 /// Size of one write, bytes: some hundreds of events.
 const BUFFER_BYTES: usize = 256 << 10;
 
-/// The output of a trace.
+/// The output of `deepres trace`, for people or as JSON.
 pub struct Output {
     out: BufWriter<Stdout>,
     is_json: bool,

@@ -45,7 +45,7 @@ impl AsFd for Bell {
     }
 }
 
-/// A set of bells, and a timer.
+/// The events for which an arbiter sleeps: a set of bells, and a timer.
 #[derive(Debug)]
 pub struct Events {
     epoll: OwnedFd,

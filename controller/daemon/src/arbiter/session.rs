@@ -9,7 +9,7 @@ use deepres_policy::arbiter::{Gate, Readings, SessionReading, Watched};
 use deepres_policy::lease::Grant;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A session.
+/// A session as the arbiter of one GPU sees it: its pages, and the state of the last reading.
 pub struct Session {
     /// The session's tenant.
     pub tenant: TenantId,

@@ -32,7 +32,7 @@ const MOST_COMMANDS: usize = 256;
 /// takes some ten microseconds. During the questions, the heartbeat stands still.
 const ASK_BUDGET: Duration = Duration::from_millis(2);
 
-/// The state of the arbiter's thread.
+/// The state of the arbiter's thread: the core, and the pages of the tenants and sessions.
 pub struct Worker {
     /// The daemon's number for the GPU.
     pub gpu: usize,
@@ -64,7 +64,8 @@ pub struct Worker {
     stirred: Arc<AtomicBool>,
 }
 
-/// The commands of one wake-up.
+/// The commands that the thread takes at one wake-up, as orders to the core, and the answers that
+/// are due after the next turn.
 #[derive(Default)]
 struct Batch {
     count: usize,

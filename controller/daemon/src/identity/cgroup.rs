@@ -25,7 +25,7 @@ const REMOVED: &str = " (deleted)";
 /// The slice in which systemd lets users arrange their own cgroups.
 const USERS: &str = "user.slice";
 
-/// Kind of place.
+/// The kind of a place: a container, a pod or a batch job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Kind {
     /// A container outside a pod.

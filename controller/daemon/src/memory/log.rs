@@ -27,7 +27,7 @@ struct Seen {
     bound: Option<Bound>,
 }
 
-/// The lowest bound on a tenant's memory.
+/// The lower of two bounds on a tenant's memory: its limit, and its ceiling.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Bound {
     bytes: u64,

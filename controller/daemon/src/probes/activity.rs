@@ -23,7 +23,7 @@ const IN_USE_NS: u64 = Duration::from_secs(2).as_nanos() as u64;
 /// of the process with the most rows by family.
 pub const MAX_REMEMBERED: usize = 16_384;
 
-/// Counters of one process.
+/// The counters of the calls of one process to the driver, by device and command.
 #[derive(Debug, Default, Clone)]
 pub struct Activity {
     rows: BTreeMap<StatKey, StatValue>,

@@ -18,7 +18,7 @@ const BITS: u32 = 8;
 /// In a struct with bit fields, the bits of a member's offset word that contain the offset.
 const OFFSET_MASK: u32 = 0x00ff_ffff;
 
-/// Kinds of types.
+/// The numbers of the kinds of types in the format BTF.
 mod kind {
     pub const INT: u32 = 1;
     pub const ARRAY: u32 = 3;

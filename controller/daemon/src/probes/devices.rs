@@ -15,7 +15,7 @@ const NVIDIA: &str = "nvidia";
 /// Minor number of /dev/nvidia-modeset, which shares the GPUs' major number.
 const MODESET_MINOR: u32 = 254;
 
-/// The watched devices.
+/// The devices whose ioctls the daemon watches.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Devices {
     watches: Vec<(String, Watch)>,

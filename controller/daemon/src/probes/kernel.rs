@@ -83,7 +83,7 @@ impl KernelError {
     }
 }
 
-/// The programs in the kernel.
+/// The kernel programs, attached, and the maps that they share with the daemon.
 pub struct Kernel {
     ebpf: Ebpf,
     rows: Rows,
@@ -376,7 +376,7 @@ pub(super) fn bytes_of<T: IntoBytes + zerocopy::Immutable, const N: usize>(recor
     bytes
 }
 
-/// A ring of records of one type.
+/// A ring through which the kernel programs pass records of one type to the daemon.
 pub struct Ring<T> {
     ring: RingBuf<MapData>,
     record: std::marker::PhantomData<T>,

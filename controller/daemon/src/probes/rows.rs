@@ -37,7 +37,7 @@ pub(super) fn seed() -> u64 {
     *SEED
 }
 
-/// The counters in the kernel.
+/// The counters of ioctls in the kernel, by process, device and command.
 pub(super) struct Rows {
     sets: Sets,
     values: PerCpuArray<MapData, StatValueBytes>,

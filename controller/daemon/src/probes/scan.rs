@@ -12,7 +12,7 @@ use rustix::process::getuid;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-/// A process's use of the devices.
+/// A process's use of the GPU's devices, and the way in which the daemon saw the use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Use {
     /// The way in which the daemon saw the use.

@@ -59,7 +59,7 @@ pub struct User {
     looked_ns: u64,
 }
 
-/// A change that the daemon reports.
+/// A change of the list of unmanaged processes that the daemon reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
     /// The daemon found a user that belongs to no tenant.

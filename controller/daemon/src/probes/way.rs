@@ -38,7 +38,7 @@ impl Way {
     }
 }
 
-/// A way and the reason for it.
+/// A way in which the kernel can report ioctls, and the reason for this way.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Choice {
     /// The way.

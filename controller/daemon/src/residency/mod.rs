@@ -92,7 +92,8 @@ struct Away {
     follow_again_ns: Option<u64>,
 }
 
-/// The stage of a tenant's move.
+/// The stage of the suspension of a tenant: on the way off the GPUs, on the host, or on the way
+/// back.
 #[derive(Debug)]
 enum Stage {
     /// A mover is taking the tenant off the GPUs.
@@ -108,7 +109,7 @@ enum Stage {
     Lost(String),
 }
 
-/// A tenant that is on the GPUs.
+/// The times since which a tenant is on the GPUs and since which it is idle, ns.
 #[derive(Debug, Clone, Copy)]
 struct Track {
     since_ns: u64,

@@ -20,7 +20,7 @@ use tokio::time::timeout;
 /// The prefix of the mover's error messages.
 const ERROR_PREFIX: &str = "deepres: ";
 
-/// The daemon's connection to a mover.
+/// The daemon's connection to a mover: a process `deepres away`.
 #[derive(Debug)]
 pub struct Mover {
     channel: BufReader<UnixStream>,

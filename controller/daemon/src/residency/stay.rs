@@ -72,7 +72,7 @@ impl Residence {
     }
 }
 
-/// A tenant that may hold memory.
+/// A tenant with processes on GPUs: the data about its memory that residency needs.
 #[derive(Debug, Clone)]
 pub struct Stay {
     /// The tenant's name.

@@ -50,14 +50,14 @@ pub fn room(descriptors: u64, gpus: usize) -> usize {
     usize::try_from(room).unwrap_or(usize::MAX).max(1)
 }
 
-/// The state of a source.
+/// The number of a source's connections, and the source's turns.
 #[derive(Debug)]
 struct Has {
     connections: usize,
     turns: Turns,
 }
 
-/// The connections of tenants.
+/// The counts of the connections to the tenant socket, with the limit for each source.
 #[derive(Debug)]
 pub struct Connections {
     /// The most connections for which there are descriptors.

@@ -39,7 +39,7 @@ pub enum Saved {
     Failed(String),
 }
 
-/// The state file.
+/// The state file: its path, and the state that the daemon last wrote.
 #[derive(Debug)]
 pub struct StateFile {
     path: PathBuf,

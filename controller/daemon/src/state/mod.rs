@@ -29,20 +29,20 @@ const MAJOR: u32 = 1;
 /// The minor version of the layout. A change that adds a field raises the minor version.
 const MINOR: u32 = 5;
 
-/// The version of a file's layout.
+/// The version of the state file's layout.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Version {
     major: u32,
     minor: u32,
 }
 
-/// The part of a file that every version has.
+/// The part of the state file that each version of the layout has.
 #[derive(Deserialize)]
 struct Head {
     deepres_state: Version,
 }
 
-/// The state of a daemon.
+/// The state that a daemon saves, as the content of the state file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct State {
     deepres_state: Version,
@@ -78,7 +78,7 @@ pub struct AwayProcess {
     pub process: ProcessKey,
 }
 
-/// The counters of a GPU.
+/// The saved counters of one GPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SavedGpu {
@@ -94,7 +94,7 @@ pub struct SavedGpu {
     pub handoff_total_ns: u64,
 }
 
-/// A tenant.
+/// The saved data of one tenant.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SavedTenant {
@@ -136,7 +136,7 @@ pub struct SavedTenant {
     pub sessions: Vec<SavedSession>,
 }
 
-/// A value for one GPU.
+/// A saved value of a tenant or process for one GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OnGpu<T> {
     /// The GPU's UUID, `GPU-…`.

@@ -35,7 +35,7 @@ pub struct Owner {
     pub groups: Vec<u32>,
 }
 
-/// A tenant.
+/// A tenant, as the registry records it.
 #[derive(Debug)]
 pub struct Tenant {
     /// The tenant's number.

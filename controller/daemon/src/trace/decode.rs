@@ -19,7 +19,7 @@ const INTERRUPTED: std::ops::RangeInclusive<i64> = -516..=-512;
 /// All error numbers are below this number.
 const MAX_ERROR: i64 = 4096;
 
-/// One ioctl.
+/// One ioctl, as `deepres trace` shows it.
 #[derive(Debug, Clone, Serialize)]
 pub struct Decoded<'e> {
     /// When the call began, ns of `CLOCK_MONOTONIC`.
@@ -71,7 +71,7 @@ impl Serialize for Numbers {
     }
 }
 
-/// The fields of an argument.
+/// The fields of an ioctl's argument, by name.
 #[derive(Debug, Clone, Copy)]
 pub struct Fields<'e> {
     known: &'static [Field],
@@ -92,7 +92,7 @@ impl Serialize for Fields<'_> {
     }
 }
 
-/// A field's value.
+/// The value of a field of an ioctl's argument.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Value {
     /// A number.

@@ -53,7 +53,7 @@ impl Kind {
     }
 }
 
-/// A field of an argument.
+/// A field of a command's argument: its name, place and type.
 #[derive(Debug, Clone, Copy)]
 pub struct Field {
     /// The field's name.
@@ -64,7 +64,7 @@ pub struct Field {
     pub kind: Kind,
 }
 
-/// A command.
+/// A command of NVIDIA's devices (an ioctl), and the layout of its argument.
 #[derive(Debug, Clone, Copy)]
 pub struct Command {
     /// Number within the family. In the usual encoding of ioctl numbers, this is the low byte. In

@@ -5,7 +5,7 @@ use deepres_abi::probe::REST;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// Sums of one command.
+/// The sums of one command over a trace.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Line {
     /// The command's name or number.

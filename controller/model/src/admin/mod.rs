@@ -123,7 +123,7 @@ pub enum Reply {
     },
 }
 
-/// The effect of a [`Request::Resume`].
+/// The effect of a [`Request::Resume`] on the tenant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Resumption {

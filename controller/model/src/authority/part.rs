@@ -110,7 +110,7 @@ impl Part {
     }
 }
 
-/// A cap as one tenant sees it.
+/// A user's cap as one tenant of the user sees it.
 #[derive(Debug, Clone, Copy)]
 struct Split {
     /// The amount that is available to the tenant.

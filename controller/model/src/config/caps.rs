@@ -71,7 +71,7 @@ impl Caps {
     }
 }
 
-/// The origin of caps.
+/// The section of the configuration from which a user's caps come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CapOf {

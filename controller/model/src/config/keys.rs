@@ -4,7 +4,7 @@
 use crate::wish;
 use toml::de::{DeTable, DeValue};
 
-/// The type of a key's value.
+/// The type of the value that a key of the configuration takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Takes {
     /// A whole number that is not negative.
@@ -21,7 +21,7 @@ enum Takes {
     Sections(&'static [Key]),
 }
 
-/// A key: its name and type.
+/// A key of the configuration: its name, and the type of its value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Key(&'static str, Takes);
 
@@ -99,7 +99,7 @@ const fn takes(kind: wish::Kind) -> Takes {
 /// name. The measure is Jaro–Winkler; it is 1 for equal names.
 const ALIKE: f64 = 0.8;
 
-/// A fault in a table.
+/// A fault in the text of a configuration.
 pub struct Wrong {
     /// The position of the fault, bytes.
     pub offset: usize,

@@ -147,7 +147,7 @@ impl FailModeKey {
     }
 }
 
-/// Bounds of the quantum.
+/// The bounds of the quantum, as the configuration gives them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct QuantumKeys {

@@ -326,7 +326,8 @@ impl Actions {
     }
 }
 
-/// The arbiters of the host's other GPUs.
+/// The arbiters of the host's other GPUs, with which the core exchanges states and orders for
+/// gangs.
 pub trait Peers {
     /// Posts the state of this GPU to the arbiters of the other GPUs. Returns the order for this
     /// GPU, and the tenants that get leases on this GPU only by such orders.
@@ -341,7 +342,7 @@ struct Review {
     work: Work,
 }
 
-/// The state of an arbiter.
+/// The core of an arbiter: the state from which all decisions about one GPU follow.
 #[derive(Debug)]
 pub struct Core {
     setup: Setup,

@@ -90,7 +90,7 @@ impl From<SavedMeter> for Reading {
     }
 }
 
-/// The counters of a GPU.
+/// The counters of a GPU that the daemon saves: contended time, idle time and hand-offs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Time in which two or more tenants wanted the GPU, ns.

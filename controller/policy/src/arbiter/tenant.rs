@@ -25,7 +25,7 @@ pub(super) enum Brought {
     Complete,
 }
 
-/// A session of a tenant.
+/// A session of a tenant on this GPU: the last reading of its meter, and the state of its gate.
 #[derive(Debug)]
 pub struct Session {
     pub(super) seat: SessionSeat,

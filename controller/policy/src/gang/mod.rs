@@ -127,7 +127,7 @@ impl Post {
     }
 }
 
-/// An order for an arbiter.
+/// The board's order for the arbiter of one GPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Order {
     /// The arbiter gives leases to single tenants by its own rule, and none to gangs.

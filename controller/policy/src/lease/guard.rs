@@ -254,7 +254,7 @@ fn saved_up_ns(window_ns: u64) -> u64 {
     MAX_CREDIT_NS.max(window_ns.saturating_mul(WINDOWS_OF_CREDIT))
 }
 
-/// The guard of one GPU.
+/// The guard of one GPU, which decides whether guests may launch.
 #[derive(Debug)]
 pub struct Guard {
     max_harm_ppm: u32,

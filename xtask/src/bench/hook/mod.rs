@@ -77,7 +77,8 @@ struct Api {
     added_instructions: Option<f64>,
 }
 
-/// Time or instructions of one call.
+/// The time (ns) or the instructions of one call: without the interposer, with the interposer, and
+/// the difference.
 #[derive(Clone, Copy)]
 struct Figures {
     bare: f64,

@@ -13,7 +13,7 @@ pub struct Tenant {
     pub steps: &'static [&'static str],
 }
 
-/// The tenants that run together.
+/// A cell of the matrix: the tenants that run together.
 pub struct Cell {
     pub tenants: Vec<Tenant>,
 }

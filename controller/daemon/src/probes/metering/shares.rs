@@ -13,7 +13,7 @@ pub struct Full {
     most: usize,
 }
 
-/// The amount that each source has.
+/// The amount of a scarce resource that each source has.
 #[derive(Debug, Default)]
 pub struct Shares(BTreeMap<Source, usize>);
 

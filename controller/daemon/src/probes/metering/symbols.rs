@@ -18,7 +18,7 @@ const MAX_SEGMENTS: usize = 1024;
 /// variants, but a forged file may name thousands.
 const MAX_POINTS: usize = 256;
 
-/// Place of a probe.
+/// A place in the driver's library at which the daemon attaches a probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Point {
     /// Offset in the file, bytes.
