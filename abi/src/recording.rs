@@ -103,7 +103,7 @@ pub enum Record<'a> {
     Shape(u64, Shape),
     /// The handle of a function, and the function's name.
     Name(u64, &'a [u8]),
-    /// A launch.
+    /// The job launched a kernel or a graph.
     Launch {
         /// When the job made the call.
         at_ns: u64,
@@ -116,7 +116,7 @@ pub enum Record<'a> {
         /// Whether the job captured the launch into a graph. A captured launch did not run.
         is_captured: bool,
     },
-    /// A copy, set or prefetch.
+    /// The job made a copy, a memory set or a prefetch.
     Copy {
         /// When the job made the call.
         at_ns: u64,
@@ -126,10 +126,10 @@ pub enum Record<'a> {
         api: u16,
         /// The handle of the stream.
         stream: u64,
-        /// Bytes.
+        /// The size, bytes.
         bytes: u64,
     },
-    /// An allocation of device memory.
+    /// The job allocated device memory.
     Memory {
         /// When the job made the call.
         at_ns: u64,
@@ -137,10 +137,10 @@ pub enum Record<'a> {
         thread: u32,
         /// The number of the driver function.
         api: u16,
-        /// Bytes.
+        /// The size, bytes.
         bytes: u64,
     },
-    /// A thread's wait for the GPU.
+    /// A thread of the job waited for the GPU.
     Wait {
         /// When the wait began.
         at_ns: u64,

@@ -129,7 +129,7 @@ impl fmt::Display for ConnectError {
 pub struct Connection {
     /// The socket. When the connection ends, the session ends.
     pub socket: Unshared,
-    /// The daemon's answer.
+    /// The daemon's answer to the hello.
     pub welcome: Welcome,
     /// The memory of the grant, meter, ledger and heartbeat page.
     pub pages: [OwnedFd; PAGE_FDS],

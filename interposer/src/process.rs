@@ -45,7 +45,7 @@ const APPRAISE_AGAIN_NS: u64 = 10_000_000_000;
 
 /// The state of this process. It lives until the process ends.
 pub struct Process {
-    /// The driver.
+    /// The driver's functions that deepres calls.
     pub calls: Calls,
     /// The GPUs, by ordinal in this process.
     pub gpus: Box<[Gpu]>,

@@ -76,9 +76,9 @@ pub enum FilesError {
     /// The file cannot be created.
     #[error("cannot create {}: {source}", path.display())]
     Unusable {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// The reason.
+        /// The system's error.
         source: io::Error,
     },
 }

@@ -55,7 +55,7 @@ pub enum GpuLockError {
         "another deepres daemon ({holder}) manages GPU {uuid} already; use that daemon, or stop it first"
     )]
     Held {
-        /// The GPU.
+        /// The UUID of the GPU, `GPU-…`.
         uuid: String,
         /// The process id and directory that the other daemon wrote into its lock file.
         holder: String,
@@ -65,17 +65,17 @@ pub enum GpuLockError {
         "root's deepres daemon manages GPU {uuid}, or did so before; use that daemon, or have root remove {}", path.display()
     )]
     Roots {
-        /// The GPU.
+        /// The UUID of the GPU, `GPU-…`.
         uuid: String,
-        /// The lock file.
+        /// The path of the lock file.
         path: PathBuf,
     },
     /// The lock file cannot be used.
     #[error("cannot lock {}: {source}", path.display())]
     Unusable {
-        /// The lock file.
+        /// The path of the lock file.
         path: PathBuf,
-        /// The reason.
+        /// The system's error.
         source: io::Error,
     },
 }

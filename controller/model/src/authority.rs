@@ -64,9 +64,9 @@ impl fmt::Display for Rule {
 /// A value that the daemon granted, and the rule by which it granted the value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Given<T> {
-    /// The value.
+    /// The granted value.
     pub value: T,
-    /// The rule.
+    /// The rule by which the daemon granted the value.
     pub rule: Rule,
 }
 

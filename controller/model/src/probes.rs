@@ -154,7 +154,7 @@ impl CommandStatus {
 /// An adopted process, in the form in which the daemon saves it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Adopted {
-    /// The process.
+    /// The key of the process.
     #[serde(flatten)]
     pub process: ProcessKey,
     /// The tenant for which the process was adopted.

@@ -26,9 +26,9 @@ pub type Bytes = BTreeMap<GpuIndex, u64>;
 /// The place of a tenant's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
-    /// On the GPUs.
+    /// The memory is on the GPUs.
     Resident,
-    /// On the host, because another tenant needed the room.
+    /// The memory is on the host, because another tenant needed the room.
     Away,
     /// On the host or on the way, for another reason: an administrator's command, or a move that is
     /// under way.

@@ -73,9 +73,9 @@ pub fn is_used() -> bool {
 /// The call that needs the memory of graphs.
 #[derive(Debug, Clone, Copy)]
 pub enum Taker {
-    /// A launch.
+    /// A launch of this executable graph.
     Launch(ExecHandle),
-    /// An upload.
+    /// An upload of this executable graph.
     Upload(ExecHandle),
     /// An upload of a graph while the job makes the graph executable.
     Graph(CUgraph),

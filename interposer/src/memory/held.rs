@@ -16,7 +16,7 @@ use crate::session::Session;
 /// the charge behind a lock.
 #[derive(Debug)]
 pub struct Held {
-    /// The amount, bytes.
+    /// The charged amount, bytes.
     pub bytes: u64,
     kind: MemoryKind,
     /// The GPU's ordinal in this process.

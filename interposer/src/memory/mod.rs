@@ -105,9 +105,9 @@ pub struct Accounts {
 /// A request of the job for GPU memory.
 #[derive(Debug, Clone, Copy)]
 pub struct Request {
-    /// The driver call.
+    /// The driver's function that the job called.
     pub api: ApiId,
-    /// The kind of memory.
+    /// The kind of memory for which the job asks.
     pub kind: MemoryKind,
     /// The GPU's ordinal in this process.
     pub ordinal: usize,

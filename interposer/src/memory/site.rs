@@ -22,9 +22,9 @@ const PATIENCE_NS: u64 = 1_000_000_000;
 /// The session, GPU, ledger and account to which the interposer charges one request.
 #[derive(Clone, Copy)]
 pub struct Site<'p> {
-    /// The session.
+    /// The session whose pages the interposer uses.
     pub session: &'static Session,
-    /// The GPU.
+    /// The GPU for whose memory the job asks.
     pub gpu: &'p Gpu,
     /// The ledger that was current when the request began.
     pub ledger: Ledger,

@@ -51,7 +51,7 @@ const TO_THE_END: i64 = 0;
 /// The reason for which the processes cannot share a tenant's file.
 #[derive(Debug)]
 pub enum FileError {
-    /// A system call failed.
+    /// A system call failed. The text names the call.
     Io(&'static str, io::Error),
     /// The folder does not belong to this user alone.
     Folder(PathBuf),

@@ -50,7 +50,7 @@ pub struct Client {
 pub enum As<'a> {
     /// As a tenant, with these options of `deepres run`.
     Tenant(&'a [&'a str]),
-    /// Without deepres.
+    /// Without deepres, as a bare program.
     Bare,
 }
 

@@ -33,9 +33,9 @@ impl Verdict {
 pub struct Check {
     /// The subject of the check.
     pub name: &'static str,
-    /// The result.
+    /// The result of the check.
     pub verdict: Verdict,
-    /// The finding.
+    /// The finding of the check, as a sentence.
     pub found: String,
     /// The remedy, if one is needed.
     pub remedy: Option<String>,

@@ -14,9 +14,9 @@ pub struct GangBoard(Mutex<State>);
 
 /// The board, as the arbiter of one GPU uses it.
 pub struct OfGpu<'a> {
-    /// The board.
+    /// The board of the host.
     pub board: &'a GangBoard,
-    /// The GPU.
+    /// The daemon's number for the GPU.
     pub gpu: usize,
 }
 

@@ -42,7 +42,7 @@ pub enum Failure {
 /// The result of an attempt to bring processes back.
 #[derive(Debug)]
 pub enum Back {
-    /// The processes go on.
+    /// The processes are back on the GPUs, and go on.
     Yes,
     /// The processes are still suspended, because other tenants hold the memory.
     NoRoom,

@@ -74,7 +74,7 @@ pub struct State {
 pub struct AwayProcess {
     /// The tenant's name.
     pub tenant: String,
-    /// The process.
+    /// The key of the process.
     pub process: ProcessKey,
 }
 
@@ -141,7 +141,7 @@ pub struct SavedTenant {
 pub struct OnGpu<T> {
     /// The GPU's UUID, `GPU-…`.
     pub uuid: String,
-    /// The value.
+    /// The saved value.
     #[serde(flatten)]
     pub saved: T,
 }
@@ -149,7 +149,7 @@ pub struct OnGpu<T> {
 /// A process of a tenant, and the point up to which the arbiters charged it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedSession {
-    /// The process.
+    /// The key of the process.
     #[serde(flatten)]
     pub process: ProcessKey,
     /// When the arbiters charged the process up to this point, ns of `CLOCK_MONOTONIC`. If absent,

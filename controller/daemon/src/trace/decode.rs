@@ -26,15 +26,15 @@ pub struct Decoded<'e> {
     pub began_ns: u64,
     /// Duration of the call, ns.
     pub latency_ns: u64,
-    /// Process id.
+    /// The id of the process that made the call.
     pub pid: u32,
-    /// Thread id.
+    /// The id of the thread that made the call.
     pub tid: u32,
     /// The thread's name.
     pub thread: Cow<'e, str>,
     /// The descriptor; `None` if it is unknown.
     pub fd: Option<u32>,
-    /// The device.
+    /// The numbers of the device on which the process made the call.
     pub device: Numbers,
     /// The device's family: `rm`, `uvm`, `modeset` or `other`.
     pub family: &'static str,

@@ -123,9 +123,9 @@ impl Default for Config {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FailModeKey {
-    /// Tenants go on without a gate.
+    /// Tenants launch without leases until a daemon is back.
     Open,
-    /// Launches fail.
+    /// All launches of tenants fail until a daemon is back.
     Closed,
 }
 
@@ -189,15 +189,15 @@ pub enum ConfigError {
     /// The file cannot be read.
     #[error("cannot read {}: {source}", path.display())]
     Unreadable {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// The error.
+        /// The system's error.
         source: std::io::Error,
     },
     /// The file has a fault.
     #[error("{}:{line}:{column}: {message}", path.display())]
     Invalid {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
         /// The line, from 1.
         line: usize,

@@ -35,13 +35,13 @@ pub struct Totals {
     pub copy_ns: u64,
     /// Time waited at the gate, summed over threads, ns.
     pub wait_ns: u64,
-    /// Waits at the gate.
+    /// Number of waits at the gate.
     pub waits: u64,
-    /// Kernels launched one by one.
+    /// Number of kernels launched one by one.
     pub kernel_launches: u64,
-    /// Graphs launched.
+    /// Number of launched graphs.
     pub graph_launches: u64,
-    /// Allocations refused.
+    /// Number of refused allocations.
     pub refusals: u64,
     /// Time in which the tenant had work in flight or a waiting thread, ns.
     pub wanted_ns: u64,
@@ -59,7 +59,7 @@ pub struct Totals {
 /// The account of a tenant on one GPU: its totals, and the bounds on the next charges.
 #[derive(Debug)]
 pub struct Account {
-    /// The totals.
+    /// The sums of the tenant's GPU time, waits, launches and refusals.
     pub totals: Totals,
     /// The last refused allocation: (API number, bytes).
     pub last_refusal: Option<(u32, u64)>,

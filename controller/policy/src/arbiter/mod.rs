@@ -144,7 +144,7 @@ pub enum Order {
     Leave {
         /// The session's tenant.
         tenant: TenantId,
-        /// The session.
+        /// The number of the session.
         session: SessionId,
         /// Whether the process may connect again. The core then remembers the point up to which it
         /// charged the process.
@@ -167,7 +167,7 @@ pub enum Order {
 /// The core's instructions for reading the meter of one session.
 #[derive(Debug, Clone, Copy)]
 pub struct Watched<'a> {
-    /// The session.
+    /// The number of the session.
     pub session: SessionId,
     /// The last reading, if the session was at rest: no thread waited, and no work was in flight.
     /// While the meter still shows this reading, the caller leaves the session out of the readings.
@@ -180,12 +180,12 @@ pub struct Watched<'a> {
 /// One reading of a session's meter.
 #[derive(Debug, Clone, Default)]
 pub struct SessionReading {
-    /// The session.
+    /// The number of the session.
     pub session: SessionId,
     /// Whether the session has carried the counters of earlier sessions into its meter. The caller
     /// reads this flag before the counters, because the counters are complete once the flag is set.
     pub is_carried: bool,
-    /// The counters.
+    /// The counters of the session's meter.
     pub meter: Reading,
     /// The part of the meter's GPU time by which launches took longer than the session knows them to
     /// take, ns. The caller reads it after the counters.
@@ -207,7 +207,7 @@ pub struct SessionReading {
 /// Figures of a tenant that the caller takes from other sources than the meters of this GPU.
 #[derive(Debug, Clone, Copy)]
 pub struct TenantReading {
-    /// The tenant.
+    /// The number of the tenant.
     pub tenant: TenantId,
     /// GPU time that the tenant's job has used on all GPUs, ns.
     pub job_used_ns: u64,
@@ -277,7 +277,7 @@ pub enum Event {
     },
     /// A session's work does not end, so other tenants cannot get the GPU for themselves.
     Endless {
-        /// The session.
+        /// The number of the session.
         session: SessionId,
     },
 }

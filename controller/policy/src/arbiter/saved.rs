@@ -16,7 +16,7 @@ use deepres_abi::meter::{Reading, WAIT_BUCKETS};
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 pub struct SavedAccount {
-    /// The totals.
+    /// The sums of the tenant's GPU time, waits, launches and refusals.
     #[cfg_attr(feature = "serde", serde(flatten))]
     pub totals: Totals,
     /// The time at which the tenant first appeared, ns of `CLOCK_MONOTONIC`.
@@ -47,13 +47,13 @@ pub struct SavedMeter {
     pub copy_ns: u64,
     /// Time waited at the gate, ns.
     pub wait_ns: u64,
-    /// Waits at the gate.
+    /// Number of waits at the gate.
     pub waits: u64,
-    /// Kernels launched one by one.
+    /// Number of kernels launched one by one.
     pub kernel_launches: u64,
-    /// Graphs launched.
+    /// Number of launched graphs.
     pub graph_launches: u64,
-    /// Allocations refused.
+    /// Number of refused allocations.
     pub refusals: u64,
     /// Waits at the gate by their length, each modulo 2³².
     pub waits_by_length: [u32; WAIT_BUCKETS],
@@ -133,7 +133,7 @@ pub struct Restored {
 /// The point up to which the core charged a process.
 #[derive(Debug, Clone, Copy)]
 pub struct Baseline {
-    /// The counters.
+    /// The counters of the process's meter.
     pub meter: SavedMeter,
     /// The time of the reading of these counters, ns of `CLOCK_MONOTONIC`.
     pub at_ns: u64,

@@ -21,7 +21,7 @@ pub(super) enum Brought {
     Nothing,
     /// The session has had work in flight at each reading since.
     InFlight,
-    /// The work is complete.
+    /// The work of the session is complete, and the core has not subtracted the excess yet.
     Complete,
 }
 

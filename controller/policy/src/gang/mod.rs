@@ -66,7 +66,7 @@ pub type Position = i128;
 /// An arbiter's report on one owner. The owner wants the GPU, may launch on it, or is a gang.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Member {
-    /// The tenant.
+    /// The number of the tenant.
     pub tenant: TenantId,
     /// Whether the tenant has work in flight.
     pub in_flight: bool,
@@ -135,21 +135,21 @@ pub enum Order {
     Apart,
     /// The arbiter gives only leases whose work drains before `at_ns`. This gang gets the GPU next.
     Until {
-        /// The gang.
+        /// The number of the tenant that is a gang.
         tenant: TenantId,
         /// The moment at which the GPU must be free for the gang, ns of the monotonic clock.
         at_ns: u64,
     },
     /// This gang has the GPU.
     Held {
-        /// The gang.
+        /// The number of the tenant that is a gang.
         tenant: TenantId,
         /// The end of the gang's lease, ns; `None` if no other tenant wants any of the gang's GPUs.
         until_ns: Option<u64>,
     },
     /// This gang had the GPU, and its work in flight drains.
     Drain {
-        /// The gang.
+        /// The number of the tenant that is a gang.
         tenant: TenantId,
         /// Whether this GPU's rank may launch once more, because another rank waits inside a kernel
         /// for that launch.
