@@ -190,7 +190,7 @@ impl Bypasses {
         Self([const { AtomicU64::new(0) }; BYPASS_PLACES])
     }
 
-    /// Counts a bypass.
+    /// Counts one bypass for the given reason.
     pub fn count(&self, reason: Bypass) {
         self.0[reason as usize].fetch_add(1, Ordering::Relaxed);
     }
@@ -251,7 +251,7 @@ pub const fn calls_offset(id: ApiId) -> usize {
 
 #[cfg(not(loom))]
 impl Coverage {
-    /// Returns an empty record.
+    /// Returns the coverage of a process that has looked up nothing yet.
     pub const fn new() -> Self {
         Self {
             table: AtomicU64::new(0),

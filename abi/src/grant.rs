@@ -46,7 +46,7 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// Returns the gate's word.
+    /// Returns the gate word, which holds the gate's state and epoch.
     pub const fn word(self) -> u32 {
         (self.epoch << STATE_BITS) | self.state as u32
     }
@@ -126,7 +126,7 @@ impl GrantSlot {
         self.gate.load(Ordering::Acquire)
     }
 
-    /// Returns the gate.
+    /// Returns the slot's present gate.
     pub fn gate(&self) -> Gate {
         Gate::from_word(self.gate_word())
     }

@@ -173,7 +173,7 @@ pub struct Moment(AtomicU32);
 impl Moment {
     const SHIFT: u32 = 10;
 
-    /// Sets the time.
+    /// Sets the moment to `at_ns`, ns of `CLOCK_MONOTONIC`.
     pub fn set(&self, at_ns: u64) {
         self.0.store(((at_ns >> Self::SHIFT) as u32).max(1), Ordering::Relaxed);
     }

@@ -53,7 +53,7 @@ pub struct Head {
 pub unsafe trait Page: Sized {
     /// The kind that the head contains.
     const KIND: Kind;
-    /// Returns the head.
+    /// Returns the page's head.
     fn head(&self) -> &Head;
 }
 

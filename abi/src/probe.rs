@@ -501,7 +501,7 @@ pub mod cookie {
         entry as u64 | TELLS
     }
 
-    /// Returns the function's number.
+    /// Returns the number of the function in a cookie.
     #[inline(always)]
     pub const fn entry(cookie: u64) -> u32 {
         cookie as u16 as u32

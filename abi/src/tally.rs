@@ -242,7 +242,7 @@ impl Tally {
         Taken { launched: launched.wrapping_sub(before), ns: expected_ns.saturating_sub(before_ns) }
     }
 
-    /// Marks the segment as closed.
+    /// Marks the segment that the caller has been closing as closed.
     pub fn closed(&self) {
         self.state.store(IDLE, Ordering::SeqCst);
     }

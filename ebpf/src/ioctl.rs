@@ -35,7 +35,7 @@ static SLOTS: Array<Slot> = Array::with_max_entries(SLOT_COUNT, PAGE_ALIGNED);
 #[map]
 static INFLIGHT: HashMap<u32, Inflight> = HashMap::with_max_entries(MAX_INFLIGHT, 0);
 
-/// Runs at `syscalls:sys_enter_ioctl`.
+/// Runs at the tracepoint `syscalls:sys_enter_ioctl`, when a thread begins an ioctl.
 #[tracepoint]
 pub fn ioctl_enter(context: TracePointContext) -> u32 {
     let (task, descriptor) = (Task::current(), word(&context, FIRST_WORD) as u32);
@@ -46,14 +46,14 @@ pub fn ioctl_enter(context: TracePointContext) -> u32 {
     0
 }
 
-/// Runs at `syscalls:sys_exit_ioctl`.
+/// Runs at the tracepoint `syscalls:sys_exit_ioctl`, when an ioctl returns.
 #[tracepoint]
 pub fn ioctl_exit(context: TracePointContext) -> u32 {
     end(word(&context, FIRST_WORD) as i64);
     0
 }
 
-/// Runs at `sys_enter`.
+/// Runs at the raw tracepoint `sys_enter`, when a thread begins any system call.
 #[raw_tracepoint(tracepoint = "sys_enter")]
 pub fn raw_enter(context: RawTracePointContext) -> i32 {
     // The calls of 32-bit programs have other numbers. The tracepoint of ioctl does not see these
@@ -75,7 +75,7 @@ pub fn raw_enter(context: RawTracePointContext) -> i32 {
     0
 }
 
-/// Runs at `sys_exit`.
+/// Runs at the raw tracepoint `sys_exit`, when any system call returns.
 #[raw_tracepoint(tracepoint = "sys_exit")]
 pub fn raw_exit(context: RawTracePointContext) -> i32 {
     // The program need not check which call ends, because `end` finds only ioctls that began.

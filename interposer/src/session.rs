@@ -426,7 +426,7 @@ impl Session {
         self.grant.session_id()
     }
 
-    /// Notes that the connection ended.
+    /// Records that the connection to the daemon ended.
     pub fn set_gone(&self) {
         self.is_gone.store(true, Ordering::Release);
     }

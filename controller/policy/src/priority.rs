@@ -68,7 +68,8 @@ pub struct Terms {
 }
 
 impl Terms {
-    /// Returns the terms at `now_ns`.
+    /// Returns the terms of a priority value at `now_ns`, by the declarations and the use of the
+    /// job.
     pub fn at(now_ns: u64, priority: &Priority, usage: &Usage) -> Self {
         Self {
             urgency: priority.deadline_ns.map_or(0.0, |deadline_ns| {

@@ -101,7 +101,7 @@ fn batch(targets: *const u64, sources: *const u64, count: usize) -> Kind {
 /// The description of a copy between rectangles or boxes.
 trait Shape {
     fn bytes(&self) -> u64;
-    /// Returns source and target.
+    /// Returns the places of the source and of the target of the copy.
     fn sides(&self) -> [Side; 2];
 }
 

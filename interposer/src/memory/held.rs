@@ -41,7 +41,7 @@ fn account(session: &Session, gpu: &Gpu) -> Option<(Ledger, Account<'static>)> {
 }
 
 impl Held {
-    /// Returns an empty charge.
+    /// Returns a charge of no bytes, for memory of this kind on the GPU `ordinal`.
     pub const fn nothing(kind: MemoryKind, ordinal: usize) -> Self {
         Self { bytes: 0, kind, ordinal, generation: 0, account: None }
     }

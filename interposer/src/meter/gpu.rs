@@ -32,7 +32,7 @@ impl<T> Shared<T> {
         unsafe { self.0.load(Ordering::Acquire).as_ref() }
     }
 
-    /// Replaces the reference.
+    /// Replaces the reference by `value`.
     pub fn set(&self, value: Option<&'static T>) {
         let pointer = value.map_or(std::ptr::null_mut(), |value| std::ptr::from_ref(value).cast_mut());
         self.0.store(pointer, Ordering::Release);

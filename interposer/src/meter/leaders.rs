@@ -29,7 +29,7 @@ fn place(key: u64) -> (usize, u64) {
 }
 
 impl Leaders {
-    /// Adds a key.
+    /// Adds the key of a kernel that a dependent launch followed.
     pub fn add(&self, key: u64) {
         let (word, bit) = place(key);
         if let Some(word) = self.0.get(word) {

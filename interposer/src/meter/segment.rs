@@ -53,7 +53,7 @@ impl Kind {
 pub struct Launches(pub u64);
 
 impl Launches {
-    /// Returns the number of launches.
+    /// Returns the number of all launches, graphs included.
     pub fn all(self) -> u32 {
         self.0 as u32
     }

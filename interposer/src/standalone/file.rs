@@ -281,7 +281,7 @@ fn status(descriptor: &OwnedFd) -> io::Result<libc::stat> {
     Ok(status)
 }
 
-/// Unlocks these slots.
+/// Releases this process's locks on the bytes of these slots.
 fn unlock(number: RawFd, slots: Range<usize>) {
     // To the kernel, a length of 0 means up to the end of the file.
     if !slots.is_empty() {

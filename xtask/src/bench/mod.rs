@@ -142,7 +142,7 @@ enum Bench {
     Trace,
 }
 
-/// Runs a benchmark.
+/// Runs the benchmark that the options name.
 pub fn run(options: &Options) -> Result<()> {
     let never_sleeps = matches!(
         options.bench,

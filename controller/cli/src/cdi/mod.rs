@@ -90,7 +90,7 @@ struct Generate {
     output: PathBuf,
 }
 
-/// Runs the subcommand.
+/// Runs a subcommand of `deepres cdi`.
 pub fn run(args: Args) -> Result<()> {
     match args.command {
         Command::Generate(args) => generate(&args),

@@ -123,7 +123,7 @@ pub struct Spec {
 }
 
 impl Spec {
-    /// Returns a document without devices.
+    /// Returns a CDI specification without devices.
     pub fn new() -> Self {
         let mut root = Map::new();
         root.insert("cdiVersion".to_owned(), json!(VERSION));

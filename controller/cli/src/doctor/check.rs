@@ -17,7 +17,7 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// The verdict's name.
+    /// Returns the verdict's name, as `deepres doctor` prints it.
     pub fn name(self) -> &'static str {
         match self {
             Self::Good => "good",

@@ -71,7 +71,8 @@ impl Session {
         });
     }
 
-    /// Sets the session's gate.
+    /// Sets the session's gate on a GPU. Wakes the threads that wait at the gate, unless only the
+    /// terms of an open gate are new.
     pub fn set_gate(&self, gpu: usize, gate: &Gate) {
         let Some(slot) = self.seat.grant.page().slot(gpu) else { return };
         gate.show(slot);

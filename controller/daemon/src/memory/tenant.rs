@@ -62,7 +62,7 @@ impl TenantMemory {
         })
     }
 
-    /// Returns the ledger.
+    /// Returns the page of the tenant's ledger.
     pub fn ledger(&self) -> &Arc<SharedPage<LedgerPage>> {
         &self.ledger
     }
@@ -105,7 +105,7 @@ impl TenantMemory {
         self.by_nvml.get(&gpu).copied()
     }
 
-    /// Replaces NVML's figures.
+    /// Replaces NVML's figures for the memory of the tenant, by GPU.
     pub fn set_by_nvml(&mut self, by_nvml: BTreeMap<usize, ByNvml>) {
         self.by_nvml = by_nvml;
     }

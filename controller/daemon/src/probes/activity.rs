@@ -30,7 +30,7 @@ pub struct Activity {
 }
 
 impl Activity {
-    /// Adds a row of counters.
+    /// Adds a row of counters of the process, which the daemon read from the kernel.
     pub fn add(&mut self, key: StatKey, value: &StatValue) {
         let has_room = self.rows.len() < MAX_ROWS || self.rows.contains_key(&key);
         let key = if has_room { key } else { StatKey { command: REST, device: 0, ..key } };

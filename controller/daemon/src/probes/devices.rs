@@ -72,7 +72,7 @@ impl Devices {
         Self { watches, are_stand_ins: keys.iter().any(|key| key.number.is_some()), have_twins }
     }
 
-    /// Returns the empty set.
+    /// Returns a set without devices.
     pub fn none() -> Self {
         Self { watches: Vec::new(), are_stand_ins: false, have_twins: false }
     }

@@ -119,7 +119,7 @@ impl Rows {
     }
 }
 
-/// Returns zeros for each CPU.
+/// Returns a row of counters that are 0 on each CPU.
 fn zeros() -> Option<PerCpuValues<StatValueBytes>> {
     let cpus = aya::util::nr_cpus().ok()?;
     PerCpuValues::try_from(vec![[0; size_of::<StatValue>()]; cpus]).ok()

@@ -31,7 +31,7 @@ pub enum Evidence {
 }
 
 impl Evidence {
-    /// Returns the evidence's name.
+    /// Returns the evidence's name, as the status shows it.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ioctl => "ioctl",

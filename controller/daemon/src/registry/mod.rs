@@ -130,12 +130,12 @@ impl Registry {
         Arc::clone(&self.connected)
     }
 
-    /// Returns the configuration.
+    /// Returns the daemon's configuration.
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// Returns the GPUs.
+    /// Returns the GPUs that the daemon manages, with their arbiters.
     pub fn gpus(&self) -> &Gpus {
         &self.gpus
     }
@@ -145,7 +145,7 @@ impl Registry {
         self.waiting.status(monotonic_ns())
     }
 
-    /// Returns the tenants.
+    /// Returns all tenants, with and without processes.
     pub fn tenants(&self) -> &Tenants {
         &self.tenants
     }

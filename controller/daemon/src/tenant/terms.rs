@@ -168,7 +168,7 @@ impl Terms {
         self.is_paused
     }
 
-    /// Returns the tenant's grant.
+    /// Returns the tenant's grant: the wishes and settings, as far as the caps allow.
     pub fn granted(&self) -> Granted {
         self.granted_with(&self.set)
     }

@@ -38,7 +38,7 @@ const OTHERS: &str = "others";
 pub const OK: Value = Value::Name("NV_OK");
 
 impl Summary {
-    /// Adds an event.
+    /// Adds an ioctl to the sums of its command.
     pub fn add(&mut self, event: &Decoded<'_>) {
         let mut key = (event.family, event.command);
         let mut name = event.name;

@@ -197,7 +197,7 @@ fn hint(name: &str, known: &[Key]) -> String {
     }
 }
 
-/// Describes a value in words.
+/// Returns the type of a value in words, for an error message.
 fn kind(value: &DeValue<'_>) -> String {
     match value {
         DeValue::String(text) => format!("the text \"{text}\""),

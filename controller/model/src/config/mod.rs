@@ -138,7 +138,7 @@ impl FailModeKey {
         }
     }
 
-    /// Returns the mode's name.
+    /// Returns the fail mode's name in the configuration.
     pub fn name(self) -> &'static str {
         match self {
             Self::Open => "open",

@@ -99,7 +99,7 @@ struct Mark {
 }
 
 impl Account {
-    /// Returns an empty account.
+    /// Returns an account without charges, for a tenant that first appears at `now_ns`.
     pub fn new(now_ns: u64) -> Self {
         Self {
             totals: Totals::default(),

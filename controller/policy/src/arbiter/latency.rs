@@ -25,7 +25,7 @@ impl Default for Latency {
 }
 
 impl Latency {
-    /// Adds a sample.
+    /// Adds the cost of one hand-off, ns.
     pub fn add(&mut self, sample_ns: u64) {
         self.total_ns = self.total_ns.saturating_add(sample_ns);
         self.samples_ns[self.next] = sample_ns;

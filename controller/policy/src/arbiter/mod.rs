@@ -628,7 +628,7 @@ impl Core {
         &self.latency
     }
 
-    /// Returns the GPU's counters.
+    /// Returns the GPU's counters: contended time, idle time and hand-offs.
     pub fn counters(&self) -> Counters {
         Counters {
             contended_ns: self.contended_ns,

@@ -40,12 +40,12 @@ impl Said {
 pub struct Shared(u64);
 
 impl Shared {
-    /// Adds shared time.
+    /// Adds time in which the tenant and another tenant had work on the GPU, ns.
     pub fn pass(&mut self, elapsed_ns: u64) {
         self.0 = self.0.saturating_add(elapsed_ns).min(LOOKED_AT_NS);
     }
 
-    /// Forgets the shared time.
+    /// Sets the shared time to 0.
     pub fn forget(&mut self) {
         self.0 = 0;
     }

@@ -168,12 +168,12 @@ impl Tenant {
         }
     }
 
-    /// Returns the account.
+    /// Returns the tenant's account on this GPU.
     pub fn account(&self) -> &Account {
         &self.account
     }
 
-    /// Returns the tenant's description.
+    /// Returns the caller's description of the tenant.
     pub fn seat(&self) -> &TenantSeat {
         &self.seat
     }

@@ -312,7 +312,7 @@ impl Board {
         there.map(|(tenant, gpus)| (*tenant, longest_ns(*tenant, gpus).unwrap_or(0))).collect()
     }
 
-    /// Returns the number of GPUs.
+    /// Returns the number of GPUs of the host.
     pub fn gpus(&self) -> usize {
         self.gpus.len()
     }

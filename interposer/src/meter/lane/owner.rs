@@ -133,7 +133,7 @@ impl Default for Pace {
 }
 
 impl Pace {
-    /// Begins with short segments again.
+    /// Sets the wanted length of the next segment to one launch.
     pub(super) fn restart(&self) {
         self.want(1);
     }
