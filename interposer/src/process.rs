@@ -89,7 +89,8 @@ const NOT_STARTED: u8 = 0;
 const STARTING: u8 = 1;
 /// The value of [`START`] after the attempt, if the process may use the GPU.
 const STARTED: u8 = 2;
-/// The value of [`START`] for a process with limits to which nothing can hold the process.
+/// The value of [`START`] for a process with limits that neither a daemon nor the process itself
+/// can keep.
 const UNHELD: u8 = 3;
 
 /// The value of [`Process::meter`] until the session has begun.
@@ -650,7 +651,7 @@ impl Process {
         result
     }
 
-    /// Does the same as [`Self::destroy_context`], but forgets no memory, because the memory
+    /// Runs `destroy` as [`Self::destroy_context`] does, but forgets no memory, because the memory
     /// belongs to another context. Returns the result of `destroy`, and whether the context is
     /// gone.
     pub fn end_context<T>(

@@ -9,7 +9,8 @@ use tokio::time::sleep;
 
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// Adds the counts each second. Never returns.
+/// Each second, adds the counted calls of processes to the counts of the processes' tenants. Never
+/// returns.
 pub async fn serve(shared: Rc<Shared>) {
     loop {
         sleep(PERIOD).await;

@@ -270,8 +270,8 @@ impl Calls {
         self.exchange(&mut mode).then_some(Relaxed { calls: self, previous: Some(mode) })
     }
 
-    /// Does what [`Self::relaxed`] does if any capture is active. If no capture is active, the
-    /// thread's mode may stay, and the result changes nothing.
+    /// If any capture is active, permits any call as [`Self::relaxed`] does. If no capture is
+    /// active, the thread's mode may stay, and the result changes nothing.
     pub fn beside_captures(&self) -> Option<Relaxed<'_>> {
         if capture::is_active() { self.relaxed() } else { Some(Relaxed { calls: self, previous: None }) }
     }

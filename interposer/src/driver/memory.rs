@@ -112,7 +112,8 @@ impl PoolHandle {
         ask(is_told).then_some(value)
     }
 
-    /// Returns the present memory of the pool, if the driver tells it.
+    /// Returns the present memory of the pool, reserved and used; `None` if the driver does not
+    /// tell.
     pub fn stock(self) -> Option<Stock> {
         Some(Stock {
             reserved_bytes: self.attribute(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?,

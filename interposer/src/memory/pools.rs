@@ -31,7 +31,7 @@ use crate::session::Session;
 /// The smallest growth of a pool, bytes. A larger allocation makes the pool grow by more.
 const GROWTH_BYTES: u64 = 32 << 20;
 
-/// A memory pool.
+/// A memory pool of this process, with its charge and its live allocations.
 pub struct Pool {
     handle: PoolHandle,
     /// The device of the pool's memory, or `None` if the memory is the host's or another process's.

@@ -369,7 +369,8 @@ impl Kernel {
     }
 }
 
-/// Returns the bytes of a record, because aya takes bytes.
+/// Returns the bytes of a record. The library aya, which loads the programs, takes records as
+/// bytes.
 pub(super) fn bytes_of<T: IntoBytes + zerocopy::Immutable, const N: usize>(record: &T) -> [u8; N] {
     let mut bytes = [0; N];
     bytes.copy_from_slice(record.as_bytes());

@@ -124,7 +124,7 @@ struct Visits {
     idle: u32,
 }
 
-/// Looks at tenants and moves them. Never returns.
+/// Suspends tenants and brings tenants back, as the policy of residency decides. Never returns.
 pub async fn serve(shared: Rc<Shared>) {
     let mut was_needed = false;
     loop {

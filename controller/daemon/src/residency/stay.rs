@@ -167,7 +167,7 @@ fn ledgers(tenant: &Tenant) -> impl Iterator<Item = &LedgerGpu> {
 }
 
 impl Stay {
-    /// Returns the data of a tenant, without [`Self::wants`].
+    /// Returns the data of a tenant. The caller sets [`Self::wants`].
     pub fn of(name: &str, tenant: &Tenant) -> Self {
         let on_gpus = |of: fn(&LedgerGpu) -> u64| -> Bytes {
             let all = tenant.gpus().iter().filter_map(|gpu| Some((*gpu, of(tenant.memory.on(*gpu)?))));

@@ -30,7 +30,8 @@ const ARRIVAL_DESCRIPTORS: u64 = 1;
 /// Number of turns that a source may take without a delay. After a restart of the daemon, a
 /// thousand jobs and their keepers come back at once.
 const TURNS_AT_ONCE: u64 = 2048;
-/// The time between further turns of a source. A turn takes some tenths of a millisecond.
+/// The time between two turns of a source that has had more than [`TURNS_AT_ONCE`] turns. A turn
+/// takes some tenths of a millisecond.
 const TURN_NS: u64 = Duration::from_millis(10).as_nanos() as u64;
 /// The most connections beyond the limit to which the daemon listens until it can refuse them. The
 /// daemon closes further connections without an answer.

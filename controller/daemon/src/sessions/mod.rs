@@ -53,7 +53,8 @@ const COMMAND_SHOWN: usize = 60;
 /// fails because no descriptors are left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Admits processes. Never returns without an error.
+/// Accepts connections at the tenant socket, and serves each connection in a task of its own.
+/// Returns only with an error.
 pub async fn serve(listener: OwnedFd, shared: Rc<Shared>) -> io::Result<()> {
     let listener = watched(listener)?;
     loop {
