@@ -61,8 +61,8 @@ pub enum Attempt {
     Done,
     /// No segment is open.
     Idle,
-        /// Another thread is launching into the segment, or closing it. The caller should try
-        /// again.
+    /// Another thread is launching into the segment, or closing it. The caller should try
+    /// again.
     Busy,
 }
 

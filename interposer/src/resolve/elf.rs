@@ -423,8 +423,8 @@ struct Namespace {
     breakpoint: usize,
     state: c_int,
     linker: usize,
-        /// The next namespace. The field exists only if `version` is at least 2 (glibc 2.35 and
-        /// later).
+    /// The next namespace. The field exists only if `version` is at least 2 (glibc 2.35 and
+    /// later).
     next: *const Namespace,
 }
 

@@ -289,7 +289,7 @@ pub struct Guard {
     harm_ns: u64,
     /// The owners' progress while no guest had work in flight.
     undisturbed: Progress,
-        /// The owners' progress since a guest has had work in flight beside them.
+    /// The owners' progress since a guest has had work in flight beside them.
     disturbed: Progress,
 }
 
