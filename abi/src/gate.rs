@@ -29,13 +29,13 @@ pub const EXPIRED_NAP_NS: u64 = 1_000_000;
 /// The reason why a launch must wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason {
-    /// Another tenant has the GPU.
+    /// The gate is closed, because another tenant has the GPU.
     Closed,
     /// An administrator paused the tenant, or the daemon suspended the tenant.
     Paused,
-    /// The lease has expired.
+    /// The end of the lease has come.
     Expired,
-    /// The window is full.
+    /// With this launch, more GPU time would be in flight than the window of the lease allows.
     Window,
     /// The daemon is changing the terms of the lease at this moment.
     Changing,
@@ -51,7 +51,7 @@ pub enum Verdict {
     /// The lease of this epoch allows one launch only. The launch may go if [`OnlyLaunch::take`]
     /// returns true.
     Once(u32),
-    /// The launch must wait.
+    /// The launch must wait, for this reason.
     Wait(Reason),
 }
 

@@ -41,7 +41,7 @@ pub enum GateState {
 pub struct Gate {
     /// The number of changes of the gate, modulo 2³⁰. Each change of the gate begins a new epoch.
     pub epoch: u32,
-    /// The state in this epoch.
+    /// The state of the gate in this epoch.
     pub state: GateState,
 }
 

@@ -153,9 +153,9 @@ pub struct Place {
 }
 
 impl Place {
-    /// The place is free.
+    /// The state of a place without a key.
     pub const FREE: u64 = 0;
-    /// A program is writing the place's key.
+    /// The state of a place while a program writes the key into it.
     pub const CLAIMED: u64 = 1;
     /// The state of a key with row 0.
     pub const FIRST_ROW: u64 = 2;
@@ -173,9 +173,10 @@ pub struct Set {
 /// sets, a power of two. Only a program that knows `seed` can predict which keys share a set.
 #[inline(always)]
 pub const fn sets_of(key: &StatKey, seed: u64, sets: u32) -> [u32; 2] {
-    /// An odd number without a pattern, from the golden ratio.
+    /// An odd factor that spreads the bits of the process and the seed: 2⁶⁴ divided by the golden
+    /// ratio.
     const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
-    /// An odd number without a pattern, from MurmurHash3.
+    /// An odd factor from MurmurHash3, which mixes the bits of the whole key.
     const MIX: u64 = 0xff51_afd7_ed55_8ccd;
     let who = key.started_ns ^ seed ^ ((key.pid as u64) << u32::BITS);
     let what = ((key.command as u64) << u32::BITS) | (key.device ^ (key.family << (MINOR_BITS - 1))) as u64;
@@ -278,11 +279,12 @@ pub mod heap {
     pub const FUNCTION_WORD: usize = 1;
     /// The word whose upper half is the driver's status.
     pub const STATUS_WORD: usize = 2;
-    /// NVOS32_FUNCTION_ALLOC_SIZE.
+    /// The function number NVOS32_FUNCTION_ALLOC_SIZE: the program asks for memory.
     pub const ALLOC_SIZE: u32 = 2;
     /// The position of the size for NVOS32_FUNCTION_ALLOC_SIZE.
     pub const SIZE_WORD: usize = 11;
-    /// NVOS32_FUNCTION_ALLOC_SIZE_RANGE.
+    /// The function number NVOS32_FUNCTION_ALLOC_SIZE_RANGE: the program asks for memory within a
+    /// range of addresses.
     pub const ALLOC_SIZE_RANGE: u32 = 14;
     /// The position of the size for NVOS32_FUNCTION_ALLOC_SIZE_RANGE.
     pub const RANGE_SIZE_WORD: usize = 10;
@@ -295,9 +297,9 @@ pub mod object {
     pub const WORDS: usize = 6;
     /// The word whose upper half is the class.
     pub const CLASS_WORD: usize = 1;
-    /// NV01_MEMORY_SYSTEM: host memory.
+    /// The class NV01_MEMORY_SYSTEM: host memory.
     pub const MEMORY_SYSTEM: u32 = 0x3e;
-    /// NV01_MEMORY_LOCAL_USER: device memory.
+    /// The class NV01_MEMORY_LOCAL_USER: device memory.
     pub const MEMORY_LOCAL_USER: u32 = 0x40;
     /// The word with the address of the class's own arguments. For these classes, the arguments are
     /// `NV_MEMORY_ALLOCATION_PARAMS`.
@@ -379,7 +381,7 @@ const _: () = assert!(size_of::<Slot>() == 64);
 /// cache line.
 #[inline(always)]
 pub const fn slot(tid: u32) -> u32 {
-    /// 2³² divided by the golden ratio.
+    /// A factor that gives neighbouring thread ids distant slots: 2³² divided by the golden ratio.
     const SPREAD: u32 = 0x9e37_79b1;
     tid.wrapping_mul(SPREAD) >> (u32::BITS - SLOTS_LOG2)
 }

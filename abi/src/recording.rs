@@ -109,9 +109,9 @@ pub enum Record<'a> {
         at_ns: u64,
         /// The thread that made the call.
         thread: u32,
-        /// The number of the shape.
+        /// The number of the launch's shape, which an earlier record describes.
         shape: u64,
-        /// The handle of the stream.
+        /// The driver's handle of the stream.
         stream: u64,
         /// Whether the job captured the launch into a graph. A captured launch did not run.
         is_captured: bool,
@@ -124,7 +124,7 @@ pub enum Record<'a> {
         thread: u32,
         /// The number of the driver function.
         api: u16,
-        /// The handle of the stream.
+        /// The driver's handle of the stream.
         stream: u64,
         /// The size, bytes.
         bytes: u64,

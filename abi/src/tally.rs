@@ -57,7 +57,7 @@ pub struct Taken {
 /// The result of an attempt to take a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Attempt {
-    /// The caller has the segment.
+    /// The caller now has the segment.
     Done,
     /// No segment is open.
     Idle,

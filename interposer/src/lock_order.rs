@@ -59,9 +59,9 @@ ranks! {
     Blocks,
     /// The allocations that are neither from pools nor in shared blocks.
     Allocations,
-    /// The mappings of physical memory.
+    /// The mappings of physical memory to addresses.
     Mappings,
-    /// The mappings into arrays.
+    /// The mappings of physical memory into arrays.
     Tiles,
     /// The oversubscribed allocations.
     Oversubscribed,

@@ -18,7 +18,7 @@ pub enum Found {
     },
     /// By an ancestor that belongs to the tenant.
     Ancestor {
-        /// The ancestor.
+        /// The ancestor's process id.
         pid: u32,
     },
     /// By the process's container.
@@ -32,7 +32,7 @@ pub enum Found {
     },
     /// By the root of the process's tree.
     Tree {
-        /// The root process.
+        /// The root's process id.
         root: u32,
     },
 }

@@ -77,9 +77,9 @@ const _: () = {
 /// The progress of an event or a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
-    /// All earlier work is complete.
+    /// All work before the event or in the stream is complete.
     Done,
-    /// Earlier work is not complete.
+    /// Some work before the event or in the stream is not complete.
     Pending,
     /// The driver cannot say, because the context is broken or gone.
     Lost,

@@ -16,9 +16,9 @@ use super::real;
 /// The place to which the driver moves managed memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Location {
-    /// The GPU of that ordinal.
+    /// The GPU with this ordinal.
     Gpu(usize),
-    /// The host.
+    /// The memory of the host.
     Host,
 }
 

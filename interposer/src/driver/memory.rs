@@ -50,9 +50,9 @@ pub struct ExecHandle(pub usize);
 /// The GPU memory of a pool, or of a device's graphs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stock {
-    /// All reserved memory, bytes.
+    /// All memory that the driver reserves for the pool or the graphs, bytes.
     pub reserved_bytes: u64,
-    /// The part in use, bytes.
+    /// The part of the reserved memory that is in use, bytes.
     pub used_bytes: u64,
 }
 

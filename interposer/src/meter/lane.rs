@@ -67,11 +67,11 @@ pub struct Lane {
     ///
     /// [`Kind::one`]: super::segment::Kind::one
     tally: Tally,
-    /// The GPU of the launches.
+    /// The GPU on which the lane's launches run.
     pub gpu: &'static Gpu,
     /// The launches that may join the open segment.
     followers: Followers,
-    /// The context of the stream.
+    /// The context of the lane's stream.
     pub context: &'static ContextState,
     stream: AtomicUsize,
     owner: AtomicU32,

@@ -13,7 +13,7 @@ pub enum Kind {
     /// A kernel with an attribute of programmatic dependent launch. The kernel may begin before the
     /// kernel before it in its stream has ended. A marker between the two would end their overlap.
     Dependent,
-    /// A graph.
+    /// A graph without conditional nodes.
     Graph,
     /// A graph with conditional nodes. Different launches of such a graph may do different work.
     VaryingGraph,

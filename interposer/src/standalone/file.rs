@@ -61,7 +61,7 @@ pub enum FileError {
     Garbage,
     /// Living processes use another layout of the page.
     Layout(LayoutError),
-    /// Other processes have all slots.
+    /// Other processes use all slots of the file.
     Full,
 }
 

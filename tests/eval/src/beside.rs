@@ -31,7 +31,7 @@ const WISHED_HARVEST: f64 = 0.8;
 /// The greatest difference that does not count, as a part of the whole or in ms.
 const NO_DIFFERENCE: f64 = 0.001;
 
-/// One of the three figures.
+/// A figure by which the page compares deepres with another policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Figure {
     /// Speed of production.
@@ -80,7 +80,7 @@ pub struct Exception {
     pub baseline: Policy,
     /// The figure that is worse.
     pub figure: Figure,
-    /// The reason.
+    /// The reason for which the worse figure is no fault.
     pub why: &'static str,
 }
 

@@ -19,7 +19,7 @@ use crate::process::{Interrupt, Running, ended};
 use crate::training;
 use deepres_e2e::venv::{self, Venv};
 
-/// The tenants.
+/// The names of the two tenants that take turns.
 const TENANTS: [&str; 2] = ["one", "other"];
 /// Time between two looks at a trainer and its memory.
 const POLL: Duration = Duration::from_millis(20);

@@ -46,7 +46,7 @@ pub struct Worker {
     events: Events,
     /// The board on which arbiters agree on gangs; `None` without gangs.
     board: Option<Arc<GangBoard>>,
-    /// The core, which decides.
+    /// The core, which decides which tenant gets a lease.
     pub core: Core,
     /// The tenants, with and without sessions at present.
     pub tenants: BTreeMap<TenantId, TenantSeat>,

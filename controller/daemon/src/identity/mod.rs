@@ -39,7 +39,7 @@ pub enum Key {
     Name {
         /// The user who owns the processes.
         user: u32,
-        /// The name.
+        /// The name that the processes gave.
         name: String,
         /// The cgroup of the container or pod to which the name applies. `None`: the name applies
         /// to all processes of the user.

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// The memory that a tenant holds on a GPU by NVML.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ByNvml {
-    /// The memory, bytes.
+    /// The memory that NVML reports for the tenant, bytes.
     pub bytes: u64,
     /// The difference from the tenant's account, bytes; positive if NVML reports more.
     pub drift_bytes: i64,

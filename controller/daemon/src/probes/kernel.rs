@@ -38,7 +38,7 @@ const HOST_PID_NAMESPACE: &str = "pid:[4026531836]";
 /// The processes whose ioctls become events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Asked {
-    /// No process.
+    /// The ioctls of no process become events.
     None,
     /// The followed processes ([`Kernel::follow`]) and their children. The number is the ring's
     /// size, bytes.
@@ -350,7 +350,7 @@ impl Kernel {
         others.is_ok_and(|mut others| others.remove(&tid).is_ok())
     }
 
-    /// Stops following dead processes.
+    /// Removes the processes that have died from the followed processes.
     pub fn forget_followed(&mut self) {
         let Ok(mut map) = named(self.ebpf.map_mut("TRACED")).and_then(HashMap::<_, u32, u64>::try_from)
         else {

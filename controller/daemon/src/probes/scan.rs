@@ -133,7 +133,7 @@ fn has_lost_its_leader(pid: u32) -> bool {
 pub fn is_dying(pid: u32) -> bool {
     /// Index of a thread's flags among the fields after the thread's name.
     const FLAGS: usize = 6;
-    /// The flag `PF_EXITING`.
+    /// The kernel's flag `PF_EXITING`, which is set while a thread ends.
     const ENDING: u32 = 4;
     let is_ending = |thread: String| {
         let stat = std::fs::read_to_string(format!("{thread}/stat")).unwrap_or_default();

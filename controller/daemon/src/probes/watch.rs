@@ -87,7 +87,7 @@ enum Order {
 /// The lists of processes that the previous daemon saved for this daemon.
 #[derive(Debug, Default)]
 pub struct Before {
-    /// Adopted processes.
+    /// Processes that an administrator adopted.
     pub adopted: Vec<Adopted>,
     /// Processes that the previous daemon held. The previous daemon was killed, so it did not let
     /// these processes go on.

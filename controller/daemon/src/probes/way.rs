@@ -41,7 +41,7 @@ impl Way {
 /// A way in which the kernel can report ioctls, and the reason for this way.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Choice {
-    /// The way.
+    /// The way in which the kernel reports ioctls.
     pub way: Way,
     /// The reason for this way, and against the better ways.
     pub why: String,

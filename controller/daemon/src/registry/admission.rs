@@ -74,7 +74,7 @@ impl Refused {
     }
 }
 
-/// A process that was admitted.
+/// A process that the daemon has admitted to a tenant.
 #[derive(Debug)]
 pub struct Admitted {
     /// The tenant's name.

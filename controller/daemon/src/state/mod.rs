@@ -51,10 +51,10 @@ pub struct State {
     pub boot: String,
     /// When the state was saved, ns of `CLOCK_MONOTONIC`.
     pub saved_ns: u64,
-    /// The GPUs.
+    /// The state of each GPU.
     #[serde(default)]
     pub gpus: Vec<SavedGpu>,
-    /// The tenants.
+    /// The state of each tenant.
     #[serde(default)]
     pub tenants: Vec<SavedTenant>,
     /// Unmanaged processes that an administrator adopted.

@@ -208,7 +208,7 @@ pub fn error_name(result: i64) -> Option<Cow<'static, str>> {
     Some(known.map_or_else(|| format!("error {number}").into(), |(_, name)| (*name).into()))
 }
 
-/// Errors that drivers return.
+/// The errors that drivers return, with the names that the trace prints.
 const ERRORS: [(i32, &str); 22] = [
     (libc::EPERM, "EPERM"),
     (libc::ENOENT, "ENOENT"),

@@ -33,9 +33,9 @@ pub enum Want {
 /// The wishes of a tenant for parts of its user's caps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Wants {
-    /// The share, parts per million.
+    /// The wish for a share, parts per million.
     pub share: Want,
-    /// The memory, bytes.
+    /// The wish for memory, bytes.
     pub memory: Want,
     /// Memory that the tenant already holds, bytes.
     pub held_bytes: u64,
@@ -184,11 +184,11 @@ fn memory(wants: &[Wants], cap: u64) -> Vec<u64> {
 /// A tenant's memory and its grant under its user's cap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Claim {
-    /// The granted memory, bytes.
+    /// The memory that the daemon granted to the tenant, bytes.
     pub granted_bytes: u64,
     /// The most memory that the tenant holds, or can hold before it learns of a new bound, bytes.
     pub reach_bytes: u64,
-    /// The cap, bytes.
+    /// The cap of the tenant's user on memory, bytes.
     pub cap_bytes: u64,
 }
 

@@ -103,7 +103,7 @@ const ALIKE: f64 = 0.8;
 pub struct Wrong {
     /// The position of the fault, bytes.
     pub offset: usize,
-    /// The message.
+    /// The message that tells people the fault.
     pub message: String,
 }
 

@@ -268,7 +268,7 @@ pub struct Guard {
     tolerated: Budget,
     /// The longest wait that all owners tolerate, as the caller said last, ns.
     tolerated_ns: u64,
-    /// The largest credit, ns.
+    /// The amount above which no credit grows, ns.
     credit_limit_ns: u64,
     /// The time of the last call of [`Guard::observe`], ns.
     seen_ns: Option<u64>,
