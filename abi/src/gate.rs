@@ -143,7 +143,7 @@ pub trait Process {
     fn queued_ns(&self) -> u64;
     /// Returns whether the daemon is gone, so that no daemon will open the gate.
     fn is_controller_gone(&self, now_ns: u64) -> bool;
-    /// Returns the record of used leases of one launch.
+    /// Returns the process's record of the last lease of one launch that it used.
     fn only_launch(&self) -> &OnlyLaunch;
     /// Rings the bell, because the daemon waits for a change that happened just now.
     fn ring(&self);

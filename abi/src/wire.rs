@@ -190,7 +190,8 @@ pub struct Welcome {
     reserved_too: u32,
 }
 
-/// The number of page descriptors, which come before the bells.
+/// The number of file descriptors of pages that come with a welcome. The descriptors of the bells
+/// come after them.
 pub const PAGE_FDS: usize = 4;
 /// The most descriptors that come with a welcome.
 pub const MAX_FDS: usize = PAGE_FDS + MAX_GPUS;

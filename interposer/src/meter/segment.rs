@@ -169,7 +169,7 @@ impl Segment {
         Event(self.end.load(Ordering::Relaxed))
     }
 
-    /// Sets the two events.
+    /// Sets the segment's start event and end event.
     pub fn set_events(&self, start: Event, end: Event) {
         self.start.store(start.0, Ordering::Relaxed);
         self.end.store(end.0, Ordering::Relaxed);

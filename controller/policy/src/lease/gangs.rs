@@ -15,7 +15,7 @@ const CATCH_UP_POLL_NS: u64 = ns(Duration::from_micros(200));
 const CATCH_UP_RETRY_NS: u64 = ns(Duration::from_millis(3));
 
 /// The scheduler waits for a pausing rank only if its usual pause is at most its usual burst
-/// divided by this. While a rank pauses, the other ranks of the gang cannot go on.
+/// divided by this number. While a rank pauses, the other ranks of the gang cannot go on.
 const WORK_PER_PAUSE: u64 = 2;
 /// The scheduler waits for a pausing rank for at most this many of its usual pauses.
 const PAUSES_OF_PATIENCE: u64 = 2;

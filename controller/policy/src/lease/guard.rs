@@ -56,17 +56,18 @@ const MAX_DEBT_NS: u64 = Duration::from_secs(10).as_nanos() as u64;
 /// weight, so that newer progress counts more.
 const PROGRESS_SPAN_NS: u64 = Duration::from_secs(10).as_nanos() as u64;
 
-/// The guard keeps back `max_harm` divided by this, for costs that it does not see. Such costs are
-/// an owner's wake-ups after it got the GPU back, and credit that a guest spends in a moment.
+/// The guard keeps back `max_harm` divided by this number, for costs that it does not see. Such
+/// costs are an owner's wake-ups after it got the GPU back, and credit that a guest spends in a
+/// moment.
 const UNSEEN_PART: u32 = 20;
 
 /// A launch is dear if its expected cost exceeds the time until the guest's work is gone, divided
-/// by this. For a guest without a better time (`BETTER_COST_PART`), no launch is dear.
+/// by this number. For a guest without a better time (`BETTER_COST_PART`), no launch is dear.
 const DEAR_COST_PART: u64 = 10;
 /// A guest has a better time if a launch at the beginning of a pause costs at most its window
-/// divided by this.
+/// divided by this number.
 const BETTER_COST_PART: u64 = 20;
-/// Dear launches may cost owners at most `max_harm` divided by this.
+/// Dear launches may cost owners at most `max_harm` divided by this number.
 const DEAR_PART: u32 = 4;
 
 /// The state of the owners at a decision.

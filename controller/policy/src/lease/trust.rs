@@ -9,7 +9,8 @@ use core::time::Duration;
 /// The number of the user to whom a tenant belongs.
 pub type UserId = u64;
 
-/// The scheduler forgets the debts of a user as time passes: by the passed time divided by this.
+/// The scheduler forgets the debts of a user as time passes: by the passed time divided by this
+/// number.
 const FORGOTTEN_PART: u64 = 50;
 /// The largest debt of each kind that the scheduler remembers, ns. It forgets such a debt in 250 s.
 const MOST_NS: u64 = ns(Duration::from_secs(5));
