@@ -29,7 +29,7 @@ pub enum Unaccounted {
 }
 
 impl Unaccounted {
-    /// Returns the name, as people and JSON read it.
+    /// Returns the reason's name, as people and JSON read it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Work => "work",
@@ -133,7 +133,7 @@ macro_rules! bypasses {
             /// All reasons, in the order of their numbers.
             pub const ALL: [Self; [$($name),+].len()] = [$(Self::$reason),+];
 
-            /// Returns the name, as people and JSON read it.
+            /// Returns the reason's name, as people and JSON read it.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$reason => $name,)+

@@ -234,7 +234,7 @@ pub enum FailMode {
     /// The thread launches without leases until a daemon is back.
     #[default]
     Open = 0,
-    /// The launch of the thread returns an error.
+    /// The thread's launch returns an error to the job.
     Closed = 1,
 }
 

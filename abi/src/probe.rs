@@ -59,9 +59,9 @@ pub const SLOTS: u32 = 1 << SLOTS_LOG2;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Watch {
-    /// The required value of the masked number.
+    /// The value of the device's number under [`Self::mask`] for which the rule applies.
     pub value: u32,
-    /// The bits of the number that count.
+    /// The bits of a device's number that the rule compares with [`Self::value`].
     pub mask: u32,
     /// The [`Family`] of the device.
     pub family: u32,
@@ -157,7 +157,7 @@ impl Place {
     pub const FREE: u64 = 0;
     /// The state of a place while a program writes the key into it.
     pub const CLAIMED: u64 = 1;
-    /// The state of a key with row 0.
+    /// The state of a place whose key has row 0.
     pub const FIRST_ROW: u64 = 2;
 }
 
@@ -524,9 +524,10 @@ pub mod cookie {
 
 /// The counters of calls and processes for which a map had no room.
 pub mod uncounted {
-    /// Calls for which `LAUNCHES` had no room.
+    /// The index of the counter of calls for which the map `LAUNCHES` had no room.
     pub const CALLS: u32 = 0;
-    /// Processes for which `METERED`, or the source's part of it, had no room.
+    /// The index of the counter of processes for which the map `METERED`, or the source's part of
+    /// the map, had no room.
     pub const PROCESSES: u32 = 1;
     /// The number of counters in the map `UNCOUNTED`.
     pub const KINDS: u32 = 2;

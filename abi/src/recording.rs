@@ -15,7 +15,7 @@ use bincode::error::DecodeError;
 use bincode::{BorrowDecode, Decode, Encode};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// The first bytes of a file.
+/// The first bytes of the file of a recording.
 pub const FILE_MAGIC: [u8; 8] = *b"deepres\x01";
 /// The first bytes of a chunk.
 pub const CHUNK_MAGIC: [u8; 4] = *b"dchk";
@@ -61,7 +61,7 @@ pub struct ChunkHead {
     pub magic: [u8; 4],
     /// The number of bytes of the records that follow.
     pub bytes: u32,
-    /// The checksum of those bytes ([`checksum`]).
+    /// The checksum of the bytes of the records ([`checksum`]).
     pub checksum: u32,
     /// The process's id, in its own pid namespace.
     pub pid: u32,

@@ -50,7 +50,7 @@ pub struct Tally {
 pub struct Taken {
     /// The number of launches, in the caller's units.
     pub launched: u64,
-    /// The sum of their known times, ns.
+    /// The sum of the launches' known times, ns.
     pub ns: u64,
 }
 

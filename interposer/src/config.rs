@@ -226,7 +226,7 @@ pub struct Socket {
 }
 
 impl Socket {
-    /// Returns all possible places, the best first.
+    /// Returns all sockets at which a daemon may listen, the best first.
     fn all(places: &Places<Vec<u8>>) -> Vec<Self> {
         if let Some(named) = places.socket() {
             return vec![Self { path: path(named.clone()), within: None }];

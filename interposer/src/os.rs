@@ -118,7 +118,7 @@ pub fn write_gently(number: RawFd, bytes: &[u8]) -> io::Result<usize> {
 /// While this value lives, the thread blocks the signals that its write may raise: `SIGPIPE`, and
 /// `SIGXFSZ` beyond `ulimit -f`. The drop discards such signals.
 struct Silence {
-    /// The thread's signal mask before, in the kernel's form.
+    /// The thread's signal mask before the value blocked the signals, in the kernel's form.
     mask: u64,
     /// The signals that were pending before, and so belong to the job.
     pending: u64,

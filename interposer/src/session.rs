@@ -52,7 +52,7 @@ pub struct Session {
     /// The gates that apply while the daemon is gone and the fail mode is closed.
     shut: [GrantSlot; MAX_GPUS],
     socket: Place,
-    /// The memory of the meter page.
+    /// The file descriptor of the memory of the meter page.
     meter_memory: Place,
     /// The memory of the ledger. Locks on it show which of the tenant's sessions live. If a process
     /// closes any descriptor of this memory, it loses its locks.

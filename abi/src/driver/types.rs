@@ -491,7 +491,7 @@ pub struct CUDA_CONDITIONAL_NODE_PARAMS {
     pub handle: CUgraphConditionalHandle,
     pub r#type: CUgraphConditionalNodeType,
     pub size: u32,
-    /// The result of the driver: `size` graphs.
+    /// Out: the driver's array of `size` graphs, one for each body of the conditional node.
     pub phGraph_out: *mut CUgraph,
     pub ctx: CUcontext,
 }

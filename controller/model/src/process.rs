@@ -85,7 +85,7 @@ fn has_pending_stop(status: &str) -> bool {
     pending.is_some_and(|mask| u64::from_str_radix(mask.trim(), 16).is_ok_and(|mask| mask & SIGSTOP != 0))
 }
 
-/// Returns the state in a stat line.
+/// Returns the state of a process, for example `S`, that a line of `/proc/PID/stat` contains.
 fn state(stat: &str) -> Option<&str> {
     stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(STATE_FIELD)
 }

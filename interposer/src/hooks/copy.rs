@@ -53,7 +53,7 @@ enum Side {
 }
 
 impl Side {
-    /// Returns the memory at an address.
+    /// Returns the side of a copy that is at an address.
     fn at(address: impl Into<u64>) -> Self {
         Self::Address(address.into())
     }

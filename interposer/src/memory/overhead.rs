@@ -402,7 +402,7 @@ fn is_usable(site: &Site<'_>) -> bool {
 struct Asked {
     question: Question,
     ordinal: usize,
-    /// The account before the question, bytes.
+    /// The size of the process's account when the interposer asked, bytes.
     before_bytes: u64,
     until_ns: u64,
 }

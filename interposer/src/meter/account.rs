@@ -116,7 +116,7 @@ impl Default for Account {
 /// The GPU time that launches add to the process's account.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Charged {
-    /// The time that was added, ns.
+    /// The time that the launches added to the account, ns.
     pub ns: u64,
     /// The part of the time line that the launches covered, if known.
     pub place: Option<(i64, i64)>,
@@ -234,7 +234,7 @@ impl Account {
         self.copies.add(end_ns - measured.took_ns, end_ns)
     }
 
-    /// Returns the sum of the streams' times over the GPU time that the streams cover, in
+    /// Returns the sum of the streams' times, divided by the GPU time that the streams cover, in
     /// thousandths. Returns `None` while the measurements since the last result cover too little
     /// time.
     pub fn overlap_permille(&mut self) -> Option<u64> {

@@ -27,9 +27,9 @@ pub struct Alignment {
     base_ns: i64,
     /// The beginning of the present window, ns.
     began_ns: i64,
-    /// The number of looks in the window.
+    /// The number of looks at complete events in the window.
     looks: u32,
-    /// The shortest delay of any of these looks, ns.
+    /// The shortest time in the window from an event's completion to the look that saw it, ns.
     least_late_ns: i64,
 }
 

@@ -83,7 +83,7 @@ impl Place {
         self.mean.load(Ordering::Relaxed) & !UNSETTLED
     }
 
-    /// Sets the mean of `measured` measurements and bounds.
+    /// Sets the mean time of the launch, which comes from `measured` measurements and bounds.
     fn set(&self, mean_ns: u64, measured: u8) {
         let mark = if measured < SETTLED { UNSETTLED } else { 0 };
         self.mean.store(mean_ns.clamp(1, !UNSETTLED) | mark, Ordering::Relaxed);

@@ -70,7 +70,7 @@ pub struct Gpu {
     /// The time at which the first thread passed the gate under the lease of `entered`, ns. 0 if
     /// this thread had not waited, or if work has run since.
     entered_ns: AtomicU64,
-    /// The state of leases of one launch.
+    /// The last lease of one launch that the process used on this GPU.
     pub only_launch: OnlyLaunch,
     /// Whether the meter is to measure every launch at present.
     is_fine: AtomicBool,

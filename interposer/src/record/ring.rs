@@ -82,7 +82,7 @@ impl Ring {
 #[derive(Debug)]
 pub struct RingOwner<'a> {
     ring: &'a Ring,
-    /// The value stays in its thread.
+    /// Keeps the compiler from moving the value to another thread.
     thread: PhantomData<*const ()>,
 }
 

@@ -168,7 +168,7 @@ unsafe fn decide_before(target: usize, handle: *mut c_void, name: *const c_char,
     unsafe { decide(handle, name, caller, target, |handle| dlsym(handle, name) as usize) }
 }
 
-/// Decides for the entry point of `dlvsym`.
+/// Decides what a call of `dlvsym` returns. The entry point of `dlvsym` calls this function.
 pub unsafe extern "C" fn decide_dlvsym(
     handle: *mut c_void,
     name: *const c_char,

@@ -170,7 +170,8 @@ fn with_new_names(named: &BTreeSet<String>, files: &BTreeMap<&str, String>) -> i
     move |name| named.contains(name) || new.contains(name)
 }
 
-/// Adds the words of all Rust files below a folder. Leaves out build folders and `constants.rs`.
+/// Adds the words of all Rust files below a folder to `named`. Leaves out build folders and
+/// `constants.rs`.
 fn add_names(folder: &Path, named: &mut BTreeSet<String>) -> Result<()> {
     for entry in fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))? {
         let entry = entry?;

@@ -50,7 +50,7 @@ pub enum Asked {
 /// The reason for which the kernel has no programs of the daemon.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
-    /// This binary does not contain the programs.
+    /// This binary does not contain the kernel programs.
     #[error("deepres was built without its kernel programs; run `cargo xtask ebpf` and build deepres again")]
     NotBuilt,
     /// This binary contains programs with other layouts of records.
@@ -58,7 +58,7 @@ pub enum KernelError {
         "deepres was built with kernel programs of another build; run `cargo xtask ebpf` and build deepres again"
     )]
     Stale,
-    /// The user has too few rights.
+    /// This user may not load kernel programs.
     #[error(
         "the kernel does not let this user load programs ({0}); run deepres as root, or with CAP_BPF and CAP_PERFMON"
     )]
@@ -408,7 +408,7 @@ impl<T> std::os::fd::AsFd for Ring<T> {
     }
 }
 
-/// Returns whether this binary contains the programs.
+/// Returns whether this binary contains the kernel programs.
 pub fn are_built() -> bool {
     !PROGRAMS.is_empty()
 }

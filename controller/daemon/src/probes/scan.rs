@@ -15,7 +15,7 @@ use std::path::Path;
 /// A process's use of the GPU's devices, and the way in which the daemon saw the use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Use {
-    /// The way in which the daemon saw the use.
+    /// The way in which the daemon saw that the process uses the devices.
     pub evidence: Evidence,
     /// Whether the process has unified memory open. Only compute processes open unified memory.
     pub is_compute: bool,
@@ -194,7 +194,7 @@ pub fn parent(pid: u32) -> Option<u32> {
     stat(pid)?.rsplit_once(')')?.1.split_ascii_whitespace().nth(1)?.parse().ok()
 }
 
-/// A description of a process.
+/// A process as the status describes it: its command, user and container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Description {
     /// The command line, shortened. Before a thread has read it, the process's name.

@@ -17,16 +17,16 @@ pub const START_NS: u64 = 2_000_000_000;
 /// The time between two checks whether a reported process still uses the GPU.
 const LOOK_NS: u64 = 1_000_000_000;
 
-/// A way in which the daemon saw a use.
+/// The way in which the daemon saw that a process uses a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Evidence {
-    /// The kernel programs reported an ioctl.
+    /// The kernel programs reported an ioctl of the process on a GPU device.
     Ioctl,
-    /// NVML lists the process.
+    /// NVML lists the process among the processes on a GPU.
     Nvml,
-    /// The process has the device open.
+    /// The process has a GPU device open.
     Descriptor,
-    /// The process has the device mapped.
+    /// The process has memory of a GPU device mapped.
     Mapping,
 }
 
@@ -73,7 +73,7 @@ pub enum Change {
     Passed(ProcessKey),
 }
 
-/// All users that belong to no tenant.
+/// All processes that use a GPU and belong to no tenant.
 #[derive(Debug)]
 pub struct Users {
     users: BTreeMap<ProcessKey, User>,

@@ -113,7 +113,7 @@ pub struct SavedTenant {
     pub groups: Vec<u32>,
     /// The wishes of the tenant's job.
     pub asked: Wish,
-    /// When the job first asked, ns of `CLOCK_MONOTONIC`.
+    /// When the daemon first got the job's wishes, ns of `CLOCK_MONOTONIC`.
     pub asked_ns: u64,
     /// GPU time that the job has used, ns.
     pub job_used_ns: u64,

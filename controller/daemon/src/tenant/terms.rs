@@ -22,8 +22,8 @@ pub struct Terms {
     asked: Wish,
     /// The configuration's defaults for wishes that the job does not state.
     defaults: Wish,
-    /// When the job first asked, ns of `CLOCK_MONOTONIC`. Deadlines of the job count from this
-    /// time.
+    /// When the daemon first got the job's wishes, ns of `CLOCK_MONOTONIC`. Deadlines of the job
+    /// count from this time.
     asked_ns: u64,
     /// The settings of an administrator.
     set: Wish,
@@ -119,7 +119,7 @@ impl Terms {
         self.has_room = has_room;
     }
 
-    /// Returns when the job first asked, ns of `CLOCK_MONOTONIC`.
+    /// Returns when the daemon first got the job's wishes, ns of `CLOCK_MONOTONIC`.
     pub fn asked_ns(&self) -> u64 {
         self.asked_ns
     }

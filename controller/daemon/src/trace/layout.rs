@@ -76,7 +76,8 @@ pub struct Command {
     pub bytes: usize,
     /// The main fields.
     pub fields: &'static [Field],
-    /// Offset of the driver's own status.
+    /// Offset in the argument at which the driver writes its own status, bytes; `None` if the
+    /// command has no such status.
     pub status: Option<usize>,
     /// The amount of memory that the call concerns.
     pub amount: Option<Amount>,

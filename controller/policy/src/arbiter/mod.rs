@@ -352,7 +352,7 @@ pub struct Core {
     tuning: Tuning,
     /// The tenants, with and without sessions at present.
     tenants: BTreeMap<TenantId, Tenant>,
-    /// The holder in the last post to the peers.
+    /// The holder that the core named in its last post to the board of gangs.
     posted: Option<TenantId>,
     /// When the previous daemon last saved its state, ns; `Some` while processes that it served may
     /// still reconnect.

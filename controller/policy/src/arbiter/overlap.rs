@@ -14,10 +14,11 @@ use deepres_abi::allowance::Allowance;
 /// interval is false, or the arbiter did not read the meter for a long time.
 const LOOKED_AT_NS: u64 = core::time::Duration::from_secs(1).as_nanos() as u64;
 
-/// The moments that one or several processes reported.
+/// The moments at which one or several processes had work on the GPU, by their own reports.
 type Moments = Box<Allowance>;
 
-/// The moments that all processes of a tenant reported.
+/// The moments at which any process of a tenant had work on the GPU, by the reports of all its
+/// processes.
 #[derive(Debug, Default)]
 pub struct Said(Option<Moments>);
 
@@ -45,7 +46,7 @@ impl Shared {
         self.0 = self.0.saturating_add(elapsed_ns).min(LOOKED_AT_NS);
     }
 
-    /// Sets the shared time to 0.
+    /// Forgets the time in which two tenants had work on the GPU.
     pub fn forget(&mut self) {
         self.0 = 0;
     }
@@ -60,7 +61,7 @@ impl Shared {
     }
 }
 
-/// The moments that one process reported.
+/// The moments at which one process had work on the GPU, by its own reports.
 #[derive(Debug, Default)]
 pub struct Overlap {
     own: Option<Moments>,

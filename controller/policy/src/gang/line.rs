@@ -20,7 +20,8 @@ impl Member {
 pub struct Line {
     /// The number of tenants that want the GPU.
     wanting: usize,
-    /// The place of the first tenant that is no gang; `None` without such a tenant.
+    /// The place, among the tenants that want the GPU, of the first tenant that is no gang; `None`
+    /// without such a tenant.
     single: Option<Standing>,
 }
 

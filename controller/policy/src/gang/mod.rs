@@ -174,7 +174,7 @@ enum Phase {
 /// The plan of a turn: the moment at which the GPUs of a gang must be free.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Plan {
-    /// The moment of the plan, ns.
+    /// The moment at which the GPUs must be free for the gang, ns.
     at_ns: u64,
     /// The moment before the board put the plan off for the first time, ns.
     first_ns: u64,

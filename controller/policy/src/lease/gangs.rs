@@ -119,7 +119,8 @@ impl Scheduler {
         self.gangs.contains_key(&tenant)
     }
 
-    /// Decides while no tenant has the GPU.
+    /// Decides by the board's order while no tenant has the GPU: gives the GPU to a tenant, or
+    /// waits.
     pub(super) fn ordered_free_step(&mut self, now_ns: u64, tuning: &Tuning) -> Step {
         match self.order {
             Order::Apart => self.free_step(now_ns, tuning),
@@ -164,7 +165,8 @@ impl Scheduler {
         Step::Stay((now_ns < at_ns).then_some(at_ns))
     }
 
-    /// Decides while a tenant has the GPU.
+    /// Decides by the board's order while a tenant has the GPU: lets the tenant go on, or closes
+    /// its gate.
     pub(super) fn ordered_step(&mut self, hold: Hold, now_ns: u64, tuning: &Tuning) -> Step {
         match self.order {
             Order::Apart if self.is_gang(hold.tenant) => self.close(hold, now_ns),
@@ -270,7 +272,8 @@ impl Scheduler {
         hold.idle_since_ns.map(|since_ns| since_ns.saturating_add(patience_ns))
     }
 
-    /// Decides while the holder's work in flight drains.
+    /// Decides by the board's order while the holder's work in flight drains: waits, or ends the
+    /// drain.
     pub(super) fn ordered_drain_step(
         &mut self,
         hold: Hold,

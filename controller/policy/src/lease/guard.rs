@@ -167,7 +167,7 @@ struct Outlook<'a> {
     window_ns: u64,
 }
 
-/// The outlook at one length of the present pause.
+/// The expectation for a launch, if the present pause has lasted for a certain time.
 #[derive(Clone, Copy)]
 struct Prospect {
     /// Number of remembered pauses that are longer than the present pause so far.
