@@ -68,7 +68,7 @@ pub struct ChunkHead {
     /// When the process began to record, ns of `CLOCK_MONOTONIC`. The time and `pid` together
     /// identify the process.
     pub began_ns: u64,
-    /// The base of the times in the chunk, ns of `CLOCK_MONOTONIC`.
+    /// The moment from which the times in the chunk's records count, ns of `CLOCK_MONOTONIC`.
     pub base_ns: u64,
 }
 

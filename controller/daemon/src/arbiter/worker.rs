@@ -165,7 +165,8 @@ impl Worker {
         }
     }
 
-    /// Takes turns until the core asks for no further turn.
+    /// Runs turns of the core, and carries out their actions, until the core asks for no further
+    /// turn.
     fn turns(&mut self, batch: &mut Batch) {
         let mut is_asked = batch.count > 0;
         loop {

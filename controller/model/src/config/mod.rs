@@ -199,11 +199,11 @@ pub enum ConfigError {
     Invalid {
         /// The path of the file.
         path: PathBuf,
-        /// The line, from 1.
+        /// The number of the line that has the fault, from 1.
         line: usize,
-        /// The character in the line, from 1.
+        /// The number of the character in the line at which the fault begins, from 1.
         column: usize,
-        /// The message.
+        /// The message that tells people the fault.
         message: String,
     },
 }
