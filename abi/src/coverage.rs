@@ -218,7 +218,8 @@ impl Bypasses {
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Coverage {
-    /// [`crate::driver::TABLE_HASH`] of the session, or 0 until the session has written the block.
+    /// The hash of the table of driver functions in the session's interposer
+    /// ([`crate::driver::TABLE_HASH`]); 0 until the session has written the coverage.
     pub table: AtomicU64,
     /// Look-ups of hooked functions that got the driver's own function, because the function
     /// belongs to a second copy of the driver.

@@ -263,7 +263,7 @@ pub mod facts {
         facts >> KIND_SHIFT & KIND_MASK
     }
 
-    /// Returns the offset of the amount of memory (64 bits).
+    /// Returns the offset in the argument of the amount of memory, a number of 64 bits.
     #[inline(always)]
     pub const fn amount_at(facts: u64) -> u64 {
         facts >> AMOUNT_SHIFT & AT_MASK

@@ -53,9 +53,10 @@ const TELLING_NS: f64 = 50_000.0;
 pub struct Account {
     kernels: Union,
     copies: Union,
-    /// The sum of the times of recent segments, ns.
+    /// The sum of the times of the segments since the last result of [`Self::overlap_permille`],
+    /// ns.
     streams_ns: u64,
-    /// The part of the time line that only these recent segments covered, ns.
+    /// The part of the time line that the segments of `streams_ns` covered first, ns.
     covered_ns: u64,
     /// The fraction of estimated times that the account charges.
     counts: f64,

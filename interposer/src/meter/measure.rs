@@ -35,7 +35,8 @@ const WAITED_NS: i64 = 100_000;
 const ALIGNED_NS: i64 = 2_000_000;
 /// The rounding of the driver's event times, with a margin.
 const ROUNDING_NS: i64 = 1_000;
-/// The part, one in this many, by which two equal bounds may differ.
+/// A measurement is exact if its two bounds differ by at most the upper bound divided by this
+/// number.
 const EXACT_PART: i64 = 50;
 
 /// The observations of a completed segment. The times of events lie on the process's time line, and

@@ -62,7 +62,8 @@ const UNDER_WAY_BYTES: u64 = 2 * PART_BYTES;
 /// only if another process takes memory.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct Room {
-    /// The greatest sum, bytes, since another process last took some memory.
+    /// The greatest sum of the GPU's free memory and this process's oversubscribed memory there,
+    /// bytes, since another process last took memory.
     most_bytes: u64,
     /// The time since which the mover has made room that no process has taken, ns.
     tried_since_ns: Option<u64>,

@@ -71,7 +71,8 @@ impl Hooked {
         }
     }
 
-    /// Counts an answered look-up of this function. `is_hooked`: the caller got the hook.
+    /// Counts a look-up of this function. `is_hooked` says whether the caller got the hook, and not
+    /// the function itself.
     fn note(&self, is_hooked: bool) {
         if let Self::Driver(id, _) = self {
             coverage::note(*id, is_hooked);

@@ -27,7 +27,8 @@ pub struct Arrears {
     in_flight_ns: u64,
     /// GPU time that the core has charged since `began_ns`, ns.
     charged_ns: u64,
-    /// The claims: GPU time by the meters of the processes, ns.
+    /// The claims: the number of the tenant or session, and the GPU time by the meter of a process,
+    /// ns.
     claims: Vec<(u64, u64)>,
 }
 

@@ -383,7 +383,7 @@ impl Board {
     /// Adds the time for which ranks spun for each other at the end of this turn to the gang's
     /// mean.
     fn note_spin(&mut self, turn: &Turn, now_ns: u64) {
-        /// The weight of a turn in the mean: one in this many.
+        /// The newest turn has the weight of one divided by this number in the mean.
         const WEIGHT: u64 = 4;
         let Phase::Draining { spins_since_ns, .. } = turn.phase else { return };
         let spun_ns = spins_since_ns.map_or(0, |since_ns| now_ns.saturating_sub(since_ns));
