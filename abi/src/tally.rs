@@ -33,7 +33,7 @@ pub struct Tally {
     state: AtomicU32,
     /// The number of launches so far. Only the owner writes this.
     launched: AtomicU64,
-    /// The sum of the known times of these launches, ns. Only the owner writes this.
+    /// The sum of the known times of all launches so far, ns. Only the owner writes this.
     expected_ns: AtomicU64,
     /// The known time of the last launch, ns. Only the owner writes this.
     last_ns: AtomicU64,

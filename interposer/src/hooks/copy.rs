@@ -135,7 +135,8 @@ fn bytes_of<S: Shape>(copy: *const S) -> u64 {
     unsafe { copy.as_ref() }.map_or(UNKNOWN_BYTES, Shape::bytes)
 }
 
-/// Returns the kind of a described copy: a kernel within a device, else `other`.
+/// Returns the kind under which the meter times a described copy: a kernel if the copy stays within
+/// a device, else `other`.
 fn kind_of<S: Shape>(copy: *const S, other: Kind) -> Kind {
     // SAFETY: the pointer is null, or the caller passes it for the driver to read.
     unsafe { copy.as_ref() }.map_or(other, |copy| {

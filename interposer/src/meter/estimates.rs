@@ -18,7 +18,7 @@ const WAYS: usize = 4;
 const SETTLED: u8 = 3;
 /// The bit that marks an estimate that is not settled.
 const UNSETTLED: u64 = 1 << 63;
-/// The weight of a new measurement in the mean: one part in this many.
+/// A new measurement has the weight of one divided by this number in the mean.
 const WEIGHT: u64 = 4;
 /// The most, in multiples of the mean, for which the table counts a measurement. So one measurement
 /// that a busy machine made long does not change the estimate for all launches after it. If a

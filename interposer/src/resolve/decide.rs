@@ -138,13 +138,14 @@ pub fn is_own(address: usize) -> bool {
     elf::Object::containing(own_address()).is_some_and(|own| own.contains(address))
 }
 
-/// Decides for the entry point of `dlsym`. `caller` is the entry point's return address.
+/// Decides what a call of `dlsym` returns. The entry point of `dlsym` calls this function. `caller`
+/// is the entry point's return address.
 pub unsafe extern "C" fn decide_dlsym(handle: *mut c_void, name: *const c_char, caller: usize) -> Answer {
     // SAFETY: `next` returns 0 or a definition of `dlsym`, and the arguments are the process's own.
     unsafe { decide_before(next(&REAL_DLSYM, c"dlsym"), handle, name, caller) }
 }
 
-/// Decides for the entry point of callers that looked up the C library's own `dlsym`.
+/// Decides what a call of `dlsym` returns, for callers that looked up the C library's own `dlsym`.
 pub unsafe extern "C" fn decide_dlsym_by_handle(
     handle: *mut c_void,
     name: *const c_char,
@@ -181,7 +182,8 @@ pub unsafe extern "C" fn decide_dlvsym(
     unsafe { decide_version_before(next(&REAL_DLVSYM, c"dlvsym"), handle, name, version, caller) }
 }
 
-/// Decides for the entry point of callers that looked up the C library's own `dlvsym`.
+/// Decides what a call of `dlvsym` returns, for callers that looked up the C library's own
+/// `dlvsym`.
 pub unsafe extern "C" fn decide_dlvsym_by_handle(
     handle: *mut c_void,
     name: *const c_char,
