@@ -155,7 +155,7 @@ pub unsafe extern "C" fn decide_dlsym_by_handle(
     unsafe { decide_before(C_DLSYM.load(Ordering::Acquire), handle, name, caller) }
 }
 
-/// Decides for a `dlsym` whose real function is `target`.
+/// Decides what a call of `dlsym` returns. `target` is the real function.
 ///
 /// # Safety
 /// `target` is 0 or a library's definition of `dlsym`. The other arguments are those that the
@@ -194,7 +194,7 @@ pub unsafe extern "C" fn decide_dlvsym_by_handle(
     unsafe { decide_version_before(C_DLVSYM.load(Ordering::Acquire), handle, name, version, caller) }
 }
 
-/// Decides for a `dlvsym` whose real function is `target`.
+/// Decides what a call of `dlvsym` returns. `target` is the real function.
 ///
 /// # Safety
 /// The same requirements as for [`decide_before`], with `dlvsym` instead of `dlsym`.

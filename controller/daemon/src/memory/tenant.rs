@@ -126,8 +126,8 @@ impl TenantMemory {
         self.bounds.get(&gpu).map_or(0, |bound| bound.bytes)
     }
 
-    /// Returns the number that holds the limit of the tenant's sessions on a GPU, as the arbiter
-    /// has told it, bytes.
+    /// Returns the shared value of the limit on a GPU that the arbiter has told the tenant's
+    /// sessions, bytes. The arbiter writes this value.
     pub fn limit_in_force(&self, gpu: usize) -> Arc<AtomicU64> {
         self.bounds.get(&gpu).map(|bound| Arc::clone(&bound.in_force)).unwrap_or_default()
     }

@@ -47,11 +47,11 @@ const REMEMBERED_NS: u64 = ns(Duration::from_secs(1));
 /// than this ([`crate::lease`]).
 const PHASE_LIMIT_NS: u64 = ns(Duration::from_millis(1_500));
 
-/// The board multiplies by this the longest time that a GPU idled for the gang. The turn lasts at
-/// least the product, within `MAX_TURN_NS`, unless another gang's plan ends it.
+/// A gang's turn lasts at least this many times the longest time that a GPU idled for the gang, or
+/// `MAX_TURN_NS` if this is less. Another gang's plan can end the turn earlier.
 const WORK_PER_GATHERING: u64 = 10;
-/// The board multiplies by this the mean time that the gang's ranks spin at the end of a turn. The
-/// turn lasts at least the product, within `MAX_TURN_NS`, unless another gang's plan ends it. A
+/// A gang's turn lasts at least this many times the mean time that the gang's ranks spin at the end
+/// of a turn, or `MAX_TURN_NS` if this is less. Another gang's plan can end the turn earlier. A
 /// spin uses one GPU and not the others, so it makes shares inexact.
 const WORK_PER_SPIN: u64 = 50;
 /// The longest turn that idle time or spins can cause, ns.
