@@ -20,9 +20,10 @@ const OVERLAP_OVER_NS: u64 = ns(Duration::from_millis(20));
 /// The least part of a segment, from its beginning to its end, that the segment's launches must
 /// fill, percent. If the launches fill less, the account gives them no place on the time line.
 const DENSE_PERCENT: u64 = 90;
-/// The least length with which a single launch gets a place on the time line outside spells too. A
-/// spell would hardly see the whole launch. If other launches wait for the SMs of this launch, the
-/// events of these launches make them seem to run beside this launch.
+/// A single launch of at least this length gets a place on the time line, even outside spells.
+/// There are two reasons. A spell is too short to cover the whole launch. And other launches may
+/// wait for the SMs that this launch occupies: their events then seem to show that they run beside
+/// this launch.
 const LONG_NS: u64 = ns(Duration::from_micros(500));
 /// Time between two spells. Streams with the same pace keep their relative positions for
 /// milliseconds, so many short spells show more than few long spells.

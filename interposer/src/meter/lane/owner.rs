@@ -37,8 +37,8 @@ const MEASURED_IN_SPELL_EVERY: u32 = 8;
 /// of this many. While the GPU is contended, the samples themselves set the number
 /// ([`super::reader`]).
 const SAMPLE_EVERY: u32 = 4;
-/// The fewest launches of an open segment that a launch without a settled estimate ends. So if no
-/// kernel has an estimate, the meter times one launch in this many.
+/// A launch without a settled estimate ends the open segment if the segment has at least this many
+/// launches. So if no kernel has an estimate, the meter times one launch in this many.
 pub(super) const UNKNOWN_APART: u32 = 8;
 /// The meter times one of this many copies that come between kernels and have an estimate.
 const COPY_SAMPLE_EVERY: u32 = 8;
