@@ -42,7 +42,7 @@ pub enum Moves {
     None,
     /// There is nothing to move at present, but the mover must look again later.
     Rest,
-    /// There is more to move.
+    /// The mover has more memory to move, or waits for work in flight that still needs the memory.
     More,
 }
 
