@@ -9,8 +9,8 @@
 //! instruction, the account stays correct, except for work that this process had not reported yet.
 //!
 //! The account divides time into ticks. A ring has a word for each block of ticks. The word holds
-//! the covered ticks, and the number of the ring's round. If several processes cover a tick, the
-//! account charges the first.
+//! the covered ticks, and the number of the ring's round. If several processes cover the same tick,
+//! the account charges the process that covers the tick first.
 //!
 //! [`Allowance::charge`] is the generic cell rate algorithm of ITU-T I.371, in its virtual
 //! scheduling form. GPU time takes the place of cells.
@@ -29,12 +29,12 @@ const BLOCKS: usize = 4096;
 /// The number of blocks under the model checker, which cannot follow many blocks.
 #[cfg(loom)]
 const BLOCKS: usize = 2;
-/// The number of ticks that the ring surely covers. This is one block less than the ring has,
-/// because an interval may begin and end inside a block.
+/// The number of ticks that the ring surely covers: the ticks of all blocks but one, because an
+/// interval may begin and end inside a block.
 const TICKS_REMEMBERED: u64 = (BLOCKS as u64 - 1) * TICKS_PER_BLOCK;
 
-/// The longest unused time that a tenant may use later, ns. After a pause, a burst takes at most
-/// the tenant's share of this time. The value covers the delay with which a thread on a busy
+/// The longest unused time that a tenant may use later, ns. So after a pause, a tenant may use at
+/// most its share of this time at once. The value covers the delay with which a thread on a busy
 /// machine wakes up.
 pub const BURST_NS: u64 = 200_000_000;
 

@@ -9,7 +9,7 @@ use core::str::FromStr;
 #[repr(u32)]
 pub enum Class {
     /// The tenant gets the share for which it asked, regardless of other tenants. If the guarantee
-    /// does not fit beside the guarantees of others, the daemon refuses the guarantee.
+    /// does not fit beside the guarantees of other tenants, the daemon refuses the guarantee.
     Guaranteed = 1,
     /// The tenant gets its share, or a part of the rest by its priority. If the shares of all
     /// tenants do not fit together, the shares of fair tenants shrink in proportion.

@@ -29,7 +29,7 @@ pub enum Unaccounted {
 }
 
 impl Unaccounted {
-    /// Returns the name, as people and JSON read it.
+    /// Returns the reason's name, as people and JSON read it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Work => "work",
@@ -133,7 +133,7 @@ macro_rules! bypasses {
             /// All reasons, in the order of their numbers.
             pub const ALL: [Self; [$($name),+].len()] = [$(Self::$reason),+];
 
-            /// Returns the name, as people and JSON read it.
+            /// Returns the reason's name, as people and JSON read it.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$reason => $name,)+
@@ -190,7 +190,7 @@ impl Bypasses {
         Self([const { AtomicU64::new(0) }; BYPASS_PLACES])
     }
 
-    /// Counts a bypass.
+    /// Counts one bypass for the given reason.
     pub fn count(&self, reason: Bypass) {
         self.0[reason as usize].fetch_add(1, Ordering::Relaxed);
     }
@@ -213,11 +213,13 @@ impl Bypasses {
     }
 }
 
-/// The coverage of one session, as the module's documentation explains. Counters only grow.
+/// The coverage of one session: the functions that its process looked up, and its bypasses.
+/// Counters only grow.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Coverage {
-    /// [`crate::driver::TABLE_HASH`] of the session, or 0 until the session has written the block.
+    /// The hash of the table of driver functions in the session's interposer
+    /// ([`crate::driver::TABLE_HASH`]); 0 until the session has written the coverage.
     pub table: AtomicU64,
     /// Look-ups of hooked functions that got the driver's own function, because the function
     /// belongs to a second copy of the driver.
@@ -250,7 +252,7 @@ pub const fn calls_offset(id: ApiId) -> usize {
 
 #[cfg(not(loom))]
 impl Coverage {
-    /// Returns an empty record.
+    /// Returns the coverage of a process that has looked up nothing yet.
     pub const fn new() -> Self {
         Self {
             table: AtomicU64::new(0),

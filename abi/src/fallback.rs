@@ -13,8 +13,9 @@ use crate::wish::{Key, Value};
 /// The environment variable with the limits, as [`Fallback`] writes and reads them.
 pub const FALLBACK_VARIABLE: &str = "DEEPRES_FALLBACK";
 
-/// The name of the fail mode in the text of [`Fallback`], and the name of [`FailMode::Closed`].
+/// The name of the fail mode in the text of [`Fallback`].
 const FAIL_MODE: &str = "fail_mode";
+/// The name of [`FailMode::Closed`] in the text of [`Fallback`].
 const CLOSED: &str = "closed";
 
 /// The limits on each GPU, and the fail mode.

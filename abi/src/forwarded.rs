@@ -33,7 +33,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// Returns the name, as people and JSON read it.
+    /// Returns the reason's name, as people and JSON read it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Query => "query",

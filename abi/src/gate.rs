@@ -29,19 +29,19 @@ pub const EXPIRED_NAP_NS: u64 = 1_000_000;
 /// The reason why a launch must wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason {
-    /// Another tenant has the GPU.
+    /// The gate is closed, because another tenant has the GPU.
     Closed,
     /// An administrator paused the tenant, or the daemon suspended the tenant.
     Paused,
-    /// The lease has expired.
+    /// The end of the lease has come.
     Expired,
-    /// The window is full.
+    /// With this launch, more GPU time would be in flight than the window of the lease allows.
     Window,
     /// The daemon is changing the terms of the lease at this moment.
     Changing,
 }
 
-/// The decision about a launch.
+/// The gate's decision about a launch: it may go, or it must wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// The launch may go, because no other tenant wants the GPU.
@@ -51,7 +51,7 @@ pub enum Verdict {
     /// The lease of this epoch allows one launch only. The launch may go if [`OnlyLaunch::take`]
     /// returns true.
     Once(u32),
-    /// The launch must wait.
+    /// The launch must wait, for this reason.
     Wait(Reason),
 }
 
@@ -143,7 +143,7 @@ pub trait Process {
     fn queued_ns(&self) -> u64;
     /// Returns whether the daemon is gone, so that no daemon will open the gate.
     fn is_controller_gone(&self, now_ns: u64) -> bool;
-    /// Returns the record of used leases of one launch.
+    /// Returns the process's record of the last lease of one launch that it used.
     fn only_launch(&self) -> &OnlyLaunch;
     /// Rings the bell, because the daemon waits for a change that happened just now.
     fn ring(&self);
@@ -194,8 +194,8 @@ pub fn pass<'m>(
     pass_beside(slot, meter, process, estimate_ns, false)
 }
 
-/// Does the same as [`pass`], without the first look at the gate. With `as_debt`, the launch may go
-/// although the window is full, but every other reason to wait still holds.
+/// Decides about a launch as [`pass`] does, but without the first look at the gate. With `as_debt`,
+/// the launch may go although the window is full, but every other reason to wait still holds.
 fn pass_beside<'m>(
     slot: &GrantSlot,
     meter: &'m MeterSlot,
@@ -215,7 +215,8 @@ fn pass_beside<'m>(
     }
 }
 
-/// Waits until a launch may go. Returns the same as [`pass`].
+/// Waits until a launch may go. Returns the decision, and a value that counts the launch as in
+/// flight until its drop.
 ///
 /// # Errors
 /// [`ControllerGone`] if the daemon is gone. The caller then follows the session's fail mode.

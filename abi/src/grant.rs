@@ -41,12 +41,12 @@ pub enum GateState {
 pub struct Gate {
     /// The number of changes of the gate, modulo 2³⁰. Each change of the gate begins a new epoch.
     pub epoch: u32,
-    /// The state in this epoch.
+    /// The state of the gate in this epoch.
     pub state: GateState,
 }
 
 impl Gate {
-    /// Returns the gate's word.
+    /// Returns the gate word, which holds the gate's state and epoch.
     pub const fn word(self) -> u32 {
         (self.epoch << STATE_BITS) | self.state as u32
     }
@@ -126,7 +126,7 @@ impl GrantSlot {
         self.gate.load(Ordering::Acquire)
     }
 
-    /// Returns the gate.
+    /// Returns the slot's present gate.
     pub fn gate(&self) -> Gate {
         Gate::from_word(self.gate_word())
     }
@@ -234,7 +234,7 @@ pub enum FailMode {
     /// The thread launches without leases until a daemon is back.
     #[default]
     Open = 0,
-    /// The launch of the thread returns an error.
+    /// The thread's launch returns an error to the job.
     Closed = 1,
 }
 
@@ -245,7 +245,7 @@ impl FailMode {
     }
 }
 
-/// The grants of one session.
+/// The grant page of one session: the permissions of the session on each GPU.
 #[derive(Debug)]
 #[repr(C, align(4096))]
 pub struct GrantPage {

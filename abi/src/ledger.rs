@@ -85,7 +85,9 @@ struct Slot {
 }
 
 impl Slot {
-    /// Returns the staying bytes. Reads `leaving` first, as the module's documentation explains.
+    /// Returns the staying bytes: held bytes that the session did not tell the driver to free.
+    /// Reads `leaving` first, so that the result misses no byte that begins to leave during the
+    /// call.
     fn staying_bytes(&self) -> u64 {
         let leaving = self.leaving_bytes.load(Ordering::SeqCst);
         ahead(self.ever_staying_bytes(), leaving)
@@ -111,15 +113,15 @@ impl Slot {
         }
     }
 
-    /// Returns the bytes that the session holds. Reads `released` first, as the module's
-    /// documentation explains.
+    /// Returns the bytes that the session holds: `taken` less `released`. Reads `released` first,
+    /// so that the result never counts a release without the allocation before it.
     fn held_bytes(&self) -> u64 {
         let released = self.released_bytes.load(Ordering::SeqCst);
         ahead(self.taken_bytes.load(Ordering::SeqCst), released)
     }
 
-    /// Returns the held and pending bytes. Reads `released` first, as the module's documentation
-    /// explains.
+    /// Returns the held and pending bytes: `promised` less `released`. Reads `released` first, so
+    /// that the result never counts a release without its promise.
     fn held_and_pending_bytes(&self) -> u64 {
         let released = self.released_bytes.load(Ordering::SeqCst);
         ahead(self.promised_bytes.load(Ordering::SeqCst), released)
@@ -199,9 +201,10 @@ pub struct LedgerGpu {
     rooms_made: AtomicU32,
     /// The most bytes that the tenant was seen to hold at once.
     peak_bytes: AtomicU64,
-    /// The most memory for which the daemon can make room, bytes; 0 if it can make no room. No
-    /// session waits for more. In the ledger of the host's memory: the most that all sessions may
-    /// hold beside other tenants, bytes; 0 if the daemon sets no bound.
+    /// The most memory for which the daemon can make room, bytes; 0 if the daemon can make no room.
+    /// No session waits for more memory than this. In the ledger of the host's memory: the most
+    /// memory that all sessions of the tenant may hold beside other tenants, bytes; 0 if the daemon
+    /// sets no bound.
     obtainable_bytes: AtomicU64,
     /// The number of times that another tenant began to wait for memory that this tenant has.
     presses: AtomicU32,
@@ -303,7 +306,8 @@ impl LedgerGpu {
         self.obtainable_bytes.store(bytes, Ordering::SeqCst);
     }
 
-    /// Returns the number that the daemon last set, bytes; 0 before.
+    /// Returns the amount that the daemon last set by [`Self::set_obtainable`], bytes; 0 if the
+    /// daemon has set none.
     pub fn obtainable_bytes(&self) -> u64 {
         self.obtainable_bytes.load(Ordering::SeqCst)
     }
@@ -450,7 +454,8 @@ impl<'a> Account<'a> {
         }
     }
 
-    /// Reserves `bytes` in a single try. Returns `None` if anything is in the way.
+    /// Reserves `bytes` in a single try. Returns `None` if held, pending or leaving bytes are in
+    /// the way.
     #[inline(always)]
     fn reserve_at_once(self, bytes: u64, limit_bytes: u64) -> Option<Reservation<'a>> {
         // A request that can never fit adds nothing to `promised`, because the addition would be in

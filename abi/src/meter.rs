@@ -107,8 +107,8 @@ pub struct MeterSlot {
     /// Threads that wait at this moment, at the gate or in a driver call of a suspended tenant.
     pub waiters: AtomicU32,
     /// The lowest bit is set while work is in flight: from the first counted launch until the
-    /// session has seen all work complete. The other bits distinguish one such period from the
-    /// next.
+    /// session has seen all work complete. The other bits are a mark that differs from one period
+    /// with work in flight to the next.
     pub in_flight: AtomicU32,
     /// Estimated GPU time in flight.
     pub in_flight_ns: AtomicU64,
@@ -142,7 +142,8 @@ pub struct MeterSlot {
     /// refused the call, [`REFUSED_BY_DRIVER`] is set too. An older library does not count refusals
     /// by the driver.
     pub last_refused_api: AtomicU32,
-    /// Threads between the gate and the meter. Each has passed the gate, or is about to read it.
+    /// Threads that are about to read the gate, or that have passed the gate and whose launch the
+    /// meter has not counted yet.
     launching: AtomicU32,
     /// Device memory held, bytes by [`MemoryKind::place`].
     pub held_bytes: [AtomicU64; HELD_PLACES],
@@ -156,10 +157,10 @@ pub struct MeterSlot {
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct BeyondSlot {
-    /// All of this memory, bytes.
+    /// The session's managed memory beyond the limit, bytes.
     pub held_bytes: AtomicU64,
-    /// The part of this memory that the interposer moved to the GPU and did not move off again,
-    /// bytes. The driver may have moved some of this part off by itself.
+    /// The part of `held_bytes` that the interposer moved to the GPU and did not move off again,
+    /// bytes. The driver may have moved some of this part to the host by itself.
     pub brought_bytes: AtomicU64,
 }
 
@@ -172,7 +173,7 @@ pub struct Moment(AtomicU32);
 impl Moment {
     const SHIFT: u32 = 10;
 
-    /// Sets the time.
+    /// Sets the moment to `at_ns`, ns of `CLOCK_MONOTONIC`.
     pub fn set(&self, at_ns: u64) {
         self.0.store(((at_ns >> Self::SHIFT) as u32).max(1), Ordering::Relaxed);
     }
@@ -193,11 +194,11 @@ impl Moment {
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct EdgeSlot {
-    /// When the first work under the present lease began, if its thread had waited for the lease.
-    /// The session sets the time when it sees that work complete.
+    /// The time at which the first work under the present lease began, if its thread had waited for
+    /// the lease. The session sets this time when it sees this work complete.
     pub began: Moment,
-    /// When the last work ended that the session saw complete. The session sets the time before it
-    /// says that nothing is in flight.
+    /// The time at which the last work ended that the session saw complete. The session sets this
+    /// time before it reports that nothing is in flight.
     pub ended: Moment,
 }
 
@@ -208,8 +209,9 @@ pub const INTERVALS: usize = 256;
 #[cfg(loom)]
 pub const INTERVALS: usize = 2;
 
-/// The recent times at which a session's kernels and graphs were on one GPU. If sessions of one
-/// tenant overlap, the arbiter charges the tenant once. An older library leaves the ring empty.
+/// The recent intervals in which a session's kernels and graphs ran on one GPU. If the intervals of
+/// two sessions of one tenant overlap, the arbiter charges the tenant once. An older library leaves
+/// the ring empty.
 ///
 /// Only the thread that adds to [`MeterSlot::compute_ns`] writes the ring. This thread writes an
 /// interval before it adds the interval's time to `compute_ns`. A reader that is late, or reads
@@ -273,9 +275,9 @@ impl Intervals {
     }
 }
 
-/// `BUSY` is the bit of [`MeterSlot::in_flight`] that says that work is in flight. `MARK` is the
-/// step from one mark to the next.
+/// The bit of [`MeterSlot::in_flight`] that says that work is in flight.
 const BUSY: u32 = 1;
+/// The step from one mark in [`MeterSlot::in_flight`] to the next mark.
 const MARK: u32 = 2;
 
 /// A mark of the work in flight at one moment ([`MeterSlot::in_flight`]).
@@ -293,7 +295,7 @@ impl Drop for Launching<'_> {
     }
 }
 
-/// The meters of one session.
+/// The meter page of one session: the use of each GPU, and the coverage of the process.
 #[derive(Debug)]
 #[repr(C, align(4096))]
 pub struct MeterPage {
@@ -351,15 +353,16 @@ impl MeterPage {
         self.edges.get(gpu)
     }
 
-    /// Returns the times at which the session was on a GPU, or `None` if `gpu` is no GPU index.
+    /// Returns the recent intervals in which the session's kernels and graphs ran on a GPU. Returns
+    /// `None` if `gpu` is no GPU index.
     pub fn intervals(&self, gpu: usize) -> Option<&Intervals> {
         self.intervals.get(gpu)
     }
 
-    /// Returns the part of [`MeterSlot::compute_ns`] by which launches on a GPU took longer than the
-    /// session knows them to take, ns; or `None` if `gpu` is no GPU index. If tenants share the GPU,
-    /// this part is the turns of the others. The session writes this word before it adds the time
-    /// there. An older library leaves the word 0.
+    /// Returns the word with the time by which launches on a GPU took longer than their estimates,
+    /// ns; `None` if `gpu` is no GPU index. The time is a part of [`MeterSlot::compute_ns`]. If
+    /// tenants share the GPU, in this time the GPU worked for the other tenants. The session writes
+    /// this word before it adds the time to `compute_ns`. An older library leaves the word 0.
     pub fn stretched_ns(&self, gpu: usize) -> Option<&AtomicU64> {
         self.stretched_ns.get(gpu)
     }
@@ -376,9 +379,9 @@ impl MeterPage {
 pub struct Reading {
     /// Threads waiting at the gate.
     pub waiters: u32,
-    /// Threads between the gate and the meter.
+    /// Threads that are about to read the gate, or whose launch the meter has not counted yet.
     pub launching: u32,
-    /// Whether anything is in flight. Also true while a thread is between the gate and the meter.
+    /// Whether anything is in flight. Also true while `launching` is not 0.
     pub in_flight: bool,
     /// Estimated GPU time in flight, ns.
     pub in_flight_ns: u64,
@@ -471,7 +474,8 @@ impl MeterSlot {
         Launching(self)
     }
 
-    /// Returns whether a thread is between the gate and the meter.
+    /// Returns whether a thread is about to read the gate, or has made a launch that the meter has
+    /// not counted yet.
     pub fn is_launching(&self) -> bool {
         self.launching.load(Ordering::SeqCst) != 0
     }

@@ -33,8 +33,8 @@ impl Oversubscribe {
     }
 
     /// Returns the way of a tenant whose processes ask for `self` and for `other`. If the two
-    /// differ, returns [`Self::Managed`]. The driver cannot take managed memory off the GPU with
-    /// its owner, so such a tenant cannot be suspended.
+    /// differ, returns [`Self::Managed`]. The driver's checkpoint functions do not move managed
+    /// memory, so the daemon cannot suspend such a tenant.
     pub fn with(self, other: Self) -> Self {
         if self == other { self } else { Self::Managed }
     }
@@ -60,10 +60,10 @@ impl FromStr for Oversubscribe {
     }
 }
 
-/// Other programs are left the host's total memory divided by this number.
+/// Tenants leave the host's total memory divided by this number to other programs.
 const HOST_RESERVE_PARTS: u64 = 16;
 
-/// The memory of a host that takes the memory of tenants from the GPU.
+/// The memory of the host, to which the driver moves tenants' memory from the GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HostMemory {
     /// All memory, bytes.
@@ -90,8 +90,9 @@ impl HostMemory {
         self.total_bytes / HOST_RESERVE_PARTS
     }
 
-    /// Returns the memory that the host can still give tenants, bytes. Memory that the host has given
-    /// is not "available" after its first use.
+    /// Returns the memory that the host can still give to tenants, bytes: the available memory,
+    /// less the part for other programs. Memory that tenants use already is not "available" in
+    /// `/proc/meminfo`.
     pub const fn room_bytes(&self) -> u64 {
         self.available_bytes.saturating_sub(self.reserve_bytes())
     }

@@ -16,7 +16,7 @@ const MAGIC: u64 = u64::from_le_bytes(*b"deepres\0");
 /// The value of [`Head::ready`] in a finished page. A reader may then read the rest of the page.
 const READY: u32 = 1;
 
-/// The kind of a page.
+/// The kind of a page, by which a reader refuses memory that is another page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Kind {
@@ -32,7 +32,7 @@ pub enum Kind {
     Standalone = 5,
 }
 
-/// The first 64 bytes of each page.
+/// The first 64 bytes of each page, by which a reader recognises the kind and version of the page.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Head {
@@ -53,7 +53,7 @@ pub struct Head {
 pub unsafe trait Page: Sized {
     /// The kind that the head contains.
     const KIND: Kind;
-    /// Returns the head.
+    /// Returns the page's head.
     fn head(&self) -> &Head;
 }
 

@@ -59,9 +59,9 @@ pub const SLOTS: u32 = 1 << SLOTS_LOG2;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Watch {
-    /// The required value of the masked number.
+    /// The value of the device's number under [`Self::mask`] for which the rule applies.
     pub value: u32,
-    /// The bits of the number that count.
+    /// The bits of a device's number that the rule compares with [`Self::value`].
     pub mask: u32,
     /// The [`Family`] of the device.
     pub family: u32,
@@ -153,11 +153,11 @@ pub struct Place {
 }
 
 impl Place {
-    /// The place is free.
+    /// The state of a place without a key.
     pub const FREE: u64 = 0;
-    /// A program is writing the place's key.
+    /// The state of a place while a program writes the key into it.
     pub const CLAIMED: u64 = 1;
-    /// The state of a key with row 0.
+    /// The state of a place whose key has row 0.
     pub const FIRST_ROW: u64 = 2;
 }
 
@@ -173,8 +173,10 @@ pub struct Set {
 /// sets, a power of two. Only a program that knows `seed` can predict which keys share a set.
 #[inline(always)]
 pub const fn sets_of(key: &StatKey, seed: u64, sets: u32) -> [u32; 2] {
-    /// Odd numbers without a pattern: from the golden ratio, and from MurmurHash3.
+    /// An odd factor that spreads the bits of the process and the seed: 2⁶⁴ divided by the golden
+    /// ratio.
     const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
+    /// An odd factor from MurmurHash3, which mixes the bits of the whole key.
     const MIX: u64 = 0xff51_afd7_ed55_8ccd;
     let who = key.started_ns ^ seed ^ ((key.pid as u64) << u32::BITS);
     let what = ((key.command as u64) << u32::BITS) | (key.device ^ (key.family << (MINOR_BITS - 1))) as u64;
@@ -198,9 +200,9 @@ pub struct StatValue {
     pub longest_ns: u64,
     /// Number of successful calls that allocated, mapped or moved memory.
     pub memory_calls: u64,
-    /// Memory for which these calls asked, bytes, as far as their arguments show.
+    /// Memory for which calls asked, bytes, as far as the calls' arguments show.
     pub allocated_bytes: u64,
-    /// Memory that these calls mapped or moved, bytes, as far as their arguments show.
+    /// Memory that calls mapped or moved, bytes, as far as the calls' arguments show.
     pub mapped_bytes: u64,
     /// When the last call ended, ns of `CLOCK_MONOTONIC`.
     pub last_ns: u64,
@@ -261,7 +263,7 @@ pub mod facts {
         facts >> KIND_SHIFT & KIND_MASK
     }
 
-    /// Returns the offset of the amount of memory (64 bits).
+    /// Returns the offset in the argument of the amount of memory, a number of 64 bits.
     #[inline(always)]
     pub const fn amount_at(facts: u64) -> u64 {
         facts >> AMOUNT_SHIFT & AT_MASK
@@ -277,11 +279,12 @@ pub mod heap {
     pub const FUNCTION_WORD: usize = 1;
     /// The word whose upper half is the driver's status.
     pub const STATUS_WORD: usize = 2;
-    /// NVOS32_FUNCTION_ALLOC_SIZE.
+    /// The function number NVOS32_FUNCTION_ALLOC_SIZE: the program asks for memory.
     pub const ALLOC_SIZE: u32 = 2;
     /// The position of the size for NVOS32_FUNCTION_ALLOC_SIZE.
     pub const SIZE_WORD: usize = 11;
-    /// NVOS32_FUNCTION_ALLOC_SIZE_RANGE.
+    /// The function number NVOS32_FUNCTION_ALLOC_SIZE_RANGE: the program asks for memory within a
+    /// range of addresses.
     pub const ALLOC_SIZE_RANGE: u32 = 14;
     /// The position of the size for NVOS32_FUNCTION_ALLOC_SIZE_RANGE.
     pub const RANGE_SIZE_WORD: usize = 10;
@@ -294,9 +297,9 @@ pub mod object {
     pub const WORDS: usize = 6;
     /// The word whose upper half is the class.
     pub const CLASS_WORD: usize = 1;
-    /// NV01_MEMORY_SYSTEM: host memory.
+    /// The class NV01_MEMORY_SYSTEM: host memory.
     pub const MEMORY_SYSTEM: u32 = 0x3e;
-    /// NV01_MEMORY_LOCAL_USER: device memory.
+    /// The class NV01_MEMORY_LOCAL_USER: device memory.
     pub const MEMORY_LOCAL_USER: u32 = 0x40;
     /// The word with the address of the class's own arguments. For these classes, the arguments are
     /// `NV_MEMORY_ALLOCATION_PARAMS`.
@@ -338,7 +341,7 @@ pub const fn bucket(latency_ns: u64) -> usize {
     if bucket >= BUCKETS { BUCKETS - 1 } else { bucket }
 }
 
-/// An ioctl that has begun.
+/// An ioctl that has begun, with the data that the program needs when the ioctl ends.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Inflight {
@@ -378,7 +381,7 @@ const _: () = assert!(size_of::<Slot>() == 64);
 /// cache line.
 #[inline(always)]
 pub const fn slot(tid: u32) -> u32 {
-    /// 2³² divided by the golden ratio.
+    /// A factor that gives neighbouring thread ids distant slots: 2³² divided by the golden ratio.
     const SPREAD: u32 = 0x9e37_79b1;
     tid.wrapping_mul(SPREAD) >> (u32::BITS - SLOTS_LOG2)
 }
@@ -389,7 +392,7 @@ pub const fn slot(tid: u32) -> u32 {
 pub struct Totals {
     /// Number of watched ioctls that ended.
     pub calls: u64,
-    /// Number of these ioctls without a row of counters.
+    /// Number of ioctls in `calls` that have no row of counters, for lack of room.
     pub unattributed: u64,
     /// Number of watched ioctls that the program could not follow to their end for lack of room. No
     /// other counter includes them.
@@ -443,7 +446,7 @@ pub struct SeenKey {
     pub family: u32,
 }
 
-/// The number of rows of a [`SeenKey`].
+/// The value of a [`SeenKey`]: the number of commands for which the process has counters.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct SeenValue {
@@ -500,7 +503,7 @@ pub mod cookie {
         entry as u64 | TELLS
     }
 
-    /// Returns the function's number.
+    /// Returns the number of the function in a cookie.
     #[inline(always)]
     pub const fn entry(cookie: u64) -> u32 {
         cookie as u16 as u32
@@ -521,11 +524,12 @@ pub mod cookie {
 
 /// The counters of calls and processes for which a map had no room.
 pub mod uncounted {
-    /// Calls for which `LAUNCHES` had no room.
+    /// The index of the counter of calls for which the map `LAUNCHES` had no room.
     pub const CALLS: u32 = 0;
-    /// Processes for which `METERED`, or the source's part of it, had no room.
+    /// The index of the counter of processes for which the map `METERED`, or the source's part of
+    /// the map, had no room.
     pub const PROCESSES: u32 = 1;
-    /// The number of these counters.
+    /// The number of counters in the map `UNCOUNTED`.
     pub const KINDS: u32 = 2;
 }
 

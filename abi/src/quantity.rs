@@ -124,9 +124,9 @@ pub fn parse_fraction(text: &str) -> Option<u32> {
 /// An exact decimal number: digits and at most one point, without sign, exponent or name.
 #[derive(Debug, Clone, Copy)]
 struct Decimal {
-    /// The number without its point.
+    /// All digits of the number, read as a whole number: 125 for 1.25.
     digits: u128,
-    /// The divisor for which the point stands.
+    /// The divisor for which the point stands: 100 for 1.25.
     divisor: u128,
 }
 

@@ -15,7 +15,7 @@ use bincode::error::DecodeError;
 use bincode::{BorrowDecode, Decode, Encode};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// The first bytes of a file.
+/// The first bytes of the file of a recording.
 pub const FILE_MAGIC: [u8; 8] = *b"deepres\x01";
 /// The first bytes of a chunk.
 pub const CHUNK_MAGIC: [u8; 4] = *b"dchk";
@@ -61,14 +61,14 @@ pub struct ChunkHead {
     pub magic: [u8; 4],
     /// The number of bytes of the records that follow.
     pub bytes: u32,
-    /// The checksum of those bytes ([`checksum`]).
+    /// The checksum of the bytes of the records ([`checksum`]).
     pub checksum: u32,
     /// The process's id, in its own pid namespace.
     pub pid: u32,
     /// When the process began to record, ns of `CLOCK_MONOTONIC`. The time and `pid` together
     /// identify the process.
     pub began_ns: u64,
-    /// The base of the times in the chunk, ns of `CLOCK_MONOTONIC`.
+    /// The moment from which the times in the chunk's records count, ns of `CLOCK_MONOTONIC`.
     pub base_ns: u64,
 }
 
@@ -103,20 +103,20 @@ pub enum Record<'a> {
     Shape(u64, Shape),
     /// The handle of a function, and the function's name.
     Name(u64, &'a [u8]),
-    /// A launch.
+    /// The job launched a kernel or a graph.
     Launch {
         /// When the job made the call.
         at_ns: u64,
         /// The thread that made the call.
         thread: u32,
-        /// The number of the shape.
+        /// The number of the launch's shape, which an earlier record describes.
         shape: u64,
-        /// The handle of the stream.
+        /// The driver's handle of the stream.
         stream: u64,
         /// Whether the job captured the launch into a graph. A captured launch did not run.
         is_captured: bool,
     },
-    /// A copy, set or prefetch.
+    /// The job made a copy, a memory set or a prefetch.
     Copy {
         /// When the job made the call.
         at_ns: u64,
@@ -124,12 +124,12 @@ pub enum Record<'a> {
         thread: u32,
         /// The number of the driver function.
         api: u16,
-        /// The handle of the stream.
+        /// The driver's handle of the stream.
         stream: u64,
-        /// Bytes.
+        /// The size, bytes.
         bytes: u64,
     },
-    /// An allocation of device memory.
+    /// The job allocated device memory.
     Memory {
         /// When the job made the call.
         at_ns: u64,
@@ -137,10 +137,10 @@ pub enum Record<'a> {
         thread: u32,
         /// The number of the driver function.
         api: u16,
-        /// Bytes.
+        /// The size, bytes.
         bytes: u64,
     },
-    /// A thread's wait for the GPU.
+    /// A thread of the job waited for the GPU.
     Wait {
         /// When the wait began.
         at_ns: u64,

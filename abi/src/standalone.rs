@@ -16,12 +16,13 @@ use crate::wire::Uuid;
 /// The time for which ranks pause together after one rank spun for another rank, ns. After this
 /// time, the interposer checks anew whether the ranks depend on each other, which costs one spin.
 pub const DEPENDENCE_NS: u64 = 30_000_000_000;
-/// A note that a rank spins is valid for this time, ns, because the rank's process may have died.
+/// A record that a rank spins is valid for this time, ns, because the rank's process may have died
+/// since.
 const SPIN_NS: u64 = 20_000_000;
 /// The key of a free place.
 const FREE: u64 = 0;
 
-/// The tenant's state on one GPU.
+/// The state of a tenant without a daemon on one GPU: its GPU time, and the turns of its processes.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct StandaloneGpu {
@@ -41,7 +42,7 @@ pub struct StandaloneGpu {
     pub allowance: Allowance,
 }
 
-/// The contents of the file, as the module's documentation explains.
+/// The contents of the file that the processes of a tenant share without a daemon.
 #[derive(Debug)]
 #[repr(C, align(4096))]
 pub struct StandalonePage {

@@ -25,15 +25,15 @@ const CLOSING: u32 = 2;
 /// segment. No thread but the owner closes the segment now, except by [`Tally::seize`].
 const LAUNCHING: u32 = 3;
 
-/// The launches of a lane, as the module's documentation explains. The caller chooses the unit: the
-/// caller adds one unit for each launch, and may keep two counts in one number. Numbers wrap
-/// around.
+/// The tally of a lane: a count of all launches, and a count of the launches in closed segments.
+/// The caller chooses the unit: it adds one unit for each launch, and may keep two counts in one
+/// number. Numbers wrap around.
 #[derive(Debug)]
 pub struct Tally {
     state: AtomicU32,
     /// The number of launches so far. Only the owner writes this.
     launched: AtomicU64,
-    /// The sum of the known times of these launches, ns. Only the owner writes this.
+    /// The sum of the known times of all launches so far, ns. Only the owner writes this.
     expected_ns: AtomicU64,
     /// The known time of the last launch, ns. Only the owner writes this.
     last_ns: AtomicU64,
@@ -50,18 +50,19 @@ pub struct Tally {
 pub struct Taken {
     /// The number of launches, in the caller's units.
     pub launched: u64,
-    /// The sum of their known times, ns.
+    /// The sum of the launches' known times, ns.
     pub ns: u64,
 }
 
 /// The result of an attempt to take a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Attempt {
-    /// The caller has the segment.
+    /// The caller now has the segment.
     Done,
     /// No segment is open.
     Idle,
-    /// Another thread has the segment. The caller should try again.
+    /// Another thread is launching into the segment, or closing it. The caller should try
+    /// again.
     Busy,
 }
 
@@ -241,7 +242,7 @@ impl Tally {
         Taken { launched: launched.wrapping_sub(before), ns: expected_ns.saturating_sub(before_ns) }
     }
 
-    /// Marks the segment as closed.
+    /// Marks the segment that the caller has been closing as closed.
     pub fn closed(&self) {
         self.state.store(IDLE, Ordering::SeqCst);
     }

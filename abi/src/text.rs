@@ -10,7 +10,7 @@ use crate::class::Class;
 use crate::criticality::Criticality;
 use crate::label::Labels;
 
-/// Reads a value from a text.
+/// A visitor for serde, which reads a value from a text.
 struct Text<T>(PhantomData<T>);
 
 impl<T: FromStr<Err: fmt::Display>> serde::de::Visitor<'_> for Text<T> {

@@ -8,21 +8,21 @@
 
 use crate::sync::{AtomicU64, Ordering};
 
-/// The number of low bits that a claim's time drops. So a word keeps the time in units of 1.024 µs,
-/// and the slot in the remaining bits.
+/// The number of low bits that a claim's time drops. So a word keeps the time in units of 1.024 µs.
 const TIME_SHIFT: u32 = 10;
+/// The number of low bits of the word that keep the slot.
 const SLOT_BITS: u32 = 10;
 const SLOT_MASK: u64 = (1 << SLOT_BITS) - 1;
 
 const _: () = assert!((crate::ledger::MAX_SESSIONS as u64) < SLOT_MASK);
 
-/// The turn on one GPU.
+/// The turn of the processes of one tenant on one GPU, without a daemon.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Turn {
     /// The process that has the turn, and the end of the turn.
     held: AtomicU64,
-    /// The process that has asked for the turn longest, and the end of its wish.
+    /// The process that has waited for the turn longest, and the end of its wish.
     wanted: AtomicU64,
     /// When the process in `wanted` first asked, ns of `CLOCK_MONOTONIC`. The process writes
     /// `wanted` and this word in two stores. If the two words do not match, they match again after

@@ -37,7 +37,7 @@ pub const UNMANAGED: u8 = u8::MAX;
 /// A GPU's UUID, as `cuDeviceGetUuid` returns it.
 pub type Uuid = [u8; 16];
 
-/// The kind of a frame.
+/// The kind of a frame of the handshake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u16)]
 pub enum FrameKind {
@@ -190,12 +190,13 @@ pub struct Welcome {
     reserved_too: u32,
 }
 
-/// The number of page descriptors, which come before the bells.
+/// The number of file descriptors of pages that come with a welcome. The descriptors of the bells
+/// come after them.
 pub const PAGE_FDS: usize = 4;
 /// The most descriptors that come with a welcome.
 pub const MAX_FDS: usize = PAGE_FDS + MAX_GPUS;
 
-/// The kind of a refusal.
+/// The kind of a refusal, by which a process knows whether another attempt can succeed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum RefusalKind {

@@ -23,7 +23,7 @@ const END: u8 = 0;
 
 macro_rules! wishes {
     ($($(#[doc = $doc:literal])+ $key:ident = $tag:literal: $field:ident, $name:literal, $option:literal, $variable:literal, $kind:ident($value:ty);)+) => {
-        /// A wish by its name.
+        /// The key of a wish: names one wish of a job, without a value.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[repr(u8)]
         pub enum Key {
@@ -123,7 +123,7 @@ wishes! {
     Label = 10: labels, "label", "label", "DEEPRES_LABEL", Labels(Labels);
 }
 
-/// A kind of value.
+/// The kind of a wish's value, for example a share or a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Parts per million. People write a percentage.

@@ -19,9 +19,11 @@ const IOCTL: i64 = 16;
 /// The index of the first argument or the result in a tracepoint's record, in words of 8 bytes.
 /// Before it come one header word and the number of the system call.
 const FIRST_WORD: usize = 2;
-/// The offsets of the first three arguments of a system call in the `pt_regs` of x86-64, bytes.
+/// The offset of a system call's first argument in the `pt_regs` of x86-64, bytes.
 const DI: usize = 112;
+/// The offset of a system call's second argument in the `pt_regs` of x86-64, bytes.
 const SI: usize = 104;
+/// The offset of a system call's third argument in the `pt_regs` of x86-64, bytes.
 const DX: usize = 96;
 
 /// The map flag `BPF_F_MMAPABLE`. With the flag, the values begin at a page, so each [`Slot`] has a
@@ -33,7 +35,7 @@ static SLOTS: Array<Slot> = Array::with_max_entries(SLOT_COUNT, PAGE_ALIGNED);
 #[map]
 static INFLIGHT: HashMap<u32, Inflight> = HashMap::with_max_entries(MAX_INFLIGHT, 0);
 
-/// Runs at `syscalls:sys_enter_ioctl`.
+/// Runs at the tracepoint `syscalls:sys_enter_ioctl`, when a thread begins an ioctl.
 #[tracepoint]
 pub fn ioctl_enter(context: TracePointContext) -> u32 {
     let (task, descriptor) = (Task::current(), word(&context, FIRST_WORD) as u32);
@@ -44,14 +46,14 @@ pub fn ioctl_enter(context: TracePointContext) -> u32 {
     0
 }
 
-/// Runs at `syscalls:sys_exit_ioctl`.
+/// Runs at the tracepoint `syscalls:sys_exit_ioctl`, when an ioctl returns.
 #[tracepoint]
 pub fn ioctl_exit(context: TracePointContext) -> u32 {
     end(word(&context, FIRST_WORD) as i64);
     0
 }
 
-/// Runs at `sys_enter`.
+/// Runs at the raw tracepoint `sys_enter`, when a thread begins any system call.
 #[raw_tracepoint(tracepoint = "sys_enter")]
 pub fn raw_enter(context: RawTracePointContext) -> i32 {
     // The calls of 32-bit programs have other numbers. The tracepoint of ioctl does not see these
@@ -73,7 +75,7 @@ pub fn raw_enter(context: RawTracePointContext) -> i32 {
     0
 }
 
-/// Runs at `sys_exit`.
+/// Runs at the raw tracepoint `sys_exit`, when any system call returns.
 #[raw_tracepoint(tracepoint = "sys_exit")]
 pub fn raw_exit(context: RawTracePointContext) -> i32 {
     // The program need not check which call ends, because `end` finds only ioctls that began.

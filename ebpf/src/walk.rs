@@ -32,8 +32,9 @@ static HAS_TWINS: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
 static WATCHES: [Global<Watch>; MAX_WATCHES] = [const { Global::new(Watch::NOTHING) }; MAX_WATCHES];
 
-/// The bits of an inode's mode that hold the kind of file, and their value for a character device.
+/// The bits of an inode's mode that hold the kind of file.
 const KIND: u16 = 0o170_000;
+/// The value of the bits `KIND` for a character device.
 const CHARACTER_DEVICE: u16 = 0o020_000;
 /// The bit of a task's status for a system call of a 32-bit program (`TS_COMPAT`).
 const COMPAT: u32 = 2;

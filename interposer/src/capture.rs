@@ -15,7 +15,7 @@ use crate::lock_order::{Mutex, Rank};
 use crate::os::Patience;
 use crate::{os, thread};
 
-/// An active capture.
+/// An active stream capture of this process.
 #[derive(Debug, Clone, Copy)]
 struct Capture {
     /// The stream on which the job began the capture.
@@ -28,9 +28,9 @@ struct Capture {
 }
 
 impl Capture {
-    /// Returns whether this is the capture on `stream`. In each context, the handle of a default
-    /// stream names another stream. In each thread too, the handle of the per-thread stream names
-    /// another stream.
+    /// Returns whether this is the capture on `stream`. The handle of a default stream names a
+    /// different stream in each context. The handle of the per-thread default stream also names a
+    /// different stream in each thread.
     fn is_on(&self, stream: Stream, context: Option<Context>) -> bool {
         let is_same = self.context == context && self.thread == thread::id();
         self.stream == stream && (!stream.is_default() || is_same)

@@ -215,7 +215,7 @@ fn path(bytes: Vec<u8>) -> PathBuf {
     std::path::absolute(&path).unwrap_or(path)
 }
 
-/// A possible place of the tenant socket.
+/// A possible place of the tenant socket, and the user whom the process trusts there.
 #[derive(Debug)]
 pub struct Socket {
     /// The path of the socket.
@@ -226,7 +226,7 @@ pub struct Socket {
 }
 
 impl Socket {
-    /// Returns all possible places, the best first.
+    /// Returns all sockets at which a daemon may listen, the best first.
     fn all(places: &Places<Vec<u8>>) -> Vec<Self> {
         if let Some(named) = places.socket() {
             return vec![Self { path: path(named.clone()), within: None }];

@@ -14,14 +14,15 @@ use crate::os;
 /// the signal. The kernel gives all anonymous files the same inode, so only the mark distinguishes
 /// the interposer's files from the job's.
 const MARK: i32 = 63;
-/// The commands of `fcntl` that set and read this signal number (`fcntl.h`).
+/// The command of `fcntl` that sets the signal number of a file (`fcntl.h`).
 const F_SETSIG: i32 = 10;
+/// The command of `fcntl` that reads the signal number of a file (`fcntl.h`).
 const F_GETSIG: i32 = 11;
 /// The number of descriptors that must be free. A driver opens fewer at its start.
 const SPARE: i32 = 64;
 /// The identity of a file that the interposer could not examine.
 const UNKNOWN: u32 = 0;
-/// The value of a place without a descriptor.
+/// The value of a [`Place`] that has no descriptor.
 const NONE: u64 = u64::MAX;
 
 /// A descriptor number, and the identity of the file for which it stood at first.
@@ -196,7 +197,8 @@ fn is_anonymous(status: &libc::stat) -> bool {
 
 /// Returns a hash that distinguishes the open file at `number` from other files.
 fn identity(number: RawFd) -> io::Result<u32> {
-    /// Spreads each bit of a word over the upper bits (from the golden ratio).
+    /// A multiplier, from the golden ratio, that spreads each bit of a word over the upper bits of
+    /// the product.
     const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
     let status = status(number)?;
     let mark = if is_anonymous(&status) {

@@ -30,7 +30,8 @@ const HANDLER_WAITS_NS: u64 = 500_000_000;
 /// The most handlers within [`HANDLER_WAITS_NS`] that can call a thread away from the gate. More
 /// handlers belong to a timer of the job, for example a profiler's.
 const MOST_HANDLERS: u32 = 3;
-/// The shortest time between two launches of a process that handlers call away, ns.
+/// The shortest time between two launches of a process that leave the gate because of a signal
+/// handler, ns.
 const CALLED_AWAY_NS: u64 = 1_000_000_000;
 
 /// When a handler last called a launch of this process away, ns; 0 if never.
@@ -107,7 +108,7 @@ impl Leave {
     }
 }
 
-/// A launch that passed the gate.
+/// The result of a pass of the gate: the launch may go to the driver now.
 #[derive(Debug)]
 pub struct Passed {
     /// The launch's estimate, ns, if the launch passed under a lease. The estimate is part of the
@@ -194,13 +195,14 @@ fn wait<'m>(
     })
 }
 
-/// The state of a waiting thread.
+/// The state of a thread that waits at the gate: the answers to the questions of
+/// [`deepres_abi::gate`].
 struct Around<'a> {
     lane: &'a Lane,
     session: &'a Session,
     only_launch: &'a OnlyLaunch,
-    /// The last count of completions that differed from the count before, and when the thread saw
-    /// that count.
+    /// The last count of completions that differed from the count before, and the time at which the
+    /// thread saw that count, ns.
     full_since: Option<(u32, u64)>,
     handlers: Handlers,
 }

@@ -29,7 +29,8 @@ const HANDSHAKE_NS: u64 = 3_000_000_000;
 /// The time limit of a question for the tenant's part, if the question before got no answer, ns.
 /// The caller is mostly a monitor, which asks again and again.
 const DOUBTED_NS: u64 = 100_000_000;
-/// The time limit of the question for a new context's memory, ns. The daemon stops sooner.
+/// The time limit of the question for a new context's memory, ns. The daemon waits for NVML for a
+/// shorter time.
 const APPRAISAL_NS: u64 = 1_000_000_000;
 /// The pause before another attempt while a new daemon replaces the old daemon, ns.
 const REPLACED_PAUSE_NS: u64 = 20_000_000;
@@ -128,7 +129,7 @@ impl fmt::Display for ConnectError {
 pub struct Connection {
     /// The socket. When the connection ends, the session ends.
     pub socket: Unshared,
-    /// The daemon's answer.
+    /// The daemon's answer to the hello.
     pub welcome: Welcome,
     /// The memory of the grant, meter, ledger and heartbeat page.
     pub pages: [OwnedFd; PAGE_FDS],

@@ -120,7 +120,7 @@ pub enum Entry {
     Refused,
 }
 
-/// A launch between [`enter`] and [`leave`].
+/// A launch or copy that the meter counts, between [`enter`] and [`leave`].
 pub struct Metered {
     process: &'static Process,
     lane: LaneOwner,
@@ -208,7 +208,7 @@ fn try_enter(stream: Stream, launch: Launch) -> Result<Entry, Bypass> {
 }
 
 /// Prepares a copy: opens a segment of copies if none is open. Returns `None` if the copy gets no
-/// such segment: the open segment of kernels took the copy in, or the copy is a bypass.
+/// such segment: the open segment of kernels counted the copy, or the copy is a bypass.
 ///
 /// The GPU has engines of its own for copies. So copies pass no gate, and no tenant waits for
 /// another tenant's copies. Sets and copies within a device are launches to this module.

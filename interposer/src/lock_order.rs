@@ -1,12 +1,13 @@
 //! The order in which a thread takes the interposer's locks, and a mutex that checks the order.
 //!
-//! A thread that holds a lock of a [`Rank`] waits only for locks of later ranks. So no two threads
-//! wait for each other. A thread may try any lock, because a try does not wait. A thread does not
-//! wait for a lock of a rank that it already holds, and so never for its own lock.
+//! Each lock has a level, its [`Rank`]. A thread that holds a lock waits only for locks of later
+//! levels. So no two threads wait for each other. A thread may try any lock, because a try does not
+//! wait. A thread does not wait for a lock of a level that it already holds, and so never for its
+//! own lock.
 //!
 //! A build with debug assertions checks each wait. Each thread has a count of its held locks for
-//! each rank. The counts have no destructor and no allocation. So the check works in any thread, at
-//! the end of a thread or process, and in a forked child. A failed check ends the process. A
+//! each level. The counts have no destructor and no allocation. So the check works in any thread,
+//! at the end of a thread or process, and in a forked child. A failed check ends the process. A
 //! release build has the bare mutex.
 //!
 //! Two locks stand outside the order. For the lock of markers ([`crate::capture::marking`]), a
@@ -17,7 +18,7 @@ use std::sync::{self, MutexGuard, PoisonError, TryLockError};
 
 macro_rules! ranks {
     ($($(#[$doc:meta])+ $rank:ident,)+) => {
-        /// The locks, in the order in which a thread takes them.
+        /// The levels of locks, in the order in which a thread takes the locks.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         #[repr(u8)]
         pub enum Rank {
@@ -56,11 +57,11 @@ ranks! {
     PoolAllocations,
     /// The blocks that small allocations share.
     Blocks,
-    /// All other allocations.
+    /// The allocations that are neither from pools nor in shared blocks.
     Allocations,
-    /// The mappings of physical memory.
+    /// The mappings of physical memory to addresses.
     Mappings,
-    /// The mappings into arrays.
+    /// The mappings of physical memory into arrays.
     Tiles,
     /// The oversubscribed allocations.
     Oversubscribed,
@@ -80,7 +81,7 @@ ranks! {
     Rings,
 }
 
-/// A mutex of the rank `RANK`. The mutex ignores poison, because no hook panics.
+/// A mutex of the level `RANK`. The mutex ignores poison, because no hook panics.
 #[derive(Debug, Default)]
 pub struct Mutex<const RANK: u8, T>(sync::Mutex<T>);
 
@@ -130,7 +131,7 @@ impl<T> DerefMut for Guard<'_, T> {
     }
 }
 
-/// The ranks that this thread holds.
+/// The number of locks of each level that this thread holds.
 #[cfg(debug_assertions)]
 mod held {
     use std::cell::Cell;
@@ -138,7 +139,7 @@ mod held {
     use super::Rank;
 
     thread_local! {
-        /// The number of locks of each rank that this thread holds.
+        /// The number of locks of each level that this thread holds.
         static COUNTS: [Cell<u8>; Rank::ALL.len()] = const { [const { Cell::new(0) }; Rank::ALL.len()] };
     }
 
@@ -166,7 +167,7 @@ mod held {
         });
     }
 
-    /// Panics if this thread must not wait for a lock of that rank.
+    /// Panics if this thread must not wait for a lock of the level `rank`.
     pub fn check(rank: u8) {
         COUNTS.with(|counts| {
             for held in Rank::ALL.into_iter().skip(usize::from(rank)) {

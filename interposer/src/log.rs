@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use crate::os;
 
-/// The importance of a line.
+/// The level of a log line, the most important first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Level {
@@ -17,13 +17,13 @@ pub enum Level {
     Warn = 2,
     /// Normal events, once per process.
     Info = 3,
-    /// Single decisions.
+    /// Decisions about single calls or moments, for a developer of deepres.
     Debug = 4,
 }
 
 /// The longest line, bytes. The module cuts longer lines.
 const LINE_BYTES: usize = 1024;
-/// The value before the first line. Only then the module reads the environment.
+/// The value of the level until the first line. The module reads the environment at the first line.
 const UNREAD: u8 = 0;
 
 static THRESHOLD: AtomicU8 = AtomicU8::new(UNREAD);

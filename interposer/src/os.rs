@@ -18,7 +18,7 @@ pub fn now_ns() -> u64 {
     (time.tv_sec as u64).saturating_mul(NS_PER_S).saturating_add(time.tv_nsec as u64)
 }
 
-/// A bounded wait.
+/// A wait of a thread that polls something, with a time limit.
 #[derive(Debug, Default)]
 pub struct Patience {
     looks: u32,
@@ -118,7 +118,7 @@ pub fn write_gently(number: RawFd, bytes: &[u8]) -> io::Result<usize> {
 /// While this value lives, the thread blocks the signals that its write may raise: `SIGPIPE`, and
 /// `SIGXFSZ` beyond `ulimit -f`. The drop discards such signals.
 struct Silence {
-    /// The thread's signal mask before, in the kernel's form.
+    /// The thread's signal mask before the value blocked the signals, in the kernel's form.
     mask: u64,
     /// The signals that were pending before, and so belong to the job.
     pending: u64,

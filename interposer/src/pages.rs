@@ -66,7 +66,7 @@ impl<P: Page> Mapped<P> {
         Ok(mapped)
     }
 
-    /// Returns the page.
+    /// Returns the page, as it is mapped in this process.
     pub fn page(&self) -> &P {
         // SAFETY: `new` mapped and checked the page, which stays mapped until drop. A page holds
         // only atomics, so each value that the other side writes is valid.

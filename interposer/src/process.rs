@@ -45,7 +45,7 @@ const APPRAISE_AGAIN_NS: u64 = 10_000_000_000;
 
 /// The state of this process. It lives until the process ends.
 pub struct Process {
-    /// The driver.
+    /// The driver's functions that deepres calls.
     pub calls: Calls,
     /// The GPUs, by ordinal in this process.
     pub gpus: Box<[Gpu]>,
@@ -83,15 +83,21 @@ static PROCESS: AtomicPtr<Process> = AtomicPtr::new(ptr::null_mut());
 
 /// The progress of this process's attempt to begin a session.
 static START: AtomicU8 = AtomicU8::new(NOT_STARTED);
+/// The value of [`START`] before the first attempt to begin a session.
 const NOT_STARTED: u8 = 0;
+/// The value of [`START`] while a thread tries to begin a session.
 const STARTING: u8 = 1;
+/// The value of [`START`] after the attempt, if the process may use the GPU.
 const STARTED: u8 = 2;
-/// The value of [`START`] for a process with limits to which nothing can hold the process.
+/// The value of [`START`] for a process with limits that neither a daemon nor the process itself
+/// can keep.
 const UNHELD: u8 = 3;
 
-/// The values of [`Process::meter`].
+/// The value of [`Process::meter`] until the session has begun.
 const HELD: u32 = 0;
+/// The value of [`Process::meter`] once the meter thread may run.
 const RUNS: u32 = 1;
+/// The value of [`Process::meter`] if the process gets no session, so that the meter thread ends.
 const DISMISSED: u32 = 2;
 
 /// Returns the process's state, if a session has begun.
@@ -264,7 +270,8 @@ fn begin() -> Result<(), Unheld> {
     Ok(())
 }
 
-/// A session, and the places of the process's GPUs in it.
+/// A session. For each of the process's GPUs, the array has the index of the GPU's slot in the
+/// session's pages.
 type Begun = (Session, [u8; MAX_GPUS]);
 
 /// Begins a session without a daemon if the process needs one, because no daemon accepted the
@@ -644,7 +651,7 @@ impl Process {
         result
     }
 
-    /// Does the same as [`Self::destroy_context`], but forgets no memory, because the memory
+    /// Runs `destroy` as [`Self::destroy_context`] does, but forgets no memory, because the memory
     /// belongs to another context. Returns the result of `destroy`, and whether the context is
     /// gone.
     pub fn end_context<T>(

@@ -52,7 +52,7 @@ pub struct Session {
     /// The gates that apply while the daemon is gone and the fail mode is closed.
     shut: [GrantSlot; MAX_GPUS],
     socket: Place,
-    /// The memory of the meter page.
+    /// The file descriptor of the memory of the meter page.
     meter_memory: Place,
     /// The memory of the ledger. Locks on it show which of the tenant's sessions live. If a process
     /// closes any descriptor of this memory, it loses its locks.
@@ -66,7 +66,7 @@ pub struct Session {
     /// The stand-in for the daemon, if the session has no daemon. Such a session has no
     /// descriptors.
     local: Option<Local>,
-    /// Whether the process looks for a daemon that takes the process over.
+    /// Whether the process looks for a daemon that gives it a session.
     is_waiting: bool,
 }
 
@@ -426,7 +426,7 @@ impl Session {
         self.grant.session_id()
     }
 
-    /// Notes that the connection ended.
+    /// Records that the connection to the daemon ended.
     pub fn set_gone(&self) {
         self.is_gone.store(true, Ordering::Release);
     }

@@ -118,7 +118,8 @@ pub fn context(handle: Context) -> Option<&'static ContextState> {
 
 /// Returns a number that spreads similar numbers. Two different numbers have different results.
 const fn mixed(number: u64) -> u64 {
-    /// 2⁶⁴ divided by the golden ratio.
+    /// An odd factor, which therefore keeps different numbers different: 2⁶⁴ divided by the golden
+    /// ratio.
     const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
     number.wrapping_mul(MULTIPLIER)
 }

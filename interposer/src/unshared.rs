@@ -19,8 +19,9 @@ use crate::os::Patience;
 /// other, ns. The making of a socket takes a microsecond, and the fork of a large process takes
 /// some milliseconds.
 const APART_NS: u64 = 100_000_000;
-/// The most sockets at a time. One socket is the session's, and one is a hello's. The other sockets
-/// belong to threads that ask for their tenant's part.
+/// The most sockets to the daemon at a time. One socket belongs to the session, and one to a
+/// handshake. The other sockets belong to threads that ask the daemon for their tenant's part of a
+/// GPU, to answer NVML calls.
 const MOST: usize = 64;
 
 /// The notes of the existing sockets.

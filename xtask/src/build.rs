@@ -27,7 +27,7 @@ impl Artefacts {
         Self { folder }
     }
 
-    /// Returns the folder itself.
+    /// Returns the folder of the artefacts.
     pub fn folder(&self) -> &Path {
         &self.folder
     }

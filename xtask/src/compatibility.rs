@@ -28,9 +28,9 @@ pub struct Options {
 
 /// The place that states a client's version.
 enum Version {
-    /// A file of requirements.
+    /// A file of Python requirements states the version of the package.
     Pinned { file: &'static str, package: &'static str },
-    /// Cargo.lock.
+    /// Cargo.lock states the version of the crate.
     Locked(&'static str),
     /// The client comes with the distribution.
     Of(&'static str),
@@ -39,9 +39,9 @@ enum Version {
 /// The part of a client's work that the simulated GPU can run.
 #[derive(Clone, Copy)]
 enum Reach {
-    /// The whole client.
+    /// The simulated GPU can run the whole client.
     Whole,
-    /// The whole client, which takes gigabytes.
+    /// The simulated GPU can run the whole client, which takes gigabytes of disk.
     LargeWhole,
     /// The client up to the end of its look-ups.
     LookUps,

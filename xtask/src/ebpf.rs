@@ -26,8 +26,9 @@ const FLAGS: [&str; 2] = ["-Clinker=bpf-linker", "-Ctarget-cpu=v3"];
 const FLAG_SEPARATOR: &str = "\x1f";
 /// Debian's packages of a toolchain with its source.
 const DEBIAN_PACKAGES: [&str; 3] = ["rustc-web", "cargo-web", "rust-web-src"];
-/// Paths of Debian's compiler and cargo.
+/// Path of Debian's compiler.
 const DEBIAN_RUSTC: &str = "/usr/bin/rustc";
+/// Path of Debian's cargo.
 const DEBIAN_CARGO: &str = "/usr/bin/cargo";
 
 /// A compiler with the source of `core`.

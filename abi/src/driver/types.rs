@@ -46,10 +46,10 @@ pub const CU_STREAM_LEGACY: CUstream = 0x1 as CUstream;
 pub const CU_STREAM_PER_THREAD: CUstream = 0x2 as CUstream;
 /// The host, in place of a device.
 pub const CU_DEVICE_CPU: CUdevice = -1;
-/// The value that stands for no device.
+/// The device number that stands for no device.
 pub const CU_DEVICE_INVALID: CUdevice = -2;
 
-/// Identifies a device.
+/// The UUID of a device, which is the same in each process.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct CUuuid {
@@ -138,7 +138,7 @@ pub struct CUmemPoolProps {
     pub reserved: [u8; 53],
 }
 
-/// A one- or two-dimensional array, before CUDA 3.2.
+/// The size and format of a one- or two-dimensional array, before CUDA 3.2.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct CUDA_ARRAY_DESCRIPTOR_v1 {
@@ -148,7 +148,7 @@ pub struct CUDA_ARRAY_DESCRIPTOR_v1 {
     pub NumChannels: u32,
 }
 
-/// A one- or two-dimensional array.
+/// The size and format of a one- or two-dimensional array.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct CUDA_ARRAY_DESCRIPTOR {
@@ -158,7 +158,7 @@ pub struct CUDA_ARRAY_DESCRIPTOR {
     pub NumChannels: u32,
 }
 
-/// A three-dimensional array, before CUDA 3.2.
+/// The size and format of a three-dimensional array, before CUDA 3.2.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct CUDA_ARRAY3D_DESCRIPTOR_v1 {
@@ -170,7 +170,7 @@ pub struct CUDA_ARRAY3D_DESCRIPTOR_v1 {
     pub Flags: u32,
 }
 
-/// A three-dimensional array.
+/// The size and format of a three-dimensional array.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct CUDA_ARRAY3D_DESCRIPTOR {
@@ -182,7 +182,7 @@ pub struct CUDA_ARRAY3D_DESCRIPTOR {
     pub Flags: u32,
 }
 
-/// A two-dimensional copy, before CUDA 3.2.
+/// The source, target and extent of a two-dimensional copy, before CUDA 3.2.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct CUDA_MEMCPY2D_v1 {
@@ -204,7 +204,7 @@ pub struct CUDA_MEMCPY2D_v1 {
     pub Height: u32,
 }
 
-/// A two-dimensional copy.
+/// The source, target and extent of a two-dimensional copy.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct CUDA_MEMCPY2D {
@@ -226,7 +226,7 @@ pub struct CUDA_MEMCPY2D {
     pub Height: usize,
 }
 
-/// A three-dimensional copy, before CUDA 3.2.
+/// The source, target and extent of a three-dimensional copy, before CUDA 3.2.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct CUDA_MEMCPY3D_v1 {
@@ -257,7 +257,7 @@ pub struct CUDA_MEMCPY3D_v1 {
     pub Depth: u32,
 }
 
-/// A three-dimensional copy.
+/// The source, target and extent of a three-dimensional copy.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct CUDA_MEMCPY3D {
@@ -288,7 +288,7 @@ pub struct CUDA_MEMCPY3D {
     pub Depth: usize,
 }
 
-/// A three-dimensional copy between contexts.
+/// The source, target and extent of a three-dimensional copy between contexts.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct CUDA_MEMCPY3D_PEER {
@@ -491,7 +491,7 @@ pub struct CUDA_CONDITIONAL_NODE_PARAMS {
     pub handle: CUgraphConditionalHandle,
     pub r#type: CUgraphConditionalNodeType,
     pub size: u32,
-    /// The result of the driver: `size` graphs.
+    /// Out: the driver's array of `size` graphs, one for each body of the conditional node.
     pub phGraph_out: *mut CUgraph,
     pub ctx: CUcontext,
 }

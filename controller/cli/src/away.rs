@@ -82,7 +82,7 @@ struct Driver {
     state: pfn::cuCheckpointProcessGetState,
 }
 
-/// The reason for which processes are not back on the GPU.
+/// The reason for which the driver did not bring processes back to the GPU.
 enum NotBack {
     /// Other processes have the GPU's memory.
     NoRoom,
@@ -90,7 +90,8 @@ enum NotBack {
     Failed(anyhow::Error),
 }
 
-/// Runs the command as the module's documentation says.
+/// Moves the processes off the GPUs, and brings them back after a line or the end of stdin. Returns
+/// when the processes are back.
 pub fn run(args: &Args) -> Result<()> {
     ignore_signals();
     let mut driver = Driver::load()?;

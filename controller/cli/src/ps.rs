@@ -35,7 +35,8 @@ const USE: [&str; 10] = [
 ];
 /// The place of the owed share in [`USE`].
 const OWED: usize = 1;
-/// The fields whose columns come after the limit.
+/// The fields of a tenant's account whose columns `deepres ps` prints to the right of the memory
+/// limit.
 const MEMORY: [&str; 3] = ["memory_peak_bytes", "refusals", "gate"];
 
 #[derive(Debug, clap::Args)]
@@ -90,7 +91,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// Prints an answer: as JSON, or with `print`.
+/// Prints a command's answer: as JSON if the user asked for JSON, else by the function `print`.
 fn show<T: serde::Serialize, W: Write>(
     answer: &T,
     json: bool,
@@ -184,12 +185,12 @@ fn print_gpu(gpu: &GpuStatus, verbose: bool, out: &mut impl Write) -> io::Result
     if verbose { why::print_gpu(gpu, out) } else { Ok(()) }
 }
 
-/// Returns the heads of these fields' columns.
+/// Returns the heads of the columns of `fields`.
 fn heads<T: Declared>(fields: &[&str]) -> Vec<String> {
     fields.iter().map(|field| T::head(field).to_owned()).collect()
 }
 
-/// Returns the cells of these fields' columns.
+/// Returns one table cell for each of `fields`: the text of the field's value in `of`.
 fn cells<T: Declared>(of: &T, fields: &[&str]) -> Vec<String> {
     let values = serde_json::to_value(of).unwrap_or_default();
     fields.iter().map(|field| cell(&values[field], Unit::of(field))).collect()

@@ -18,7 +18,7 @@ pub trait Occasion {
     const IS_LATER: bool = false;
 }
 
-/// A job starts in this process.
+/// The occasion of `deepres run`: a job starts in this process.
 #[derive(Debug)]
 pub struct Now;
 
@@ -26,13 +26,13 @@ impl Occasion for Now {
     const HAS_VARIABLES: bool = true;
 }
 
-/// A job will start in another process.
+/// The occasion of `deepres cdi generate`: a job will start in another process.
 #[derive(Debug)]
 pub struct Elsewhere;
 
 impl Occasion for Elsewhere {}
 
-/// A tenant already runs.
+/// The occasion of `deepres set`: the tenant already runs.
 #[derive(Debug)]
 pub struct Later;
 
@@ -40,7 +40,7 @@ impl Occasion for Later {
     const IS_LATER: bool = true;
 }
 
-/// The wishes of a command line.
+/// The wishes that the options of a command line state.
 #[derive(Debug)]
 pub struct Wishes<O> {
     /// The wishes.

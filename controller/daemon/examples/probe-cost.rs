@@ -24,23 +24,31 @@ use std::time::{Duration, Instant};
 const REFUSING: &str = "/dev/fuse";
 /// A device that reads a page behind the argument, and returns success for unknown numbers.
 const ACCEPTING: &str = "/dev/btrfs-control";
+/// The configuration's name for [`REFUSING`], as if it were a device of NVIDIA.
 const REFUSING_KEY: &str = "nvidia=10:229";
+/// The configuration's name for [`ACCEPTING`], as if it were a device of NVIDIA.
 const ACCEPTING_KEY: &str = "nvidia=10:234";
-/// As many kinds of devices as a host with NVIDIA's driver has. The stand-ins are not among them.
+/// As many kinds of devices as a host with NVIDIA's driver has. [`REFUSING`] and [`ACCEPTING`] are
+/// not among them.
 const OTHERS: [&str; 5] =
     ["nvidia=195", "nvidia-uvm=511:0", "nvidia-uvm-tools=511:1", "nvidia-caps=510", "nvidia-nvswitch=509"];
-/// NV_ESC_RM_CONTROL, NV_ESC_RM_MAP_MEMORY, NV_ESC_RM_ALLOC.
+/// The ioctl number of the command NV_ESC_RM_CONTROL.
 const COMMAND: u64 = 0xc020_462a;
+/// The ioctl number of the command NV_ESC_RM_MAP_MEMORY.
 const MAP_MEMORY: u64 = 0xc038_464e;
+/// The ioctl number of the command NV_ESC_RM_ALLOC.
 const ALLOC: u64 = 0xc030_462b;
-/// A command of which the programs know nothing. So they do not look at its argument.
+/// The ioctl number of a command that the kernel programs do not know. So the programs do not look
+/// at the command's argument.
 const UNKNOWN: u64 = 0xc000_46ff;
-/// Indices in words of 8 bytes. In NV_ESC_RM_ALLOC's argument: the class (upper half), and the
-/// address of the class's own arguments. In the class's own arguments: the size.
+/// In NV_ESC_RM_ALLOC's argument: the index of the word of 8 bytes whose upper half is the class.
 const CLASS: usize = 1;
+/// In NV_ESC_RM_ALLOC's argument: the index of the word of 8 bytes with the address of the class's
+/// own arguments.
 const PARAMETERS: usize = 2;
+/// In the class's own arguments: the index of the word of 8 bytes with the size of the memory.
 const ITS_SIZE: usize = 8;
-/// NV01_MEMORY_LOCAL_USER.
+/// The class NV01_MEMORY_LOCAL_USER: memory of the GPU.
 const MEMORY: u64 = 0x40;
 /// Index of the class's own arguments in the buffer, words.
 const BEHIND: usize = 256;
@@ -51,12 +59,15 @@ const BATCHES: u32 = 600;
 const CALLS: u32 = 200;
 const ROUNDS: u32 = 12;
 const RING_BYTES: u32 = 16 << 20;
-/// The pace at which the programs may lose no event, and the number of calls.
+/// Time between two calls. At this pace, the kernel programs must lose no event.
 const PACE: Duration = Duration::from_micros(10);
+/// Number of calls in a measurement of lost events.
 const PACED_CALLS: u64 = 200_000;
-/// Size of a ring that is too small for the flood, and the calls of each flooding thread.
+/// Size of a ring that is too small for the events of [`FLOOD_THREADS`] threads, bytes.
 const SMALL_RING_BYTES: u32 = 64 << 10;
+/// Calls of each thread that calls as fast as it can.
 const FLOOD_CALLS: u64 = 8_000;
+/// Number of threads that call as fast as they can.
 const FLOOD_THREADS: u64 = 8;
 /// The most time for the start of `deepres trace`.
 const TRACE_LIMIT: Duration = Duration::from_secs(20);

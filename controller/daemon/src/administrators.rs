@@ -36,7 +36,8 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 /// Pause after a failed accept, so that the failure does not become a busy loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Answers administrators. Never returns without an error.
+/// Accepts connections at the admin socket, and answers the requests of administrators. Returns
+/// only with an error.
 pub async fn serve(listener: std::os::unix::net::UnixListener, shared: Rc<Shared>) -> io::Result<()> {
     let listener = UnixListener::from_std(listener)?;
     let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));

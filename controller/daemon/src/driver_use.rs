@@ -1,4 +1,5 @@
-//! Each second, adds the counts of the kernel programs for a tenant's processes to the tenant.
+//! Each second, adds up the calls to the kernel driver that the kernel programs counted for a
+//! tenant's processes.
 
 use super::Shared;
 use deepres_model::clock::monotonic_ns;
@@ -8,7 +9,8 @@ use tokio::time::sleep;
 
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// Adds the counts each second. Never returns.
+/// Each second, adds the counted calls of processes to the counts of the processes' tenants. Never
+/// returns.
 pub async fn serve(shared: Rc<Shared>) {
     loop {
         sleep(PERIOD).await;

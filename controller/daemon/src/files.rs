@@ -14,23 +14,26 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Modes of the daemon's directory. Root's daemon serves every user; a user's daemon serves only
-/// that user.
+/// Mode of the directory of root's daemon, which serves every user.
 const SHARED_DIRECTORY_MODE: u32 = 0o755;
+/// Mode of the directory of another user's daemon, which serves only this user.
 const OWN_DIRECTORY_MODE: u32 = 0o700;
 /// Mode of the tenant socket's directory. A container that mounts the directory may look the socket
 /// up. The socket has a mode of its own.
 const TENANT_DIRECTORY_MODE: u32 = 0o755;
+/// Mode of the tenant socket of root's daemon, to which every user may connect.
 const SHARED_SOCKET_MODE: u32 = 0o666;
+/// Mode of a socket or lock file that only the daemon's user and root may use.
 const OWN_SOCKET_MODE: u32 = 0o600;
 /// Mode of the admin socket if the members of a group may administer the daemon.
 const GROUP_SOCKET_MODE: u32 = 0o660;
-/// The kernel's table of Unix sockets, and its flag for listening sockets (`__SO_ACCEPTCON`).
+/// The kernel's table of Unix sockets.
 const UNIX_SOCKETS: &str = "/proc/net/unix";
+/// The flag of a listening socket in the table of Unix sockets (`__SO_ACCEPTCON`).
 const LISTENING: u32 = 0x10000;
-/// The time for which the daemon waits until no process listens at a socket, and the time between
-/// two checks.
+/// The time for which the daemon waits until no process listens at a socket.
 const LISTENED_LIMIT: Duration = Duration::from_millis(500);
+/// The time between two checks whether a process still listens at a socket.
 const LISTENED_POLL: Duration = Duration::from_millis(10);
 /// Write permission for group and others.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
@@ -73,9 +76,9 @@ pub enum FilesError {
     /// The file cannot be created.
     #[error("cannot create {}: {source}", path.display())]
     Unusable {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// The reason.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -93,7 +96,7 @@ pub struct Inherited {
 /// The device and the number of a file.
 type FileId = (u64, u64);
 
-/// A socket that the daemon made.
+/// A socket that the daemon made: its path, and its identity as a file.
 #[derive(Debug)]
 struct Made {
     path: PathBuf,

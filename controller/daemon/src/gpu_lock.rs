@@ -1,8 +1,9 @@
 //! One arbiter for each GPU of the host: a lock file per UUID, whose lock the kernel releases when
 //! its holder dies.
 //!
-//! A daemon takes the lock in each of the usual places to which it may write. So a user's daemon
-//! and root's daemon meet, wherever only root may write to `/run/lock`.
+//! A daemon takes the lock in each of the usual places to which it may write (`/run/lock`, `/tmp`).
+//! On some hosts only root may write to `/run/lock`. There, a user's daemon and root's daemon still
+//! both take the lock in `/tmp`, so the two notice each other.
 //!
 //! Root's daemon has precedence: it replaces another user's lock file by a file of its own. The
 //! other daemon sees the replacement ([`GpuLock::is_taken_away`]) and ends, and then root's daemon
@@ -21,8 +22,8 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Modes of the lock file. Every user may take the lock, so every user may open the file. Root's
-/// file is for root alone, so that no user keeps root's daemon from the GPU.
+/// Mode of a user's lock file. Every user may take the lock, so every user may open the file.
+/// (`ROOT_MODE`: only root may open root's file, so that no user keeps root's daemon from the GPU.)
 const MODE: u32 = 0o666;
 const ROOT_MODE: u32 = 0o600;
 /// Root's user number.
@@ -54,7 +55,7 @@ pub enum GpuLockError {
         "another deepres daemon ({holder}) manages GPU {uuid} already; use that daemon, or stop it first"
     )]
     Held {
-        /// The GPU.
+        /// The UUID of the GPU, `GPU-…`.
         uuid: String,
         /// The process id and directory that the other daemon wrote into its lock file.
         holder: String,
@@ -64,17 +65,17 @@ pub enum GpuLockError {
         "root's deepres daemon manages GPU {uuid}, or did so before; use that daemon, or have root remove {}", path.display()
     )]
     Roots {
-        /// The GPU.
+        /// The UUID of the GPU, `GPU-…`.
         uuid: String,
-        /// The lock file.
+        /// The path of the lock file.
         path: PathBuf,
     },
     /// The lock file cannot be used.
     #[error("cannot lock {}: {source}", path.display())]
     Unusable {
-        /// The lock file.
+        /// The path of the lock file.
         path: PathBuf,
-        /// The reason.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -164,8 +165,8 @@ impl GpuLock {
 
 impl Drop for GpuLock {
     /// Removes the file before the lock is released. A process that has the file open then sees
-    /// that the file is gone. In a sticky directory, the file of another user stays. A file that
-    /// stays does no harm.
+    /// that the file is gone. In a sticky directory, a process cannot remove the file of another
+    /// user. Such a file stays, and does no harm.
     fn drop(&mut self) {
         if is_at(&self.file, &self.path) {
             let _ = std::fs::remove_file(&self.path);

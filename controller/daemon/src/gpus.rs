@@ -20,7 +20,7 @@ const UUID_PREFIX: &str = "GPU-";
 /// A word in the name of every simulated GPU.
 const SIMULATED: &str = "simulated";
 
-/// A GPU.
+/// A GPU of this host, as NVML describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gpu {
     /// The UUID as text, `GPU-…`.

@@ -97,7 +97,7 @@ pub enum DaemonError {
     /// The daemon cannot take the lock of a GPU.
     #[error(transparent)]
     GpuLock(#[from] GpuLockError),
-    /// A system call failed.
+    /// A system call of the daemon failed.
     #[error("the daemon cannot start: {0}")]
     System(#[from] io::Error),
 }

@@ -31,7 +31,7 @@ struct Period {
     left_out: u64,
 }
 
-/// The periods that are running. Pure: the time is an argument.
+/// The running periods of all sources. The caller passes the time, so tests need no clock.
 #[derive(Debug, Default)]
 struct Budget {
     /// The running periods by source; `None` for the sources that the daemon counts together.

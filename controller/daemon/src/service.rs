@@ -9,13 +9,15 @@ use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::time::Duration;
 
-/// Names of the sockets in the units of the service manager (`FileDescriptorName=`).
+/// Name of the tenant socket in the units of the service manager (`FileDescriptorName=`).
 const TENANT_NAME: &str = "tenant";
+/// Name of the admin socket in the units of the service manager (`FileDescriptorName=`).
 const ADMIN_NAME: &str = "admin";
 /// Number of watchdog notifications within the service manager's time limit.
 const SIGNS_PER_LIMIT: u32 = 3;
 
-/// The service manager, if there is one.
+/// The service manager that started the daemon, if there is one: it gets the notifications of the
+/// daemon.
 #[derive(Debug, Default)]
 pub struct Service {
     watchdog: Option<Duration>,

@@ -70,7 +70,7 @@ impl<P: Page> SharedPage<P> {
         Ok(shared)
     }
 
-    /// Returns the page.
+    /// Returns the page, as it is mapped in this process.
     pub fn page(&self) -> &P {
         // SAFETY: the page is mapped from `create` until drop, with the right size and alignment.
         // It consists of atomics only, so any bytes are valid.

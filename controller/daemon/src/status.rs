@@ -25,7 +25,7 @@ type Accounts<'a> = HashMap<TenantId, Vec<&'a AccountStatus>>;
 /// The states of the sessions that the arbiters of all GPUs report, by session.
 type Sessions<'a> = HashMap<SessionId, Vec<&'a SessionGpuStatus>>;
 
-/// Groups values by their keys.
+/// Returns the values of each key as a list.
 fn grouped<'a, K: Copy + Eq + Hash + 'a, V>(all: impl Iterator<Item = &'a (K, V)>) -> HashMap<K, Vec<&'a V>> {
     let mut grouped = HashMap::<K, Vec<&V>>::new();
     all.for_each(|(about, said)| grouped.entry(*about).or_default().push(said));

@@ -1,10 +1,10 @@
-//! The part of a wish that the daemon grants, and the rule for it.
+//! The part of a wish that the daemon grants, and the rule by which the daemon grants this part.
 //!
-//! A job can only ask. The configuration bounds the wishes of jobs, and an administrator overrules
-//! both.
+//! A job can only ask. The configuration bounds the wishes of jobs. An administrator overrules
+//! wishes and configuration.
 //!
-//! A job may ask for more than there is. **If such a job has not started, the daemon refuses the
-//! job. If the job already runs, the daemon gives it the most that there is.**
+//! A job may ask for more than the daemon can grant. **If such a job has not started, the daemon
+//! refuses the job. If the job already runs, the daemon grants as much as it can.**
 //!
 //! `deepres run` asks before its job starts. If the daemon refuses ([`refuse`]), `deepres run`
 //! prints the reason and does not start the job. A process that connects by itself already runs. If
@@ -61,12 +61,12 @@ impl fmt::Display for Rule {
     }
 }
 
-/// A granted value and its rule.
+/// A value that the daemon granted, and the rule by which it granted the value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Given<T> {
-    /// The value.
+    /// The granted value.
     pub value: T,
-    /// The rule.
+    /// The rule by which the daemon granted the value.
     pub rule: Rule,
 }
 
@@ -100,7 +100,8 @@ pub struct Granted {
     /// The tenant's own share, parts per million. Without an own share, the tenant gets a part of
     /// the time that other tenants leave.
     pub share_ppm: Given<Option<u32>>,
-    /// The most that the tenant can be owed, even if others leave more time, parts per million.
+    /// The largest share that the tenant can be owed, even if other tenants leave more time, parts
+    /// per million.
     pub cap_ppm: u32,
     /// Memory limit on each GPU, bytes. `None` means no limit.
     pub memory_bytes: Given<Option<u64>>,

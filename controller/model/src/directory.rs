@@ -13,7 +13,7 @@ const ROOT: u32 = 0;
 const WRITABLE_BY_OTHERS: u32 = 0o002;
 const STICKY: u32 = 0o1000;
 
-/// A daemon's directory.
+/// A daemon's directory, which holds the daemon's sockets, lock file and state file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Directory(PathBuf);
 

@@ -1,12 +1,12 @@
-//! How the daemon found a process's tenant and container, in the form in which deepres shows and
-//! saves this.
+//! The rule by which the daemon found a process's tenant, and the process's container, in the form
+//! in which deepres shows and saves them.
 
 use serde::{Deserialize, Serialize};
 
 /// Number of digits of a container's id that deepres shows.
 const SHORT_DIGITS: usize = 12;
 
-/// How the daemon found a process's tenant.
+/// The rule by which the daemon found a process's tenant.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "by")]
 pub enum Found {
@@ -18,7 +18,7 @@ pub enum Found {
     },
     /// By an ancestor that belongs to the tenant.
     Ancestor {
-        /// The ancestor.
+        /// The ancestor's process id.
         pid: u32,
     },
     /// By the process's container.
@@ -32,7 +32,7 @@ pub enum Found {
     },
     /// By the root of the process's tree.
     Tree {
-        /// The root process.
+        /// The root's process id.
         root: u32,
     },
 }
@@ -67,7 +67,7 @@ impl Runtime {
     }
 }
 
-/// A container.
+/// The container of a process, by its runtime and id.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Container {
     /// The container's runtime.

@@ -27,7 +27,8 @@ status! {
         /// `untimed`.
         pub missed: u64,
         /// Number of ioctls at whose beginning the kernel skipped the probe. The number includes
-        /// other processes and other devices, so at most this many ioctls are uncounted.
+        /// ioctls of other processes and on other devices, so the counters of GPU ioctls lack at
+        /// most this many.
         pub skipped: u64,
         /// Rows of counters that left the kernel, because others needed the room. The sums keep the
         /// counts of these rows.
@@ -62,8 +63,8 @@ status! {
         pub state: String => "UNMANAGED",
         /// The tenant for which the process was adopted.
         pub tenant: Option<String>,
-        /// The tenant whose process started this process. The process then lost the library on the
-        /// way.
+        /// The tenant whose process started this process. The library was not preloaded into this
+        /// process.
         pub started_by: Option<String>,
     }
 
@@ -153,7 +154,7 @@ impl CommandStatus {
 /// An adopted process, in the form in which the daemon saves it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Adopted {
-    /// The process.
+    /// The key of the process.
     #[serde(flatten)]
     pub process: ProcessKey,
     /// The tenant for which the process was adopted.
@@ -223,7 +224,7 @@ impl MeteringStatus {
     }
 }
 
-/// All findings of the probes at one moment.
+/// All findings of the probes at one moment, as the watching thread publishes them for the status.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Board {
     /// The state of the probes.

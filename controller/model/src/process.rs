@@ -3,10 +3,12 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Positions of the state, the number of threads and the start time in /proc/PID/stat. The count
-/// begins with the field after the command's name.
+/// Position of the state in /proc/PID/stat, counted from the field after the command's name.
 const STATE_FIELD: usize = 0;
+/// Position of the number of threads in /proc/PID/stat, counted from the field after the command's
+/// name.
 const THREADS_FIELD: usize = 17;
+/// Position of the start time in /proc/PID/stat, counted from the field after the command's name.
 const START_FIELD: usize = 19;
 
 /// A process. The kernel reuses process ids, but never for the same start time.
@@ -83,7 +85,7 @@ fn has_pending_stop(status: &str) -> bool {
     pending.is_some_and(|mask| u64::from_str_radix(mask.trim(), 16).is_ok_and(|mask| mask & SIGSTOP != 0))
 }
 
-/// Returns the state in a stat line.
+/// Returns the state of a process, for example `S`, that a line of `/proc/PID/stat` contains.
 fn state(stat: &str) -> Option<&str> {
     stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(STATE_FIELD)
 }

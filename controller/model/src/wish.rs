@@ -104,7 +104,7 @@ pub fn parse(kind: Kind, text: &str) -> Result<Value, Box<dyn Error + Send + Syn
     })
 }
 
-/// Shows a value to people.
+/// Formats the value of a wish for people.
 #[derive(Debug, Clone, Copy)]
 pub struct Shown(pub Value);
 

@@ -8,10 +8,10 @@
 use core::time::Duration;
 use deepres_abi::PPM;
 
-/// The span after which the past counts half as much.
+/// The span after which an observation counts half as much.
 const SPAN_NS: u64 = Duration::from_secs(10).as_nanos() as u64;
 
-/// A running estimate of demand.
+/// A running estimate of a tenant's demand.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Demand {
     work_ns: u64,
@@ -19,7 +19,8 @@ pub struct Demand {
 }
 
 impl Demand {
-    /// Takes in an observation: GPU time used, and time in which the tenant wanted nothing, ns.
+    /// Adds an observation to the estimate: GPU time used, and time in which the tenant wanted
+    /// nothing, ns.
     pub fn observe(&mut self, work_ns: u64, idle_ns: u64) {
         self.work_ns = self.work_ns.saturating_add(work_ns);
         self.idle_ns = self.idle_ns.saturating_add(idle_ns);

@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | placement | which GPUs does a job get? | the job's own choice |
 //! | entitlement | what share is each tenant owed? | [`entitlement`] |
-//! | packing | who runs at the same time? | one tenant may launch at a time |
+//! | packing | which tenants run at the same time? | one tenant may launch at a time |
 //! | granularity | how much may be in flight? | [`tuning`] (one window for all) |
 //!
 //! [`lease`] turns entitlements into leases. [`tuning`] derives the time constants of leases from

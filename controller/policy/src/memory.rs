@@ -7,10 +7,10 @@
 //!
 //! A tenant may let its memory follow its use (after the paper DeepRes). The daemon then keeps for
 //! the tenant only the memory that it held lately, and a margin ([`Use::kept_bytes`]). The rest of
-//! the guarantee goes to the tenant that takes it first. If others take this rest, the tenant's own
-//! ceiling falls, but never below the memory kept for it. For a tenant without a guarantee, this
-//! floor holds only if no other tenant has a guarantee. So no wish lets a tenant take memory that
-//! is guaranteed to another.
+//! the guarantee goes to the tenant that takes it first. If other tenants take this rest, the
+//! ceiling of the guaranteed tenant falls, but never below the memory that the daemon keeps for it.
+//! The daemon also keeps memory for a tenant without a guarantee, but only if no other tenant has a
+//! guarantee. So no wish lets a tenant take memory that is guaranteed to another.
 
 use alloc::vec::Vec;
 
@@ -23,8 +23,8 @@ pub struct Holding {
     /// The memory that the daemon keeps for a tenant whose memory follows its use, bytes. Such a
     /// tenant always has a ceiling.
     pub kept_bytes: Option<u64>,
-    /// The memory that the tenant holds and that nobody can take off, bytes; 0 for a tenant that
-    /// the daemon can suspend.
+    /// The memory that the tenant holds and that the daemon cannot move off the GPU, bytes; 0 for a
+    /// tenant that the daemon can suspend.
     pub firm_bytes: u64,
 }
 
@@ -43,7 +43,8 @@ pub fn ceilings(total_bytes: u64, tenants: &[Holding]) -> Vec<Option<u64>> {
     let ceiling = |tenant: &Holding| {
         let others = promises - usize::from(tenant.promised_bytes > 0);
         let left = total_bytes.saturating_sub(claims - tenant.claim_bytes());
-        // A guarantee holds even if other tenants hold its memory by now.
+        // A tenant's guarantee bounds its ceiling from below, even if other tenants hold the
+        // guaranteed memory now.
         let kept_bytes = tenant.kept_bytes.filter(|_| others == 0).unwrap_or(0).min(total_bytes);
         let least = tenant.promised_bytes.max(kept_bytes);
         (others > 0 || tenant.kept_bytes.is_some()).then(|| left.max(least))
@@ -62,7 +63,7 @@ const MARGIN_LEAST_BYTES: u64 = 256 << 20;
 /// in the window before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Use {
-    /// When the present window began, ns.
+    /// The beginning of the present window, ns.
     began_ns: u64,
     /// The most memory that the tenant held in the present window, bytes.
     most_bytes: u64,
@@ -77,8 +78,8 @@ impl Use {
         Self { began_ns: now_ns, most_bytes: 0, before_bytes: u64::MAX }
     }
 
-    /// Takes in the memory that the tenant holds at `now_ns`. This amount counts for at least
-    /// `window_ns`, and for at most twice that time.
+    /// Records the memory that the tenant holds at `now_ns`. The recorded amount counts for
+    /// `window_ns` at least, and for twice `window_ns` at most.
     pub fn take_in(&mut self, now_ns: u64, held_bytes: u64, window_ns: u64) {
         if now_ns.saturating_sub(self.began_ns) >= window_ns {
             *self = Self { began_ns: now_ns, most_bytes: 0, before_bytes: self.most_bytes.max(held_bytes) };

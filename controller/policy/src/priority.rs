@@ -21,25 +21,25 @@ const HALF_SIZE: Duration = Duration::from_secs(3600);
 pub struct Priority {
     /// The job's criticality.
     pub criticality: Criticality,
-    /// When the job has to be done, ns of the monotonic clock.
+    /// The time by which the job has to be done, ns of the monotonic clock.
     pub deadline_ns: Option<u64>,
     /// GPU time that the whole job takes, ns.
     pub size_ns: Option<u64>,
 }
 
-/// The observed use of a tenant's job.
+/// The observed use of a GPU by a tenant's job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Usage {
     /// GPU time used so far, ns.
     pub used_ns: u64,
-    /// Demand: the part of the time for which the job is not idle by its own choice, parts per
-    /// million. Demand does not depend on the tenant's share.
+    /// Demand: the part of the time in which the job would use the GPU if it had the GPU alone,
+    /// parts per million. Demand does not depend on the tenant's share.
     pub demand_ppm: u32,
     /// The part of the GPU's memory that the tenant holds, parts per million.
     pub memory_ppm: u32,
 }
 
-/// The weights of the three terms.
+/// The weights of the three terms of a priority value.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Weights {
     /// The weight of urgency.
@@ -68,7 +68,8 @@ pub struct Terms {
 }
 
 impl Terms {
-    /// Returns the terms at `now_ns`.
+    /// Returns the terms of a priority value at `now_ns`, by the declarations and the use of the
+    /// job.
     pub fn at(now_ns: u64, priority: &Priority, usage: &Usage) -> Self {
         Self {
             urgency: priority.deadline_ns.map_or(0.0, |deadline_ns| {

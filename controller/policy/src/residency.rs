@@ -1,15 +1,16 @@
 //! Decides which tenants' memory is on the GPUs, if all tenants together hold more memory than the
 //! GPUs have.
 //!
-//! The daemon may take tenants that opted in off the GPUs, with all their memory, and bring them
-//! back. If a tenant needs memory, the daemon first takes idle tenants off, and then best-effort
-//! tenants. After these comes the tenant that has been on the GPU for longest, but only after a
-//! *turn*. While memory moves, neither tenant computes, so turns are long compared with a move.
+//! The daemon may suspend tenants that opted in: it moves all their memory to the host, and later
+//! back. If a tenant needs memory, the daemon first suspends idle tenants, and then best-effort
+//! tenants. After these, the daemon suspends the tenant that has been on the GPU for longest, but
+//! only after a *turn*. While memory moves, neither of the two tenants computes, so turns are long
+//! compared with a move.
 //!
-//! An idle tenant that is off the GPU shows no wish. But a thread of its job may wait in the
-//! driver, where the daemon does not see it. So the daemon brings the tenant back after a turn. If
-//! the tenant does nothing, the daemon brings it back after two turns, after four, and then after
-//! eight each time.
+//! A suspended tenant that was idle may want the GPU again without showing it: a thread of its job
+//! may wait in the driver, where the daemon does not see the thread. So the daemon brings the
+//! tenant back after a turn. If the tenant then does nothing and is suspended again, the daemon
+//! brings it back after two turns, after four, and then after eight each time.
 
 use super::TenantId;
 use super::class::Class;
@@ -19,15 +20,15 @@ use alloc::vec::Vec;
 /// The daemon's number of a GPU.
 pub type GpuIndex = usize;
 
-/// Bytes by GPU.
+/// Amounts of memory by GPU, bytes.
 pub type Bytes = BTreeMap<GpuIndex, u64>;
 
 /// The place of a tenant's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
-    /// On the GPUs.
+    /// The memory is on the GPUs.
     Resident,
-    /// On the host, because another tenant needed the room.
+    /// The memory is on the host, because another tenant needed the room.
     Away,
     /// On the host or on the way, for another reason: an administrator's command, or a move that is
     /// under way.
@@ -43,48 +44,51 @@ pub struct Seen {
     pub may_leave: bool,
     /// The tenant's class.
     pub class: Class,
-    /// The place of its memory.
+    /// The place of the tenant's memory.
     pub place: Place,
-    /// Since when the memory is at this place, ns.
+    /// The time since which the tenant's memory is at this place, ns.
     pub since_ns: u64,
-    /// The memory that the tenant takes on each GPU, wherever it is now.
+    /// The memory that the tenant holds on each GPU, bytes. For a tenant off the GPUs: the memory
+    /// that it needs there to come back.
     pub bytes: Bytes,
-    /// Since when the tenant has had nothing to do, ns. `None` if the tenant has work, or had work
-    /// when the daemon took it off.
+    /// The time since which the tenant has had no work, ns. `None` if the tenant has work, or had
+    /// work when the daemon suspended it.
     pub idle_since_ns: Option<u64>,
-    /// How often in a row the daemon brought the tenant back and the tenant did nothing until the
-    /// daemon took it off again.
+    /// The number of times in a row that the daemon brought the tenant back and the tenant did
+    /// nothing until the daemon suspended it again.
     pub idle_visits: u32,
-    /// The memory for which its processes asked and which the driver did not have.
+    /// The memory on each GPU for which the tenant's processes asked and which the driver did not
+    /// have, bytes.
     pub needs: Bytes,
-    /// Whether the daemon told the tenant several times that this memory is free, and the driver
-    /// still refused it.
+    /// Whether the daemon told the tenant several times that the memory of `needs` is free, and the
+    /// driver refused it each time.
     pub asked_in_vain: bool,
 }
 
-/// The time constants of this policy.
+/// The time constants of residency, which the caller gives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Times {
-    /// The shortest stay of a backlogged tenant.
+    /// The shortest time for which a backlogged tenant stays on the GPUs, ns.
     pub turn_ns: u64,
-    /// A tenant that has had nothing to do for this long is idle.
+    /// A tenant that has had no work for this long is idle, ns.
     pub idle_ns: u64,
 }
 
-/// The next move.
+/// The next move: the tenants that the daemon suspends, and the tenant that then gets their room.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Move {
-    /// The tenants to take off first, in this order.
+    /// The tenants that the daemon suspends first, in this order.
     pub leave: Vec<TenantId>,
-    /// The tenant to bring back after that. If this tenant is on the GPUs, its thread may ask the
-    /// driver again.
+    /// The tenant that the daemon brings back afterwards. If this tenant is on the GPUs already,
+    /// its waiting thread may ask the driver for the memory again.
     pub enter: TenantId,
 }
 
 /// The daemon brings an idle tenant back after at most this power of two of turns.
 const MOST_DOUBLINGS: u32 = 3;
 
-/// Returns the next move, if one is due. `free` is the free memory on each GPU.
+/// Returns the next move; `None` if no move is due at `now_ns`. `free` is the free memory on each
+/// GPU, bytes.
 pub fn decide(now_ns: u64, free: &Bytes, tenants: &[Seen], times: Times) -> Option<Move> {
     let passed = |since_ns: u64, span_ns: u64| now_ns.saturating_sub(since_ns) >= span_ns;
     let mut applicants: Vec<&Seen> = tenants.iter().filter(|tenant| tenant.applies()).collect();
@@ -102,14 +106,14 @@ pub fn decide(now_ns: u64, free: &Bytes, tenants: &[Seen], times: Times) -> Opti
         };
         let is_denied = applicant.asked_in_vain && applicant.place == Place::Resident;
         if !is_denied && !missing(&[]) {
-            // There is enough free memory. A tenant that is away comes back. A tenant on the GPUs,
-            // which the driver refused, asks again. If it asked in vain several times
-            // (`is_denied`), the free memory may be in too many pieces, and asking again does not
-            // help.
+            // There is enough free memory. A suspended tenant comes back. If the tenant is on the
+            // GPUs and the driver refused it memory, its thread asks again. If the driver refused
+            // several times (`is_denied`), the free memory may be in too many pieces, and asking
+            // again does not help.
             return Some(Move { leave: Vec::new(), enter: applicant.id });
         }
-        // An idle tenant that is away can wait: the daemon brings it back if there is room, or
-        // after some turns.
+        // A suspended idle tenant can wait: the daemon brings it back if there is room, or after
+        // some turns.
         let turns = 1_u64 << applicant.idle_visits.min(MOST_DOUBLINGS);
         let is_due = applicant.idle_since_ns.is_none()
             || passed(applicant.since_ns, times.turn_ns.saturating_mul(turns));
@@ -147,9 +151,9 @@ pub fn decide(now_ns: u64, free: &Bytes, tenants: &[Seen], times: Times) -> Opti
 }
 
 impl Seen {
-    /// Returns for how much memory of a GPU a thread of the tenant may reasonably wait:
-    /// `free_bytes` and the memory of other tenants that the daemon may take off. Returns 0 if
-    /// waiting makes no sense.
+    /// Returns the memory of a GPU for which a thread of the tenant may wait, bytes: `free_bytes`,
+    /// and the memory of other tenants that the daemon may suspend. Returns 0 if the memory cannot
+    /// become free by waiting.
     pub fn obtainable_bytes(&self, gpu: GpuIndex, free_bytes: u64, tenants: &[Self]) -> u64 {
         let bytes = |other: &Self| other.bytes.get(&gpu).copied().unwrap_or(0);
         let others = tenants.iter().filter(|other| other.id != self.id && other.may_leave);

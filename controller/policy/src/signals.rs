@@ -1,16 +1,17 @@
-//! The driver calls of a tenant beside launches, in total and lately. The figures are the number of
-//! calls, the memory for which they ask, and the time for which the driver blocks them. The kernel
-//! programs count the calls of each process. This module adds the counts up for the tenant.
+//! The calls of a tenant to the kernel driver (ioctls): sums since the tenant appeared, and rates
+//! of the last seconds. The figures are the number of calls, the memory for which the calls ask,
+//! and the time for which the driver blocks them. The probes count the calls of each process. This
+//! module adds the counts up for the tenant.
 
 use alloc::collections::BTreeMap;
 use core::time::Duration;
 
-/// The span after which the past counts half as much.
+/// The span after which an observation counts half as much in the rates.
 const SPAN_NS: u64 = Duration::from_secs(4).as_nanos() as u64;
 const SECOND_NS: u128 = Duration::from_secs(1).as_nanos();
 const PERMILLE: u128 = 1000;
 
-/// Counts of calls of the driver.
+/// Counts of calls to the kernel driver.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct DriverSums {
@@ -22,9 +23,9 @@ pub struct DriverSums {
     pub time_ns: u64,
     /// Ioctls that allocated, mapped or moved memory.
     pub memory_calls: u64,
-    /// Memory for which these ioctls asked, bytes, as far as their arguments tell.
+    /// Memory for which ioctls asked, bytes, as far as the ioctls' arguments tell.
     pub allocated_bytes: u64,
-    /// Memory that these ioctls mapped or moved, bytes, as far as their arguments tell.
+    /// Memory that ioctls mapped or moved, bytes, as far as the ioctls' arguments tell.
     pub mapped_bytes: u64,
 }
 
@@ -46,7 +47,7 @@ impl DriverSums {
     }
 }
 
-/// Rates of calls of the driver.
+/// Rates of calls to the kernel driver.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct DriverRates {
@@ -61,7 +62,7 @@ pub struct DriverRates {
     pub mapped_bytes_per_s: u64,
 }
 
-/// The driver signals of a tenant.
+/// The sums and rates of a tenant's calls to the kernel driver.
 #[derive(Debug, Clone, Default)]
 pub struct DriverSignals {
     /// The counts of each process at the last observation.
@@ -73,8 +74,8 @@ pub struct DriverSignals {
 }
 
 impl DriverSignals {
-    /// Takes in the counts of the tenant's processes since their start, by pid. `lives` returns
-    /// whether any process has a pid.
+    /// Adds the new calls of the tenant's processes. The counts, by pid, are those since the start
+    /// of each process. `lives` returns whether any process has a pid.
     pub fn observe(
         &mut self,
         now_ns: u64,
@@ -100,8 +101,8 @@ impl DriverSignals {
         }
     }
 
-    /// Returns the counts since the tenant appeared. The last second of processes that have ended
-    /// is missing.
+    /// Returns the counts since the tenant appeared. The counts lack the last second of processes
+    /// that have ended.
     pub fn sums(&self) -> DriverSums {
         self.sums
     }

@@ -17,19 +17,19 @@ pub const ASSUMED_HANDOFF_NS: u64 = ns(Duration::from_micros(100));
 /// GPU's own record: 13 to 25 µs (`bench handoff`).
 pub const UNSEEN_NS: u64 = ns(Duration::from_micros(20));
 
-/// How long the hardware runs the work of one process before the work of another, if both have work
-/// (NVIDIA's default time slice).
+/// The time for which the hardware runs the work of one process before the work of another process,
+/// if both have work (NVIDIA's default time slice).
 pub const HARDWARE_SLICE_NS: u64 = ns(Duration::from_millis(2));
 
 /// A lease lasts this many hand-offs. So the GPU idles between leases for at most one part in fifty
 /// of the time, although hand-offs differ.
 const HANDOFFS_PER_QUANTUM: u64 = 64;
 
-/// The arbiter decides this many hand-offs before the end of a lease whether to renew it. So a
-/// renewal reaches the holder in time.
+/// The arbiter decides whether to renew a lease by the time of this many hand-offs before the lease
+/// ends. So a renewal reaches the holder in time.
 const HANDOFFS_PER_LEAD: u64 = 2;
-/// The least time between that decision and the end of the lease: the delay of a timer on a busy
-/// machine.
+/// The least time between the decision about a renewal and the end of the lease: the delay of a
+/// timer on a busy machine.
 const MIN_LEAD_NS: u64 = ns(Duration::from_micros(300));
 
 /// The shortest window. The work in flight must outlast the holder's own wake-ups: a poll of its
@@ -37,8 +37,8 @@ const MIN_LEAD_NS: u64 = ns(Duration::from_micros(300));
 /// the scheduler. A longer window would only make the drain longer.
 const MIN_WINDOW_NS: u64 = ns(Duration::from_millis(2));
 const MAX_WINDOW_NS: u64 = ns(Duration::from_millis(8));
-/// The least window of one session if the tenant has several. Each session gets its part of the
-/// tenant's window, and at least this.
+/// The least window of one session if the tenant has several sessions. Each session gets an equal
+/// part of the tenant's window, and at least this.
 const MIN_SESSION_WINDOW_NS: u64 = ns(Duration::from_millis(1));
 /// A window has room for this many of the tenant's longest kernels, so that the job can queue one
 /// kernel behind another.
@@ -54,6 +54,7 @@ const HANDOFFS_PER_GUEST_WINDOW: u64 = 2;
 /// The shortest time for which an idle holder keeps the GPU, because the holder may be between two
 /// launches.
 const MIN_GRACE_NS: u64 = ns(Duration::from_micros(50));
+/// The longest time for which an idle holder keeps the GPU.
 const MAX_GRACE_NS: u64 = ns(Duration::from_micros(500));
 
 /// A waiting thread spins for a hand-off divided by this number before the thread sleeps.
@@ -84,15 +85,16 @@ impl Default for QuantumBounds {
 pub struct Tuning {
     /// The cost of a hand-off, ns.
     pub handoff_ns: u64,
-    /// How long a lease lasts while other tenants wait, ns.
+    /// The quantum: the longest lease while other tenants wait, ns.
     pub quantum_ns: u64,
-    /// How long before the end of a lease the arbiter renews it or gives it up, ns.
+    /// The time before the end of a lease at which the arbiter decides whether to renew the lease,
+    /// ns.
     pub lead_ns: u64,
-    /// GPU time that a tenant may have in flight, by estimates, ns.
+    /// The window: GPU time that a holder may have in flight, by the meter's estimates, ns.
     pub window_ns: u64,
-    /// How long a waiting thread spins before it sleeps, ns.
+    /// The time for which a waiting thread spins before it sleeps, ns.
     pub spin_ns: u64,
-    /// How long a holder may be without work before the arbiter takes it for idle, ns.
+    /// The time without work after which the arbiter takes a holder for idle, ns.
     pub grace_ns: u64,
 }
 

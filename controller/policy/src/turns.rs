@@ -3,8 +3,9 @@
 //! The arbiter lets backlogged sessions in one at a time. Together, backlogged sessions would make
 //! the GPU switch between them every few milliseconds. These switches cost some hundredths of the
 //! GPU's time, and hide which session used which time. The arbiter lets sessions with pauses in
-//! together, because one session uses the time that another leaves. The meters show which case it
-//! is: if backlogged sessions run together, each counts the others' time too.
+//! together, because one session uses the GPU in another session's pauses. The meters tell
+//! backlogged sessions from sessions with pauses: if backlogged sessions run together, each session
+//! also counts the time of the other sessions.
 
 use super::lease::Grant;
 use alloc::vec::Vec;
@@ -25,13 +26,14 @@ const BACKLOGGED_PERCENT: u64 = 130;
 /// If a session with the turn uses less than this part of the leases' time, the sessions have
 /// pauses; percent.
 const PAUSING_PERCENT: u64 = 60;
-/// How long sessions with pauses stay together before the arbiter judges them again, ns.
+/// The time for which sessions with pauses run together before the arbiter judges again whether
+/// they have pauses, ns.
 const TOGETHER_NS: u64 = ns(Duration::from_secs(1));
-/// The most by which a session may be behind the others when it wants the GPU again, ns. A session
-/// does not make up for time in which it rested.
+/// The most GPU time that a session may lack, compared with the other sessions, when it wants the
+/// GPU again, ns. So a session cannot make up for a time in which it rested.
 const MADE_UP_FOR_NS: u64 = ns(Duration::from_millis(40));
 
-/// The observation of a session.
+/// The observation of one session since the last decision about turns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Seen {
     /// The session's number.
@@ -42,7 +44,8 @@ pub struct Seen {
     pub used_ns: u64,
 }
 
-/// The turns of a tenant's sessions, as the module's documentation explains.
+/// The turns of one tenant's sessions: the session that may launch now, and the GPU time of each
+/// session.
 #[derive(Debug, Default)]
 pub struct Turns {
     /// The session that has the turn; `None` if the arbiter lets all sessions in.
@@ -54,9 +57,11 @@ pub struct Turns {
     /// The least GPU time among the sessions that want the GPU, at its highest so far, ns. The
     /// value does not fall when a session comes back after a rest.
     least_ns: u64,
-    /// Time under a lease, and GPU time used in it, since the last judgement, ns.
+    /// The time under leases since the arbiter last judged whether sessions have pauses, ns.
     leased_ns: u64,
+    /// The GPU time that all sessions used in `leased_ns`, ns.
     used_ns: u64,
+    /// The time until which sessions with pauses run together, ns.
     together_until_ns: u64,
 }
 
@@ -66,7 +71,7 @@ impl Turns {
         self.had_ns.reserve(sessions.saturating_sub(self.had_ns.len()));
     }
 
-    /// Returns whether a session may launch while its tenant may.
+    /// Returns whether a session may launch while its tenant may launch.
     pub fn admits(&self, session: SessionId) -> bool {
         self.holder.is_none_or(|holder| holder == session)
     }
@@ -76,8 +81,9 @@ impl Turns {
         self.holder.is_some()
     }
 
-    /// Takes in the observations of the last `elapsed_ns`, in which the tenant had the grant
-    /// `grant`. The sessions are in the order of their numbers.
+    /// Records the observations of the last `elapsed_ns`, in which the tenant had the grant
+    /// `grant`. Also judges whether sessions have pauses. The sessions are in the order of their
+    /// numbers.
     pub fn observe(&mut self, now_ns: u64, elapsed_ns: u64, grant: Grant, sessions: &[Seen]) {
         debug_assert!(sessions.is_sorted_by_key(|seen| seen.session));
         let is_here = |id: SessionId| sessions.binary_search_by_key(&id, |seen| seen.session).is_ok();
@@ -85,7 +91,7 @@ impl Turns {
         self.count(sessions);
         match grant {
             Grant::Leased { .. } => self.leased_ns = self.leased_ns.saturating_add(elapsed_ns),
-            // Work that completes now began under an earlier lease.
+            // Work that completes while the gate is closed began under an earlier lease.
             Grant::Closed | Grant::Paused | Grant::Once => {}
             Grant::Open => (self.leased_ns, self.used_ns) = (0, 0),
         }
@@ -104,7 +110,7 @@ impl Turns {
         let wants = |seen: &&Seen| seen.wants || seen.used_ns > 0;
         for seen in sessions {
             self.used_ns = self.used_ns.saturating_add(seen.used_ns);
-            // A new session begins with the least time of the others.
+            // A new session begins with the least GPU time of all sessions.
             let place = match self.place(seen.session) {
                 Ok(place) => place,
                 Err(place) => {
@@ -142,7 +148,8 @@ impl Turns {
                 self.together_until_ns = now_ns.saturating_add(TOGETHER_NS);
             }
         } else if used_percent > BACKLOGGED_PERCENT && now_ns >= self.together_until_ns {
-            // The counts so far are of no use, because each session also counted the others' time.
+            // The counts so far are of no use, because each session also counted the time of the
+            // other sessions.
             self.had_ns.clear();
             self.least_ns = 0;
             self.pass_on(sessions);

@@ -15,11 +15,11 @@ use super::{own_address, real};
 use crate::capture;
 
 const NS_PER_MS: f64 = 1e6;
-/// Attempts to swap a thread's capture mode. If deepres did not restore a mode, the mode would stay
-/// in force for the job.
+/// The number of attempts to swap a thread's capture mode. If no attempt to restore the thread's
+/// mode succeeded, the job would go on with the mode that deepres set.
 const EXCHANGES: u32 = 3;
-/// Attempts at a call that must not fail. For example, without the list of GPUs, the process has no
-/// session.
+/// The number of attempts at a call that must not fail. For example, without the list of GPUs, the
+/// process has no session.
 const ATTEMPTS: u32 = 3;
 
 /// A context of the driver.
@@ -77,9 +77,9 @@ const _: () = {
 /// The progress of an event or a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
-    /// All earlier work is complete.
+    /// All work before the event or in the stream is complete.
     Done,
-    /// Earlier work is not complete.
+    /// Some work before the event or in the stream is not complete.
     Pending,
     /// The driver cannot say, because the context is broken or gone.
     Lost,
@@ -270,8 +270,8 @@ impl Calls {
         self.exchange(&mut mode).then_some(Relaxed { calls: self, previous: Some(mode) })
     }
 
-    /// Does what [`Self::relaxed`] does if any capture is active. If no capture is active, the
-    /// thread's mode may stay, and the result changes nothing.
+    /// If any capture is active, permits any call as [`Self::relaxed`] does. If no capture is
+    /// active, the thread's mode may stay, and the result changes nothing.
     pub fn beside_captures(&self) -> Option<Relaxed<'_>> {
         if capture::is_active() { self.relaxed() } else { Some(Relaxed { calls: self, previous: None }) }
     }

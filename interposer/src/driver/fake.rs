@@ -18,9 +18,9 @@ const NS_PER_MS: f64 = 1e6;
 #[derive(Default)]
 struct State {
     now_ns: u64,
-    /// When each stream finishes its work.
+    /// The time at which each stream finishes its work, ns, by the handle of the stream.
     streams: HashMap<usize, u64>,
-    /// When each event is reached.
+    /// The time at which the stream reaches each recorded event, ns.
     events: Vec<u64>,
     /// The streams of all records of events, in their order.
     records: Vec<usize>,

@@ -13,12 +13,12 @@ use deepres_abi::driver::types::{
 use super::calls::Stream;
 use super::real;
 
-/// A place for memory.
+/// The place to which the driver moves managed memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Location {
-    /// The GPU of that ordinal.
+    /// The GPU with this ordinal.
     Gpu(usize),
-    /// The host.
+    /// The memory of the host.
     Host,
 }
 

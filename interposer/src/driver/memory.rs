@@ -50,9 +50,9 @@ pub struct ExecHandle(pub usize);
 /// The GPU memory of a pool, or of a device's graphs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stock {
-    /// All reserved memory, bytes.
+    /// All memory that the driver reserves for the pool or the graphs, bytes.
     pub reserved_bytes: u64,
-    /// The part in use, bytes.
+    /// The part of the reserved memory that is in use, bytes.
     pub used_bytes: u64,
 }
 
@@ -112,7 +112,8 @@ impl PoolHandle {
         ask(is_told).then_some(value)
     }
 
-    /// Returns the present memory of the pool, if the driver tells it.
+    /// Returns the present memory of the pool, reserved and used; `None` if the driver does not
+    /// tell.
     pub fn stock(self) -> Option<Stock> {
         Some(Stock {
             reserved_bytes: self.attribute(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?,
@@ -158,8 +159,8 @@ impl PoolHandle {
     }
 }
 
-/// Returns whether one of several attempts succeeds. If a question failed, the accounts could be
-/// wrong.
+/// Asks the driver by `is_told`, in several attempts, and returns whether an attempt succeeded.
+/// Without the answer, the accounts of memory could be wrong.
 fn ask(mut is_told: impl FnMut() -> bool) -> bool {
     (0..ATTEMPTS).any(|_| is_told())
 }

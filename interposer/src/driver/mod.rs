@@ -142,7 +142,8 @@ pub fn place(id: ApiId, found: usize, caller: usize) -> Found {
     if behind().is_some_and(|driver| driver.contains(found)) { tell(id, found) } else { Found::Elsewhere }
 }
 
-/// Returns the relation of `found`, which `cuGetProcAddress` returned to a caller.
+/// Returns the relation of `found`, the answer of `cuGetProcAddress` to a caller, to the driver
+/// that the hooks call.
 pub fn place_answer(id: ApiId, found: usize) -> Found {
     look_behind(found);
     match (known(id), behind_symbol(id)) {

@@ -41,7 +41,7 @@ fn sum(sizes: *const usize, count: usize) -> u64 {
     sizes.fold(0, u64::saturating_add)
 }
 
-/// Source or target of a copy.
+/// The place of the source or of the target of a copy.
 #[derive(Debug, Clone, Copy)]
 enum Side {
     /// Memory of the host.
@@ -53,7 +53,7 @@ enum Side {
 }
 
 impl Side {
-    /// Returns the memory at an address.
+    /// Returns the side of a copy that is at an address.
     fn at(address: impl Into<u64>) -> Self {
         Self::Address(address.into())
     }
@@ -101,7 +101,7 @@ fn batch(targets: *const u64, sources: *const u64, count: usize) -> Kind {
 /// The description of a copy between rectangles or boxes.
 trait Shape {
     fn bytes(&self) -> u64;
-    /// Returns source and target.
+    /// Returns the places of the source and of the target of the copy.
     fn sides(&self) -> [Side; 2];
 }
 
@@ -135,7 +135,8 @@ fn bytes_of<S: Shape>(copy: *const S) -> u64 {
     unsafe { copy.as_ref() }.map_or(UNKNOWN_BYTES, Shape::bytes)
 }
 
-/// Returns the kind of a described copy: a kernel within a device, else `other`.
+/// Returns the kind under which the meter times a described copy: a kernel if the copy stays within
+/// a device, else `other`.
 fn kind_of<S: Shape>(copy: *const S, other: Kind) -> Kind {
     // SAFETY: the pointer is null, or the caller passes it for the driver to read.
     unsafe { copy.as_ref() }.map_or(other, |copy| {

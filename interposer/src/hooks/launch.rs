@@ -1,4 +1,4 @@
-//! Hooks of the launches.
+//! Hooks of the calls that launch kernels and graphs.
 
 use deepres_abi::coverage::Bypass;
 use deepres_abi::driver::result::{CUDA_ERROR_NOT_PERMITTED, CUDA_SUCCESS};

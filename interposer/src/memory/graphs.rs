@@ -34,7 +34,7 @@ use crate::session::Session;
 /// refusal, ns.
 const PATIENCE_NS: u64 = 1_000_000_000;
 
-/// Whether any graph of the process ever had an allocation or free node.
+/// Whether any graph of the process ever had a node that allocates or frees memory.
 static IS_USED: AtomicBool = AtomicBool::new(false);
 
 /// The number of places of [`NEEDY`], a power of two.
@@ -59,23 +59,23 @@ pub fn may_need(exec: ExecHandle) -> bool {
     place(exec).load(Ordering::Relaxed) != 0
 }
 
-/// Notes that a graph of the process has an allocation or free node.
+/// Records that a graph of the process has a node that allocates or frees memory.
 pub fn note() {
     IS_USED.store(true, Ordering::Release);
 }
 
-/// Returns whether any graph of the process ever had an allocation or free node.
+/// Returns whether any graph of the process ever had a node that allocates or frees memory.
 #[inline(always)]
 pub fn is_used() -> bool {
     IS_USED.load(Ordering::Relaxed)
 }
 
-/// The call that needs the memory.
+/// The call that needs the memory of graphs.
 #[derive(Debug, Clone, Copy)]
 pub enum Taker {
-    /// A launch.
+    /// A launch of this executable graph.
     Launch(ExecHandle),
-    /// An upload.
+    /// An upload of this executable graph.
     Upload(ExecHandle),
     /// An upload of a graph while the job makes the graph executable.
     Graph(CUgraph),
@@ -102,7 +102,7 @@ pub struct Full<'p> {
     pub ordinal: usize,
     /// The bytes for which the graph asks.
     pub bytes: u64,
-    /// The place of the charge.
+    /// The account to which the interposer charges the memory.
     pub site: Site<'p>,
     /// The reason for the lack of room.
     pub(super) why: Why,
@@ -116,7 +116,8 @@ struct Marks {
     freed: Vec<u64>,
 }
 
-/// The memory of all graphs of the process, as the module's documentation explains.
+/// The memory of all graphs of the process: the charge of each device, the claims on spare memory,
+/// and the addresses that launches left allocated.
 #[derive(Default)]
 pub struct Graphs {
     needs: Mutex<{ Rank::GraphNeeds as u8 }, Plain<ExecHandle, Needs>>,
@@ -262,8 +263,9 @@ impl Graphs {
     }
 
     /// Returns an estimate of the memory of a device's graphs, for a driver that does not report
-    /// this memory. The estimate is the charge. While any memory of a launch is still allocated,
-    /// the estimate takes all of the charge as used.
+    /// this memory. The estimate has the charge as reserved memory. While any memory of a launch is
+    /// still allocated, the estimate also has all of the charge as used memory, so none of it as
+    /// spare memory.
     fn likely_stock(&self, held: &Held) -> Stock {
         let is_any_live = lock(&self.live).values().any(|is_there| *is_there);
         Stock { reserved_bytes: held.bytes, used_bytes: if is_any_live { held.bytes } else { 0 } }

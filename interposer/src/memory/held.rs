@@ -12,10 +12,11 @@ use crate::meter::gpu::Gpu;
 use crate::process::Process;
 use crate::session::Session;
 
-/// A charge, as the module's documentation explains. Its owner keeps the charge behind a lock.
+/// The charge for one object: an amount of memory of one kind on one GPU. The object's owner keeps
+/// the charge behind a lock.
 #[derive(Debug)]
 pub struct Held {
-    /// The amount, bytes.
+    /// The charged amount, bytes.
     pub bytes: u64,
     kind: MemoryKind,
     /// The GPU's ordinal in this process.
@@ -40,7 +41,7 @@ fn account(session: &Session, gpu: &Gpu) -> Option<(Ledger, Account<'static>)> {
 }
 
 impl Held {
-    /// Returns an empty charge.
+    /// Returns a charge of no bytes, for memory of this kind on the GPU `ordinal`.
     pub const fn nothing(kind: MemoryKind, ordinal: usize) -> Self {
         Self { bytes: 0, kind, ordinal, generation: 0, account: None }
     }

@@ -25,7 +25,8 @@ struct Place {
     slot: AtomicUsize,
 }
 
-/// The ledgers of this process, as the module's documentation explains.
+/// The ledgers of this process: the ledger of the present daemon, and those of the last few
+/// daemons.
 #[derive(Debug, Default)]
 pub struct Ledgers {
     /// The number of ledgers before the current ledger. The number also selects the place of the

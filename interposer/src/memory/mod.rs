@@ -80,7 +80,7 @@ struct Entry {
     is_exported: bool,
 }
 
-/// All allocations of the process with their charges, as the module's documentation explains.
+/// All allocations of the process, each with its charge.
 #[derive(Default)]
 pub struct Accounts {
     entries: Mutex<{ Rank::Allocations as u8 }, Plain<Name, Entry>>,
@@ -102,12 +102,12 @@ pub struct Accounts {
     refusals: AtomicU64,
 }
 
-/// A request for memory.
+/// A request of the job for GPU memory.
 #[derive(Debug, Clone, Copy)]
 pub struct Request {
-    /// The driver call.
+    /// The driver's function that the job called.
     pub api: ApiId,
-    /// The kind of memory.
+    /// The kind of memory for which the job asks.
     pub kind: MemoryKind,
     /// The GPU's ordinal in this process.
     pub ordinal: usize,
@@ -118,7 +118,7 @@ pub struct Request {
     pub bytes: u64,
 }
 
-/// The reason of a refused allocation.
+/// The reason for which an allocation was refused.
 #[derive(Debug, Clone, Copy)]
 enum Why {
     /// The limit leaves no room for the request.
@@ -145,7 +145,8 @@ impl Request {
         matches!(self.kind, MemoryKind::Linear | MemoryKind::Pitch)
     }
 
-    /// Returns whether the driver serves the request from a block that it shares with others.
+    /// Returns whether the driver serves the request from a block that several small allocations
+    /// share.
     fn is_small(&self) -> bool {
         self.is_linear() && self.bytes <= SHARED_MAX_BYTES
     }

@@ -18,13 +18,13 @@ use crate::driver::memory::{MemoryNode, Stock};
 pub struct Need {
     /// The device's ordinal.
     pub ordinal: usize,
-    /// The bytes that all addresses of the graph cover together.
+    /// The size of the union of all blocks that the graph allocates on this device, bytes.
     total_bytes: u64,
     /// The allocations that a launch leaves allocated: the address, and the blocks there.
     kept: Vec<(u64, Range<u64>)>,
 }
 
-/// The needs of one graph, as the module's documentation explains.
+/// The memory that launches of one graph may need on each device, and the addresses that they free.
 #[derive(Debug, Clone, Default)]
 pub struct Needs {
     /// The needs on each device.
@@ -99,9 +99,10 @@ impl Needs {
 }
 
 impl Need {
-    /// Returns the most bytes by which a launch may grow the memory of the device's graphs. `stock`
-    /// is the present memory of those graphs, or `None` if this launch must not rely on it.
-    /// `is_live` returns whether the memory at an address is allocated.
+    /// Returns the most bytes by which a launch of this graph may increase the memory that the
+    /// device's graphs have reserved. `stock` is the present memory of the device's graphs; `None`
+    /// if the launch must not rely on spare memory. `is_live` returns whether the memory at an
+    /// address is allocated.
     pub fn growth(&self, stock: Option<Stock>, is_live: impl Fn(u64) -> bool) -> u64 {
         let Some(stock) = stock else { return self.total_bytes };
         let live = self.kept.iter().filter(|(address, _)| is_live(*address));

@@ -36,16 +36,19 @@ use crate::session::Session;
 /// The most questions to NVML in one look. The look ends when the account is equal before and after
 /// a question. After so many questions, the look uses the last figure.
 const LOOKS: u32 = 4;
-/// The first and the longest pause between two looks of the meter thread, ns.
+/// The first pause, and the longest pause, between two looks that the meter thread repeats without
+/// an answer, ns.
 const PAUSE_NS: (u64, u64) = (100_000_000, 10_000_000_000);
-/// The time limit of an answer to the meter thread, ns. The daemon stops sooner.
+/// The time for which the meter thread waits for an answer of the daemon, ns. The daemon waits for
+/// NVML for a shorter time.
 const ANSWER_NS: u64 = 3_000_000_000;
 /// The time between two checks of the meter thread for an answer, ns.
 const LOOK_NS: u64 = 2_000_000;
 /// The number of unanswered looks of the meter thread after which it warns the job.
 const TOLD_AFTER: u32 = 4;
 
-/// The state of one GPU.
+/// The charge on one GPU for the memory that the driver takes by itself, and the state of the
+/// looks.
 struct OnGpu {
     /// The lock that a thread holds while it looks, so that no older figure replaces a newer
     /// figure.
@@ -58,7 +61,7 @@ struct OnGpu {
     is_due: AtomicBool,
 }
 
-/// An existing context.
+/// A context that the job made and that still exists.
 struct Known {
     handle: usize,
     /// The ordinal of the context's GPU.
@@ -67,8 +70,8 @@ struct Known {
     grown_bytes: i64,
 }
 
-/// The contexts of the process, and the memory that the driver takes by itself. The module's
-/// documentation explains more.
+/// The contexts of the process, and the charge for the memory that the driver takes by itself on
+/// each GPU.
 pub struct Overhead {
     contexts: Mutex<{ Rank::OverheadContexts as u8 }, Vec<Known>>,
     gpus: [OnGpu; MAX_GPUS],
@@ -399,12 +402,12 @@ fn is_usable(site: &Site<'_>) -> bool {
 struct Asked {
     question: Question,
     ordinal: usize,
-    /// The account before the question, bytes.
+    /// The size of the process's account when the interposer asked, bytes.
     before_bytes: u64,
     until_ns: u64,
 }
 
-/// The looks of the meter thread, as the module's documentation explains.
+/// The looks that the meter thread repeats, because NVML did not answer in time.
 #[derive(Debug)]
 pub struct LateLooks {
     due_ns: u64,
@@ -483,7 +486,7 @@ impl LateLooks {
 
 impl Accounts {
     /// Charges the amount that NVML reported to the meter thread. Returns false if the account
-    /// changed meanwhile, or if another thread is looking.
+    /// changed between the question and the answer, or if another thread is looking.
     fn settle_late(&self, process: &Process, ordinal: usize, seen_bytes: u64, before_bytes: u64) -> bool {
         let gpu = &self.overhead.gpus[ordinal];
         let Some(_turn) = try_lock(&gpu.turn) else { return false };

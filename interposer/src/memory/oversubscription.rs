@@ -36,10 +36,12 @@ pub enum Way {
     Managed,
 }
 
-/// The values of [`OnGpu::ability`]: whether a GPU can move managed memory, so that it can have
-/// more than its size.
+/// The value of [`OnGpu::ability`] before the interposer has asked the driver.
 const UNKNOWN: u8 = 0;
+/// The value of [`OnGpu::ability`] for a GPU that moves managed memory by pages. A process can then
+/// have more managed memory than the GPU has.
 const CAN: u8 = 1;
+/// The value of [`OnGpu::ability`] for a GPU that does not move managed memory by pages.
 const CANNOT: u8 = 2;
 
 /// The time for which a request waits for reservations of host memory by other processes of the
@@ -94,7 +96,7 @@ struct OnGpu {
     ability: AtomicU8,
 }
 
-/// All allocations of this process beyond the limit, as the module's documentation explains.
+/// All allocations of this process beyond the limit, each with the part that is on the GPU.
 #[derive(Default)]
 pub struct Oversubscription {
     /// Whether the job asked for oversubscription.
@@ -111,8 +113,8 @@ pub struct Oversubscription {
     telling: Mutex<{ Rank::HostAccount as u8 }, ()>,
 }
 
-/// Bytes that already count for an allocation in progress. A drop of the value takes the bytes out
-/// of the count.
+/// Bytes that the count includes for an allocation in progress. A drop of the value subtracts the
+/// bytes from the count.
 struct Counted<'a>(&'a OnGpu, u64);
 
 impl Drop for Counted<'_> {
@@ -241,8 +243,8 @@ impl Oversubscription {
 
     /// Frees the allocation at `address` by `free`, and returns the result of `free`. If this
     /// module does not know the address, returns `free` itself as the error. Removes the entry
-    /// before `free` runs, because the driver may afterwards give the same address to another
-    /// thread.
+    /// before `free` runs, because the driver may give the same address to another thread as soon
+    /// as `free` has run.
     pub fn free<F: FnOnce() -> u32>(&self, process: &Process, address: u64, free: F) -> Result<u32, F> {
         let Some(piece) = lock(&self.pieces).remove(&address) else { return Err(free) };
         let result = free();

@@ -31,7 +31,7 @@ use crate::session::Session;
 /// The smallest growth of a pool, bytes. A larger allocation makes the pool grow by more.
 const GROWTH_BYTES: u64 = 32 << 20;
 
-/// A memory pool.
+/// A memory pool of this process, with its charge and its live allocations.
 pub struct Pool {
     handle: PoolHandle,
     /// The device of the pool's memory, or `None` if the memory is the host's or another process's.
@@ -47,7 +47,7 @@ pub struct Pool {
     live: Mutex<{ Rank::PoolAllocations as u8 }, Plain<u64, u64>>,
 }
 
-/// All pools of the process, as the module's documentation explains.
+/// All memory pools of the process, each with its charge and its live allocations.
 pub struct Pools {
     is_used: AtomicBool,
     pools: Mutex<{ Rank::Pools as u8 }, Vec<Arc<Pool>>>,
@@ -114,8 +114,8 @@ impl Pool {
             && self.trim_by(process, held, site, || self.handle.trim(), |is_trimmed| *is_trimmed)
     }
 
-    /// Trims the pool by `call`, and returns the answer of `call`. From this answer, `gave_all`
-    /// computes whether only used memory is left.
+    /// Trims the pool by `call`, and returns the answer of `call`. From the answer of `call`,
+    /// `gave_all` computes whether the pool has only used memory left.
     ///
     /// The interposer does not know beforehand how much memory the driver will take back. So during
     /// the call, the ledger shows all of the charge as leaving, and requests that lack this room
@@ -222,7 +222,7 @@ impl Pool {
     }
 }
 
-/// A request for memory within a pool.
+/// A request for memory that must fit into a pool's spare memory.
 struct Within<'r, 'p> {
     process: &'r Process,
     site: &'r Site<'p>,
@@ -446,8 +446,8 @@ impl Pools {
     }
 
     /// Trims a pool by `call`, and returns the result of `call`. `is_of_all` says whether `call`
-    /// trims all unused memory or a part. Meanwhile the lock keeps other threads from allocating,
-    /// because they may rely on spare memory.
+    /// trims all unused memory or a part. While `call` runs, the lock keeps other threads from
+    /// allocating, because they may rely on spare memory.
     pub fn trim_one(
         &self,
         process: &Process,

@@ -1,6 +1,7 @@
-//! Tells a job to give memory back, if the job asked for this (`DEEPRES_PRESSURE`). There are two
-//! reasons: the daemon lowered the limit below the memory that the tenant holds, or another tenant
-//! waits for memory. The job gets the signal that it named, if it has a handler for the signal.
+//! Tells a job to give memory back, if the job asked for a signal (`DEEPRES_PRESSURE`). There are
+//! two reasons for the signal: the daemon lowered the limit below the memory that the tenant holds,
+//! or another tenant waits for memory. The job gets the signal that it named, if it has a handler
+//! for the signal.
 
 use std::mem::MaybeUninit;
 use std::ptr;
@@ -9,8 +10,8 @@ use crate::log::say;
 use crate::meter::gpu::Gpu;
 use crate::session::Session;
 
-/// The limits and waits that the meter thread saw last, and the job's signal. The module's
-/// documentation explains more.
+/// The limits and the waits of other tenants that the meter thread saw last, and the signal that
+/// asks the job to give memory back.
 pub struct Pressure {
     signal: Option<i32>,
     seen: Vec<Seen>,

@@ -14,16 +14,17 @@ use crate::os::Patience;
 use crate::process::Process;
 use crate::session::Session;
 
-/// The time for which a request waits for unfinished requests of others, ns. A driver call takes 1
-/// µs to 1 ms. But a free may take until the GPU has finished its work.
+/// The time for which a request waits for unfinished requests of other threads and processes of the
+/// tenant, ns. A driver call takes 1 µs to 1 ms. But a free may take until the GPU has finished its
+/// work.
 const PATIENCE_NS: u64 = 1_000_000_000;
 
-/// The session, GPU, ledger and account of one request, as the module's documentation explains.
+/// The session, GPU, ledger and account to which the interposer charges one request.
 #[derive(Clone, Copy)]
 pub struct Site<'p> {
-    /// The session.
+    /// The session whose pages the interposer uses.
     pub session: &'static Session,
-    /// The GPU.
+    /// The GPU for whose memory the job asks.
     pub gpu: &'p Gpu,
     /// The ledger that was current when the request began.
     pub ledger: Ledger,
@@ -85,8 +86,8 @@ impl<'p> Site<'p> {
         Err(Refused { held_bytes: self.account.tenant_held_bytes() })
     }
 
-    /// Tries to reserve again if the limit has changed meanwhile, or if the slots of dead sessions
-    /// have been cleared. Returns the reservation.
+    /// Tries to reserve again, if the limit has changed since the first attempt, or if the slots of
+    /// dead sessions have been cleared. Returns the reservation.
     #[cold]
     fn reserve_anew(
         &self,
@@ -116,7 +117,8 @@ impl<'p> Site<'p> {
 
     /// Runs `call`, and returns the result with the remaining promise. If the GPU lacks memory,
     /// waits until other tenants have made room for `bytes`, and runs `call` again. The request has
-    /// no promise while it waits, so that the rest of the tenant can allocate.
+    /// no reservation while it waits, so that the tenant's other threads and processes can
+    /// allocate.
     pub fn ask<T>(
         &self,
         bytes: u64,

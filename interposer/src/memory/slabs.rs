@@ -49,7 +49,7 @@ struct Block {
 /// A small allocation: the place at which it begins, and its length in units.
 type Piece = (u64, u64);
 
-/// All shared blocks of the process, as the module's documentation explains.
+/// All blocks that small allocations of the process share, each with its charge.
 #[derive(Default)]
 pub struct Slabs {
     /// The blocks, by block number.

@@ -12,7 +12,7 @@ pub type Part = (u32, [u64; 4]);
 /// A change to a part of an array.
 #[derive(Debug, Clone, Copy)]
 pub struct Operation {
-    /// The array.
+    /// The handle of the array.
     pub array: u64,
     /// The part of the array.
     pub part: Part,

@@ -20,9 +20,10 @@ const OVERLAP_OVER_NS: u64 = ns(Duration::from_millis(20));
 /// The least part of a segment, from its beginning to its end, that the segment's launches must
 /// fill, percent. If the launches fill less, the account gives them no place on the time line.
 const DENSE_PERCENT: u64 = 90;
-/// The least length with which a single launch gets a place on the time line outside spells too. A
-/// spell would hardly see the whole launch. If other launches wait for the launch's SMs, their
-/// events make them seem to run beside it.
+/// A single launch of at least this length gets a place on the time line, even outside spells.
+/// There are two reasons. A spell is too short to cover the whole launch. And other launches may
+/// wait for the SMs that this launch occupies: their events then seem to show that they run beside
+/// this launch.
 const LONG_NS: u64 = ns(Duration::from_micros(500));
 /// Time between two spells. Streams with the same pace keep their relative positions for
 /// milliseconds, so many short spells show more than few long spells.
@@ -32,8 +33,8 @@ const SPELL_PART: u64 = 5;
 /// The length of the first part of a spell, in which the spell ignores work. Launches of older
 /// segments may have run beside such work, and these launches have no place.
 const SETTLING_NS: u64 = ns(Duration::from_micros(500));
-/// The length of the last part of a spell, in which the spell ignores work too. The meter thread
-/// may not yet have seen other work beside such work complete.
+/// The length of the last part of a spell, in which the spell also ignores work. The meter thread
+/// may not yet have seen the end of other work that ran at the same time.
 const TRAILING_NS: u64 = ns(Duration::from_micros(300));
 /// The weight that the results of earlier spells keep after each new spell. So about 16 spells
 /// count.
@@ -48,29 +49,30 @@ const APART_NS: u64 = ns(Duration::from_micros(40));
 /// Measured GPU time, ns, that the spells must have seen before the account uses their result.
 const TELLING_NS: f64 = 50_000.0;
 
-/// The account of one GPU, as the module's documentation explains.
+/// The account of this process's GPU time on one GPU.
 #[derive(Debug)]
 pub struct Account {
     kernels: Union,
     copies: Union,
-    /// The times of recent segments, and the part of the time line that only these segments
-    /// covered.
+    /// The sum of the times of the segments since the last result of [`Self::overlap_permille`],
+    /// ns.
     streams_ns: u64,
+    /// The part of the time line that the segments of `streams_ns` covered first, ns.
     covered_ns: u64,
     /// The fraction of estimated times that the account charges.
     counts: f64,
-    /// The result of the spells, with recent spells weighted most. `singles_ns` is the time of
-    /// single launches, and `added_ns` the part of this time that no other work covered.
+    /// The time of single launches in the spells, with recent spells weighted most, ns.
     singles_ns: f64,
+    /// The part of `singles_ns` that no other work covered, ns.
     added_ns: f64,
     spell: Option<Spell>,
     spell_due_ns: u64,
     had_sparse: bool,
-    /// The stream that the meter measured last, and when it last changed from one stream to
-    /// another.
+    /// The stream that the meter measured last.
     stream: usize,
+    /// The time at which the measured stream last changed, ns.
     other_stream_ns: Option<u64>,
-    /// When the last charged kernel or graph ended, ns of the host's clock.
+    /// The time at which the last charged kernel or graph ended, ns of the host's clock.
     pub ended_ns: u64,
     /// Whether work of this process is in flight, copies included.
     pub is_occupied: bool,
@@ -83,7 +85,7 @@ pub struct Account {
     pub has_computed: bool,
     /// When `has_computed` was last true.
     pub computed_ns: u64,
-    /// Since when kernels have been in flight at every look of the meter thread.
+    /// The time since which kernels have been in flight at every look of the meter thread.
     pub computing_since_ns: Option<u64>,
 }
 
@@ -116,7 +118,7 @@ impl Default for Account {
 /// The GPU time that launches add to the process's account.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Charged {
-    /// The time that was added, ns.
+    /// The time that the launches added to the account, ns.
     pub ns: u64,
     /// The part of the time line that the launches covered, if known.
     pub place: Option<(i64, i64)>,
@@ -126,6 +128,7 @@ pub struct Charged {
 struct Spell {
     /// Beginning and end of the time in which the spell counts work, ns on the time line.
     judged: (i64, i64),
+    /// The end of the spell, ns.
     ends_ns: u64,
     /// The number of launches that the meter measured in the spell.
     launches: u64,
@@ -133,8 +136,9 @@ struct Spell {
     all: Union,
     /// The union of all work except single launches.
     dense: Union,
-    /// The time of single launches, and the part of this time that no other work covered.
+    /// The time of single launches in the spell, ns.
     singles_ns: u64,
+    /// The part of `singles_ns` that no other work covered, ns.
     added_ns: u64,
 }
 
@@ -232,7 +236,7 @@ impl Account {
         self.copies.add(end_ns - measured.took_ns, end_ns)
     }
 
-    /// Returns the sum of the streams' times over the GPU time that the streams cover, in
+    /// Returns the sum of the streams' times, divided by the GPU time that the streams cover, in
     /// thousandths. Returns `None` while the measurements since the last result cover too little
     /// time.
     pub fn overlap_permille(&mut self) -> Option<u64> {

@@ -101,8 +101,9 @@ fn has_ended(folder: RawFd, thread: u32) -> bool {
 
 /// Returns whether `holds` is true of every thread. If the threads cannot be read, returns false.
 fn all(folder: RawFd, holds: impl Fn(u32) -> bool) -> bool {
-    /// Offsets of the length and the name in a directory entry (`struct linux_dirent64`).
+    /// The offset of the length in a directory entry (`struct linux_dirent64`), bytes.
     const LENGTH_AT: usize = 16;
+    /// The offset of the name in a directory entry, bytes.
     const NAME_AT: usize = 19;
     // SAFETY: the call takes no pointers.
     if unsafe { libc::lseek(folder, 0, libc::SEEK_SET) } != 0 {

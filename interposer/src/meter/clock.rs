@@ -20,14 +20,16 @@ const LOOKS: u32 = 64;
 /// drift apart by more than the delay of these looks.
 const LONGEST_WINDOW_NS: i64 = 8_000_000_000;
 
-/// The alignment of one context's events.
+/// The alignment of the times of one context's events with the host's clock.
 #[derive(Debug)]
 pub struct Alignment {
     /// Time of the base event on the host's clock.
     base_ns: i64,
-    /// The beginning of the present window, the looks in it, and the delay of the promptest look.
+    /// The beginning of the present window, ns.
     began_ns: i64,
+    /// The number of looks at complete events in the window.
     looks: u32,
+    /// The shortest time in the window from an event's completion to the look that saw it, ns.
     least_late_ns: i64,
 }
 

@@ -43,14 +43,15 @@ pub struct ContextState {
 pub struct Inner {
     /// All lanes, used or not.
     pub lanes: Vec<&'static Lane>,
-    /// Events' time less the host's time, for segments that find their stream idle.
+    /// The time of events minus the host's time, as segments that find their stream idle show it,
+    /// ns.
     pub offset: Middle,
-    /// Host time that one record of an event and one launch take together.
+    /// Host time that a thread needs to record one event and to make one launch, together, ns.
     pub lead: Middle,
     /// The stream on which the meter thread moves memory ([`super::mover`]). The driver destroys
     /// the stream with the context.
     pub moving: Option<Stream>,
-    /// Since when the driver has not made the context current for the meter thread.
+    /// The time since which the driver has not made the context current for the meter thread, ns.
     unreachable_since_ns: Option<u64>,
     base: Option<Base>,
     /// The number of users of the context beside the first user.
@@ -91,7 +92,7 @@ impl ContextState {
     }
 
     /// Makes this the state of another context on the same GPU. The caller makes sure that no other
-    /// thread does the same at this time.
+    /// thread calls this at the same time.
     pub fn revive(&self, handle: Context) {
         self.handle.store(handle.0, Ordering::Relaxed);
         self.is_dead.store(false, Ordering::Release);

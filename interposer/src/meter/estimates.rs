@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use super::thread::MeterThread;
 
-/// The buckets of the table, and the places in each bucket. A bucket is one cache line. If a job
-/// has more kernels than the table has places, the kernels overwrite each other, and the table
-/// learns them again.
+/// The number of buckets of the table. A bucket is one cache line. If a job has more kernels than
+/// the table has places, the kernels overwrite each other, and the table learns them again.
 const BUCKETS: usize = 1024;
+/// The number of places in a bucket.
 const WAYS: usize = 4;
 /// The number of measurements and bounds after which an estimate is settled. The first launch of a
 /// kernel may include the time in which the driver loads the kernel, and one more may be
@@ -18,15 +18,15 @@ const WAYS: usize = 4;
 const SETTLED: u8 = 3;
 /// The bit that marks an estimate that is not settled.
 const UNSETTLED: u64 = 1 << 63;
-/// The weight of a new measurement in the mean: one part in this many.
+/// A new measurement has the weight of one divided by this number in the mean.
 const WEIGHT: u64 = 4;
 /// The most, in multiples of the mean, for which the table counts a measurement. So one measurement
 /// that a busy machine made long does not change the estimate for all launches after it. If a
 /// kernel really takes longer from now on, the mean follows within a few measurements.
 const MOST_TIMES_KNOWN: u64 = 3;
-/// The steps by which each long measurement raises the limit [`MOST_TIMES_KNOWN`], to four times
-/// its value. If a kernel takes long again and again, the machine is not the cause. If the table
-/// cut these long times off, no tenant would pay for them.
+/// The steps by which each measurement above the limit [`MOST_TIMES_KNOWN`] raises the limit. So
+/// many steps make the limit four times as large. If a kernel takes long again and again, the
+/// machine is not the cause. If the table cut these long times off, no tenant would pay for them.
 const MORE_PER_LONG: u8 = 64;
 /// The number of steps that double the limit [`MOST_TIMES_KNOWN`]. Each measurement within the
 /// limit takes one step back.
@@ -38,7 +38,7 @@ const MOST_MORE: u8 = 224;
 /// no shorter time, so a bound above the quotient does not contradict the mean.
 const TIMES_SCATTERED: u64 = 2;
 
-/// The table of mean times by key.
+/// The table of estimates: the mean time of each known launch, by the key of the launch.
 #[derive(Debug)]
 pub struct Estimates {
     buckets: Box<[Bucket]>,
@@ -83,7 +83,7 @@ impl Place {
         self.mean.load(Ordering::Relaxed) & !UNSETTLED
     }
 
-    /// Sets the mean of `measured` measurements and bounds.
+    /// Sets the mean time of the launch, which comes from `measured` measurements and bounds.
     fn set(&self, mean_ns: u64, measured: u8) {
         let mark = if measured < SETTLED { UNSETTLED } else { 0 };
         self.mean.store(mean_ns.clamp(1, !UNSETTLED) | mark, Ordering::Relaxed);

@@ -20,7 +20,7 @@ use crate::{os, process};
 pub struct Shared<T: 'static>(AtomicPtr<T>);
 
 impl<T> Shared<T> {
-    /// Returns a holder without a reference.
+    /// Returns a [`Shared`] that has no reference yet.
     pub const fn none() -> Self {
         Self(AtomicPtr::new(std::ptr::null_mut()))
     }
@@ -32,7 +32,7 @@ impl<T> Shared<T> {
         unsafe { self.0.load(Ordering::Acquire).as_ref() }
     }
 
-    /// Replaces the reference.
+    /// Replaces the reference by `value`.
     pub fn set(&self, value: Option<&'static T>) {
         let pointer = value.map_or(std::ptr::null_mut(), |value| std::ptr::from_ref(value).cast_mut());
         self.0.store(pointer, Ordering::Release);
@@ -45,7 +45,7 @@ const RUN_AHEAD_NS: u64 = 100_000_000;
 /// The overlap of streams that run one after another, in thousandths.
 const NO_OVERLAP_PERMILLE: u64 = 1000;
 
-/// One GPU of the process, as the module's documentation explains.
+/// One GPU of the process: the session's pages for the GPU, and the work in flight on the GPU.
 #[derive(Debug)]
 pub struct Gpu {
     uuid: Uuid,
@@ -67,10 +67,10 @@ pub struct Gpu {
     stuck_at: AtomicU32,
     /// Epoch of the lease under which a thread last passed the gate.
     entered: AtomicU32,
-    /// When the first thread passed the gate under the lease of `entered`. 0 if the thread had not
-    /// waited, or if work has run since.
+    /// The time at which the first thread passed the gate under the lease of `entered`, ns. 0 if
+    /// this thread had not waited, or if work has run since.
     entered_ns: AtomicU64,
-    /// The state of leases of one launch.
+    /// The last lease of one launch that the process used on this GPU.
     pub only_launch: OnlyLaunch,
     /// Whether the meter is to measure every launch at present.
     is_fine: AtomicBool,

@@ -58,8 +58,8 @@ use crate::driver::calls::Stream;
 /// a quantum behind its use.
 const SEGMENT_NS: u64 = 500_000;
 
-/// A lane, as the module's documentation explains. The launch path reads the first three fields,
-/// which lie in two adjacent cache lines.
+/// A lane: the launches of one thread on one stream, cut into segments. The launch path reads the
+/// first three fields, which lie in two adjacent cache lines.
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub struct Lane {
@@ -67,11 +67,11 @@ pub struct Lane {
     ///
     /// [`Kind::one`]: super::segment::Kind::one
     tally: Tally,
-    /// The GPU of the launches.
+    /// The GPU on which the lane's launches run.
     pub gpu: &'static Gpu,
     /// The launches that may join the open segment.
     followers: Followers,
-    /// The context of the stream.
+    /// The context of the lane's stream.
     pub context: &'static ContextState,
     stream: AtomicUsize,
     owner: AtomicU32,

@@ -20,7 +20,7 @@ impl Default for Leaders {
     }
 }
 
-/// Returns the word and the bit of a key.
+/// Returns the position of a key's mark: the index of the word in the set, and the bit in the word.
 fn place(key: u64) -> (usize, u64) {
     /// 2⁶⁴ divided by the golden ratio. The multiples of this number are spread evenly.
     const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -29,7 +29,7 @@ fn place(key: u64) -> (usize, u64) {
 }
 
 impl Leaders {
-    /// Adds a key.
+    /// Adds the key of a kernel that a dependent launch followed.
     pub fn add(&self, key: u64) {
         let (word, bit) = place(key);
         if let Some(word) = self.0.get(word) {

@@ -22,10 +22,12 @@ const EDGE_NS: i64 = 2_000;
 /// meter takes the thread as interrupted. The interruption may lie between a call and the reading
 /// of the clock.
 const UNINTERRUPTED_NS: i64 = 20_000;
+/// The meter takes the thread as interrupted if the record of an event and the launch together took
+/// more than this many times their usual time.
 const TIMES_USUAL: i64 = 2;
-/// On an idle stream, a segment begins some time after its submission. The further delay, ns, from
-/// which on the meter assumes that the segment waited behind other work. The value is above any
-/// interruption that the module does not notice.
+/// The delay, ns, from which on the meter assumes that a segment waited behind other work. The
+/// delay is beyond the usual time from the submission of a segment to its beginning on an idle
+/// stream. The value is above any interruption that the module does not notice.
 const WAITED_NS: i64 = 100_000;
 /// Assumed upper limit of the events' time less the host's time, until the meter has measured an
 /// offset. The meter thread's looks place events on the host's clock ([`super::clock`]). A look
@@ -33,7 +35,8 @@ const WAITED_NS: i64 = 100_000;
 const ALIGNED_NS: i64 = 2_000_000;
 /// The rounding of the driver's event times, with a margin.
 const ROUNDING_NS: i64 = 1_000;
-/// The part, one in this many, by which two equal bounds may differ.
+/// A measurement is exact if its two bounds differ by at most the upper bound divided by this
+/// number.
 const EXACT_PART: i64 = 50;
 
 /// The observations of a completed segment. The times of events lie on the process's time line, and
@@ -46,17 +49,18 @@ pub struct Observed {
     pub end_ns: i64,
     /// End of the stream's previous segment, if known.
     pub previous_end_ns: Option<i64>,
-    /// Host time just before the thread recorded the first event.
+    /// Host time before the thread recorded the start event, ns.
     pub asked_ns: i64,
-    /// Host time just after the thread recorded the first event.
+    /// Host time after the thread recorded the start event, ns.
     pub began_ns: i64,
-    /// Host time after the first launch.
+    /// Host time after the first launch, ns.
     pub first_ns: i64,
-    /// Host time after the last launch, before the thread recorded the last event.
+    /// Host time after the last launch, before the thread recorded the end event, ns.
     pub closed_ns: i64,
-    /// Host time just after the thread recorded the last event.
+    /// Host time after the thread recorded the end event, ns.
     pub ended_ns: i64,
-    /// Events' time less the host's time, for a segment that finds its stream idle, if known.
+    /// The time of events minus the host's time, for a segment that found its stream idle, ns;
+    /// `None` if unknown.
     pub offset_ns: Option<i64>,
     /// Usual host time of one record of an event and one launch together, if known.
     pub usual_ns: Option<i64>,
@@ -90,7 +94,7 @@ pub struct Measured {
     pub is_exact: bool,
     /// Whether the stream was idle before the segment.
     pub was_idle: bool,
-    /// Events' time less the host's time, if this segment shows it.
+    /// The time of events minus the host's time, ns, if this segment shows the difference.
     pub offset_ns: Option<i64>,
 }
 
@@ -107,7 +111,8 @@ impl Observed {
         !self.is_quiet && self.start_ns - self.began_ns > at_once_ns
     }
 
-    /// Calculates the time of the launches, as the module's documentation explains.
+    /// Calculates the GPU time that the launches of the segment took, from the segment's two events
+    /// and the host's clock.
     pub fn measure(&self) -> Measured {
         let whole_ns = (self.end_ns - self.start_ns).max(0);
         let was_idle =

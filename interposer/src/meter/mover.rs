@@ -40,18 +40,19 @@ pub enum Moves {
     /// The process has no oversubscribed memory on the GPU, or nothing to do until the gate
     /// changes.
     None,
-    /// There is nothing to move at present.
+    /// There is nothing to move at present, but the mover must look again later.
     Rest,
-    /// There is more to move.
+    /// The mover has more memory to move, or waits for work in flight that still needs the memory.
     More,
 }
 
 /// The time after which the mover concludes that no process needs the freed room, ns. With leases
 /// of some milliseconds, the other processes have brought some memory to the GPU by then.
 const TRIED_NS: u64 = 500_000_000;
-/// The time for which the mover makes no room after no process took the freed room, ns: at first,
-/// and at most. If a process needs room meanwhile, the driver itself moves memory off the GPU.
+/// The first time for which the mover makes no room after no process took the freed room, ns. If a
+/// process needs room in this time, the driver itself moves memory off the GPU.
 const FIRST_KEEP_NS: u64 = 1_000_000_000;
+/// The longest time for which the mover makes no room after no process took the freed room, ns.
 const LAST_KEEP_NS: u64 = 8_000_000_000;
 /// Bytes that may be on their way to or from the GPU while the mover reads the free memory.
 const UNDER_WAY_BYTES: u64 = 2 * PART_BYTES;
@@ -61,9 +62,10 @@ const UNDER_WAY_BYTES: u64 = 2 * PART_BYTES;
 /// only if another process takes memory.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct Room {
-    /// The greatest sum, bytes, since another process last took some memory.
+    /// The greatest sum of the GPU's free memory and this process's oversubscribed memory there,
+    /// bytes, since another process last took memory.
     most_bytes: u64,
-    /// Since when the mover has made room that no process has taken.
+    /// The time since which the mover has made room that no process has taken, ns.
     tried_since_ns: Option<u64>,
     keep_ns: u64,
     /// The time before which the mover makes no room, ns.
@@ -71,8 +73,8 @@ struct Room {
 }
 
 impl Room {
-    /// Takes in the present sum of the free memory and this process's oversubscribed memory,
-    /// `sum_bytes`.
+    /// Records `sum_bytes`, the present sum of the GPU's free memory and this process's
+    /// oversubscribed memory there.
     fn look(&mut self, sum_bytes: u64) {
         if sum_bytes.saturating_add(UNDER_WAY_BYTES) < self.most_bytes {
             *self = Self { most_bytes: sum_bytes, ..Self::default() };
@@ -96,7 +98,8 @@ impl Room {
     }
 }
 
-/// The mover of one GPU.
+/// The mover of one GPU: moves the oversubscribed memory of this process to the GPU and to the
+/// host.
 #[derive(Debug, Default)]
 pub struct Mover {
     room: Room,

@@ -1,5 +1,5 @@
-//! Finds the daemon again after the connection to it ended. The meter thread takes one step between
-//! two looks, and never waits for the daemon.
+//! Finds the daemon again after the connection to the daemon ended. The meter thread takes one step
+//! between two looks, and never waits for the daemon.
 
 use super::thread::MeterThread;
 use crate::descriptor::OwnDescriptor;
@@ -24,7 +24,7 @@ const ANSWER_NS: u64 = 3_000_000_000;
 /// The state of the attempts to find a daemon.
 #[derive(Debug)]
 pub struct Reconnect {
-    /// When the next step is due, ns.
+    /// The time at which the next step is due, ns.
     due_ns: u64,
     pause_ns: u64,
     pending: Option<Pending>,

@@ -13,7 +13,7 @@ pub enum Kind {
     /// A kernel with an attribute of programmatic dependent launch. The kernel may begin before the
     /// kernel before it in its stream has ended. A marker between the two would end their overlap.
     Dependent,
-    /// A graph.
+    /// A graph without conditional nodes.
     Graph,
     /// A graph with conditional nodes. Different launches of such a graph may do different work.
     VaryingGraph,
@@ -53,7 +53,7 @@ impl Kind {
 pub struct Launches(pub u64);
 
 impl Launches {
-    /// Returns the number of launches.
+    /// Returns the number of all launches, graphs included.
     pub fn all(self) -> u32 {
         self.0 as u32
     }
@@ -67,9 +67,9 @@ impl Launches {
 /// A launch, with the properties that the meter distinguishes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Launch {
-    /// The key, which launches have in common that take the same time. The key of a kernel is a
-    /// hash of function and geometry. The key of a copy or a set is a hash of its size. The key
-    /// of a graph is a hash of its handle and its count of changes.
+    /// The key. Launches with the same key take the same time. The key of a kernel is a hash of
+    /// function and geometry. The key of a copy or a set is a hash of its size. The key of a graph
+    /// is a hash of its handle and its count of changes.
     pub key: u64,
     /// The kind of work.
     pub kind: Kind,
@@ -86,17 +86,18 @@ pub struct Contents {
     pub queued_ns: u64,
     /// Estimated time of the segment's launches, ns. 0 means that there is no estimate.
     pub expected_ns: u64,
-    /// Estimated time of the copies that a segment of kernels took in, ns.
+    /// Estimated time of the copies that a segment of kernels contains, ns.
     pub copied_ns: u64,
-    /// Host time just before the thread recorded the first event, ns.
+    /// Host time before the thread recorded the start event, ns.
     pub asked_ns: u64,
-    /// Host time just after the thread recorded the first event, ns.
+    /// Host time after the thread recorded the start event, ns. Without a start event
+    /// (`is_end_only`): host time before the segment's first launch.
     pub began_ns: u64,
     /// Host time after the first launch, ns.
     pub first_ns: u64,
-    /// Host time after the last launch, before the thread recorded the last event, ns.
+    /// Host time after the last launch, before the thread recorded the end event, ns.
     pub closed_ns: u64,
-    /// Host time just after the thread recorded the last event, ns.
+    /// Host time after the thread recorded the end event, ns.
     pub ended_ns: u64,
     /// Whether the stream may have waited for another stream or the host between the launches.
     pub may_wait: bool,
@@ -168,7 +169,7 @@ impl Segment {
         Event(self.end.load(Ordering::Relaxed))
     }
 
-    /// Sets the two events.
+    /// Sets the segment's start event and end event.
     pub fn set_events(&self, start: Event, end: Event) {
         self.start.store(start.0, Ordering::Relaxed);
         self.end.store(end.0, Ordering::Relaxed);

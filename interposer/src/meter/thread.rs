@@ -104,7 +104,8 @@ fn edges(process: &Process, gpu: &Gpu) -> Option<&'static EdgeSlot> {
     process.session()?.meter().edges(gpu.index()?)
 }
 
-/// Returns the word in the meter page for the time by which launches took longer than known.
+/// Returns the word in the meter page for the time by which launches took longer than their
+/// estimates.
 fn stretched(process: &Process, gpu: &Gpu) -> Option<&'static AtomicU64> {
     process.session()?.meter().stretched_ns(gpu.index()?)
 }
@@ -114,9 +115,9 @@ struct Meter {
     process: &'static Process,
     accounts: Vec<Account>,
     ticked_ns: u64,
-    /// When the thread last checked whether any of the job's own threads is left.
+    /// The time of the last check whether any of the job's own threads is left, ns.
     company_ns: u64,
-    /// When the thread last checked whether the job has closed the thread's descriptors.
+    /// The time of the last check whether the job has closed the thread's descriptors, ns.
     checked_ns: u64,
     idle_ticks: u32,
     is_relaxed: bool,
@@ -126,7 +127,7 @@ struct Meter {
     movers: Vec<Mover>,
     /// The greatest amount of work that any mover had at its last step.
     moves: Moves,
-    /// Without a daemon: when the meter thread must next act as the arbiter.
+    /// Without a daemon: the time at which the meter thread must next act as the arbiter, ns.
     turn_at_ns: Option<u64>,
     late: LateLooks,
 }
@@ -489,8 +490,8 @@ impl Meter {
         }
     }
 
-    /// Records that launches took this much longer than the table of estimates knows them to take. If
-    /// several streams of the process run, their launches may be the reason, so nothing is recorded.
+    /// Records the time by which launches took longer than their estimates. If several streams of
+    /// the process run, their launches may be the reason, so the method then records nothing.
     fn note_stretched(&self, context: &ContextState, stretched_ns: u64) {
         let Some(account) = self.accounts.get(context.ordinal) else { return };
         if stretched_ns > 0

@@ -30,8 +30,9 @@ const FRESH_NS: u64 = 20_000_000;
 /// The time for which the process asks the daemon nothing after a question without an answer, about
 /// any GPU, ns.
 const RETRY_NS: u64 = 1_000_000_000;
-/// The number of processes on a GPU for which NVML gets room at first, and at most.
+/// The number of processes on a GPU for which the first list for NVML has room.
 const FIRST_ROOM: u32 = 64;
+/// The largest number of processes on a GPU for which a list for NVML has room.
 const MOST_ROOM: u32 = 1 << 16;
 /// Parts per million in one percent.
 const PPM_PER_PERCENT: u32 = 10_000;
@@ -96,7 +97,7 @@ pub fn loaded(symbol: &CStr) -> Option<usize> {
     })
 }
 
-/// The tenant's part of one GPU.
+/// The tenant's part of one GPU, by which the hooks answer NVML's questions.
 pub struct Part {
     uuid: Uuid,
     /// The tenant's memory according to this process's own session.
@@ -105,7 +106,7 @@ pub struct Part {
     view: Option<View>,
 }
 
-/// The tenant's memory according to a session.
+/// The tenant's limit and held memory on a GPU, by the pages of this process's session.
 #[derive(Clone, Copy)]
 struct Own {
     limit_bytes: u64,
@@ -255,11 +256,15 @@ fn own(uuid: &Uuid) -> Option<Own> {
     })
 }
 
+/// An answer of the daemon that the process keeps for a short time.
 struct Answer {
+    /// The UUID of the GPU to which the answer belongs.
     uuid: Uuid,
     /// The process that asked the daemon. A forked child is another process, and asks for itself.
     pid: u32,
+    /// The time of the answer, ns of `CLOCK_MONOTONIC`.
     at_ns: u64,
+    /// The daemon's answer.
     view: View,
 }
 

@@ -147,7 +147,7 @@ pub struct UtilizationList {
 /// The version by which a caller names the layout of [`UtilizationList`].
 pub const UTILIZATION_LIST_V1: u32 = 1 << 24 | size_of::<UtilizationList>() as u32;
 
-/// An element of a list about processes.
+/// An element of an NVML list in which each element is about one process.
 pub trait OfProcess: Copy {
     /// Returns the process's pid.
     fn pid(&self) -> u32;

@@ -16,20 +16,28 @@ use crate::meter::estimates;
 /// recording thread reads one ring after the other, so calls of a chunk are not in order.
 const BEFORE_NS: u64 = 1_000_000_000;
 
-/// The kinds of events.
+/// The kind of the event of a launch.
 const LAUNCH: u64 = 1;
+/// The kind of the event of a copy.
 const COPY: u64 = 2;
+/// The kind of the event of an allocation.
 const MEMORY: u64 = 3;
+/// The kind of the event of a wait.
 const WAIT: u64 = 4;
+/// The kind of the event of a measured time.
 const TOOK: u64 = 5;
+/// The kind of the event of a function's name.
 const NAME: u64 = 6;
 
-/// The parts of the second word: kind, API, whether the call was captured, and bytes of shared
-/// memory.
+/// In an event's second word: the lowest bit of the API's number. The bits below are the kind.
 const API_SHIFT: u32 = 8;
+/// In a launch's second word: the bit that says whether a stream capture got the launch.
 const CAPTURED_SHIFT: u32 = 24;
+/// In a launch's second word: the lowest bit of the number of bytes of shared memory.
 const SHARED_SHIFT: u32 = 32;
+/// The bits of an event's second word that contain the kind.
 const KIND_MASK: u64 = (1 << API_SHIFT) - 1;
+/// The bits that contain the API's number, after a shift by [`API_SHIFT`].
 const API_MASK: u64 = u16::MAX as u64;
 
 const fn head(kind: u64, api: ApiId) -> u64 {

@@ -46,7 +46,7 @@ const MAX_RINGS: usize = 256;
 /// The number of functions that a thread remembers as already named in the trace.
 const NAMED: usize = 256;
 
-/// A recording that is under way.
+/// A recording of the job's calls that is under way, with the rings of the recording threads.
 struct Recording {
     rings: Mutex<{ Rank::Rings as u8 }, Vec<&'static Ring>>,
     /// The ring of the threads beyond [`MAX_RINGS`]. This ring only counts lost calls.

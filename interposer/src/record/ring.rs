@@ -13,7 +13,7 @@ pub const WORDS: usize = 7;
 /// An event: the words that a thread writes for one call.
 pub type Event = [u64; WORDS];
 
-/// A ring, as the module's documentation explains.
+/// A ring of one thread's events on their way to the trace.
 #[derive(Debug)]
 pub struct Ring {
     /// The thread that fills the ring.
@@ -82,7 +82,7 @@ impl Ring {
 #[derive(Debug)]
 pub struct RingOwner<'a> {
     ring: &'a Ring,
-    /// The value stays in its thread.
+    /// Keeps the compiler from moving the value to another thread.
     thread: PhantomData<*const ()>,
 }
 

@@ -16,7 +16,7 @@ const DRIVER: &[u8; 2] = b"cu";
 /// The beginning of every NVML function's name, cut to the same length.
 const MANAGEMENT: &[u8; 2] = b"nv";
 
-/// A function with a hook.
+/// A function with a hook: of the driver, or of NVML.
 enum Hooked {
     Driver(ApiId, usize),
     Management(&'static nvml::Hook),
@@ -71,7 +71,8 @@ impl Hooked {
         }
     }
 
-    /// Counts an answered look-up of this function. `is_hooked`: the caller got the hook.
+    /// Counts a look-up of this function. `is_hooked` says whether the caller got the hook, and not
+    /// the function itself.
     fn note(&self, is_hooked: bool) {
         if let Self::Driver(id, _) = self {
             coverage::note(*id, is_hooked);
@@ -106,9 +107,11 @@ type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) ->
 
 static REAL_DLSYM: AtomicUsize = AtomicUsize::new(0);
 static REAL_DLVSYM: AtomicUsize = AtomicUsize::new(0);
-/// The addresses of the C library's own `dlsym` and `dlvsym`, if a caller looked these functions up
-/// by a handle; else 0.
+/// The address of the C library's own `dlsym`, if a caller looked this function up by a handle;
+/// else 0.
 static C_DLSYM: AtomicUsize = AtomicUsize::new(0);
+/// The address of the C library's own `dlvsym`, if a caller looked this function up by a handle;
+/// else 0.
 static C_DLVSYM: AtomicUsize = AtomicUsize::new(0);
 /// The sonames of the C library, and of the part of it that contained `dlsym` before glibc 2.34.
 const C_LIBRARIES: [&CStr; 2] = [c"libc.so.6", c"libdl.so.2"];
@@ -135,13 +138,14 @@ pub fn is_own(address: usize) -> bool {
     elf::Object::containing(own_address()).is_some_and(|own| own.contains(address))
 }
 
-/// Decides for the entry point of `dlsym`. `caller` is the entry point's return address.
+/// Decides what a call of `dlsym` returns. The entry point of `dlsym` calls this function. `caller`
+/// is the entry point's return address.
 pub unsafe extern "C" fn decide_dlsym(handle: *mut c_void, name: *const c_char, caller: usize) -> Answer {
     // SAFETY: `next` returns 0 or a definition of `dlsym`, and the arguments are the process's own.
     unsafe { decide_before(next(&REAL_DLSYM, c"dlsym"), handle, name, caller) }
 }
 
-/// Decides for the entry point of callers that looked up the C library's own `dlsym`.
+/// Decides what a call of `dlsym` returns, for callers that looked up the C library's own `dlsym`.
 pub unsafe extern "C" fn decide_dlsym_by_handle(
     handle: *mut c_void,
     name: *const c_char,
@@ -151,7 +155,7 @@ pub unsafe extern "C" fn decide_dlsym_by_handle(
     unsafe { decide_before(C_DLSYM.load(Ordering::Acquire), handle, name, caller) }
 }
 
-/// Decides for a `dlsym` whose real function is `target`.
+/// Decides what a call of `dlsym` returns. `target` is the real function.
 ///
 /// # Safety
 /// `target` is 0 or a library's definition of `dlsym`. The other arguments are those that the
@@ -166,7 +170,7 @@ unsafe fn decide_before(target: usize, handle: *mut c_void, name: *const c_char,
     unsafe { decide(handle, name, caller, target, |handle| dlsym(handle, name) as usize) }
 }
 
-/// Decides for the entry point of `dlvsym`.
+/// Decides what a call of `dlvsym` returns. The entry point of `dlvsym` calls this function.
 pub unsafe extern "C" fn decide_dlvsym(
     handle: *mut c_void,
     name: *const c_char,
@@ -178,7 +182,8 @@ pub unsafe extern "C" fn decide_dlvsym(
     unsafe { decide_version_before(next(&REAL_DLVSYM, c"dlvsym"), handle, name, version, caller) }
 }
 
-/// Decides for the entry point of callers that looked up the C library's own `dlvsym`.
+/// Decides what a call of `dlvsym` returns, for callers that looked up the C library's own
+/// `dlvsym`.
 pub unsafe extern "C" fn decide_dlvsym_by_handle(
     handle: *mut c_void,
     name: *const c_char,
@@ -189,7 +194,7 @@ pub unsafe extern "C" fn decide_dlvsym_by_handle(
     unsafe { decide_version_before(C_DLVSYM.load(Ordering::Acquire), handle, name, version, caller) }
 }
 
-/// Decides for a `dlvsym` whose real function is `target`.
+/// Decides what a call of `dlvsym` returns. `target` is the real function.
 ///
 /// # Safety
 /// The same requirements as for [`decide_before`], with `dlvsym` instead of `dlsym`.
@@ -289,8 +294,9 @@ fn is_of_c_library(object: &elf::Object) -> bool {
     object.soname().is_some_and(|soname| C_LIBRARIES.contains(&soname))
 }
 
-/// The number of look-up functions in the C library, and the most namespaces that glibc supports.
+/// The number of look-up functions in the C library: `dlsym` and `dlvsym`.
 const LOOKUPS: usize = 2;
+/// The most namespaces that glibc supports.
 const NAMESPACES: usize = 16;
 
 /// Returns the addresses of `dlsym` and `dlvsym` in the C libraries of all namespaces. Unused

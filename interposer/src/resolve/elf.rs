@@ -27,8 +27,10 @@ const STT_OBJECT: u8 = 1;
 const STT_FUNC: u8 = 2;
 const SYMBOL_TYPE_MASK: u8 = 0xf;
 const SHN_UNDEF: u16 = 0;
-/// The types of relocations that store a function's address in a word.
+/// The type of a relocation that stores a symbol's address in a word of the global offset table.
 const R_X86_64_GLOB_DAT: u32 = 6;
+/// The type of a relocation that stores a function's address in a word, at the first call with lazy
+/// binding.
 const R_X86_64_JUMP_SLOT: u32 = 7;
 /// Bit of a version number. A look-up finds a symbol with such a version only by the version's
 /// name.
@@ -421,7 +423,8 @@ struct Namespace {
     breakpoint: usize,
     state: c_int,
     linker: usize,
-    /// Present from glibc 2.35 on, if `version` says so.
+    /// The next namespace. The field exists only if `version` is at least 2 (glibc 2.35 and
+    /// later).
     next: *const Namespace,
 }
 

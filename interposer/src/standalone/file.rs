@@ -38,9 +38,10 @@ const OTHERS: u32 = 0o077;
 /// The first bytes of a page of any version.
 const MAGIC: &[u8] = b"deepres\0";
 const FILE_BYTES: usize = size_of::<StandalonePage>();
-/// The most attempts to find the file while another process makes or removes it, and the pause
-/// between two attempts, ns. To make or remove the file takes some system calls.
+/// The most attempts to find the file while another process makes or removes the file. To make or
+/// remove the file takes some system calls.
 const ATTEMPTS: u32 = 1_000;
+/// The pause between two attempts to find the file, ns.
 const ATTEMPT_PAUSE_NS: u64 = 1_000_000;
 /// The prefix of the names of unfinished files. The name of a finished file contains no dot.
 const UNFINISHED: &str = "new.";
@@ -50,7 +51,7 @@ const TO_THE_END: i64 = 0;
 /// The reason for which the processes cannot share a tenant's file.
 #[derive(Debug)]
 pub enum FileError {
-    /// A system call failed.
+    /// A system call failed. The text names the call.
     Io(&'static str, io::Error),
     /// The folder does not belong to this user alone.
     Folder(PathBuf),
@@ -60,7 +61,7 @@ pub enum FileError {
     Garbage,
     /// Living processes use another layout of the page.
     Layout(LayoutError),
-    /// Other processes have all slots.
+    /// Other processes use all slots of the file.
     Full,
 }
 
@@ -280,7 +281,7 @@ fn status(descriptor: &OwnedFd) -> io::Result<libc::stat> {
     Ok(status)
 }
 
-/// Unlocks these slots.
+/// Releases this process's locks on the bytes of these slots.
 fn unlock(number: RawFd, slots: Range<usize>) {
     // To the kernel, a length of 0 means up to the end of the file.
     if !slots.is_empty() {

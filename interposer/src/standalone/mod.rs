@@ -70,9 +70,9 @@ pub struct Local {
     file: Option<TenantFile>,
     /// The place of each GPU in the pages, by ordinal in this process, or [`UNMANAGED`].
     pub gpu_index: [u8; MAX_GPUS],
-    /// The turns with the tenant's other processes, by place.
+    /// The turns with the tenant's other processes, by the GPU's place in the pages.
     turns: [Turns; MAX_GPUS],
-    /// This process's ranks, by place.
+    /// This process's ranks, by the GPU's place in the pages.
     ranks: [Rank; MAX_GPUS],
 }
 

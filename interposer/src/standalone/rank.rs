@@ -19,7 +19,8 @@ const USUAL_PER_SPIN: u64 = 2;
 /// The longest spin of one rank for a second rank, ns. Within this time, the second rank can
 /// launch.
 const ENDLESS_NS: u64 = 1_000_000_000;
-/// The longest time between the looks that see the ends of two kernels that end together, ns.
+/// Processes look at their kernels at different moments. If kernels of two ranks end together, the
+/// ranks see the ends within this time, ns.
 const SKEW_NS: u64 = 500_000;
 
 /// The last known state of the rank. Only the meter thread uses this state.
@@ -32,7 +33,8 @@ pub struct Rank {
 }
 
 impl Rank {
-    /// Takes in a reading of the rank's meter, and notes on the GPU whether the rank spins.
+    /// Decides by a reading of the rank's meter whether the rank spins, and records the result in
+    /// the tenant's state on the GPU.
     pub fn note(&self, gpu: &StandaloneGpu, reading: &Reading, now_ns: u64) {
         let used_ns = self.used_ns.swap(reading.compute_ns, Ordering::Relaxed);
         let runs = self.runs.swap(reading.in_flight, Ordering::Relaxed);

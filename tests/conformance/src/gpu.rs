@@ -64,7 +64,7 @@ impl Gpu {
         launch(self.kernel(c"nothing")?, stream)
     }
 
-    /// Launches `spin`.
+    /// Launches the kernel `spin`, which runs for `ns`.
     pub fn spin(&self, stream: CUstream, ns: u64) -> Result<(), Stop> {
         let mut ns = ns;
         let mut parameters = [(&raw mut ns).cast::<c_void>()];
@@ -143,13 +143,13 @@ pub struct Held {
 }
 
 impl Held {
-    /// Blocks `stream` from here on.
+    /// Makes all later work of `stream` wait until [`Self::release`].
     pub fn block(&self, stream: CUstream) -> Result<(), Stop> {
         must!(cuStreamWaitValue32_v2(stream, self.flag, 1, CU_STREAM_WAIT_VALUE_GEQ));
         Ok(())
     }
 
-    /// Unblocks the streams.
+    /// Lets the streams that [`Self::block`] stopped go on.
     pub fn release(self) -> Result<(), Stop> {
         must!(cuStreamWriteValue32_v2(self.writer, self.flag, 1, 0));
         Ok(())

@@ -130,8 +130,9 @@ impl Beside {
 
 /// The only tenant that is no guest.
 const OWNER: TenantId = 0;
-/// Steps of the owner's work, and the number of different lengths of its pauses.
+/// Steps of the owner's work.
 const WORK_STEPS: u64 = 4;
+/// Number of different lengths of the owner's pauses.
 const PAUSES: u64 = 16;
 
 fn requests(tenants: TenantId) -> BTreeMap<TenantId, Request> {

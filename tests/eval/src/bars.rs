@@ -20,13 +20,13 @@ pub struct Bars {
     sweep: OfSweep,
 }
 
-/// The bars of each scenario.
+/// The bars that deepres must reach in each scenario.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct OfScenario {
     /// Least `worst_progress_vs_gps`. If the bound is below 1, the bar is this part of the bound.
     worst_progress_vs_gps: f64,
-    /// Least `worst_vs_nothing`.
+    /// The least value that `worst_vs_nothing` may have.
     worst_vs_nothing: f64,
     /// Most by which the utilisation may be below time-slicing's, in scenarios without guests.
     utilisation_below_time_slice: f64,

@@ -31,7 +31,7 @@ const WISHED_HARVEST: f64 = 0.8;
 /// The greatest difference that does not count, as a part of the whole or in ms.
 const NO_DIFFERENCE: f64 = 0.001;
 
-/// One of the three figures.
+/// A figure by which the page compares deepres with another policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Figure {
     /// Speed of production.
@@ -80,24 +80,25 @@ pub struct Exception {
     pub baseline: Policy,
     /// The figure that is worse.
     pub figure: Figure,
-    /// The reason.
+    /// The reason for which the worse figure is no fault.
     pub why: &'static str,
 }
 
 /// Reason of an exception: the other policy's guest makes production wait.
 const KEPT_WAITING: &str = "Under `hami-like`, the guest runs at any time, and answers wait for the guest, as *p99 added*\n\
-    shows. deepres keeps the guest out of pauses whose end it cannot foresee, once answers have\n\
-    waited for 1 % of the time. So the guest gets half of the pauses at most: see the operating\n\
-    points below, and [what no policy can have](evaluation-scenarios.md#what-no-policy-can-have)";
+    shows. When answers have waited for 1 % of the time, deepres keeps the guest out of pauses whose\n\
+    end it cannot foresee. So under deepres, the guest gets half of the pauses at most: see the\n\
+    operating points below, and [what no policy can have](evaluation-scenarios.md#what-no-policy-can-have)";
 /// Reason of an exception: the other policy's guest hardly runs.
-const STARVED: &str = "Under `tgs-like`, the guest hardly runs, so it adds hardly any wait. If a request comes while a\n\
-    guest's kernel of 1 ms runs, the request waits for half of the kernel in the mean. So no policy\n\
-    that leaves kernels whole can harvest most of the pauses at a lower cost. If the cost is too\n\
-    high, the operator can set a lower `max_harm`: see the operating points below";
+const STARVED: &str = "Under `tgs-like`, the guest hardly runs, so answers hardly wait for the guest. If a request comes\n\
+    while a guest's kernel of 1 ms runs, the request waits for half of the kernel in the mean. So if a\n\
+    policy leaves kernels whole and harvests most of the pauses, answers wait about as long as under\n\
+    deepres. If these waits are too long, the operator can set a lower `max_harm`: see the operating\n\
+    points below";
 
 /// Reason of an exception: both policies add nearly the same wait.
-const NEARLY_ALIKE: &str = "In one of three seeds, deepres adds a hundredth of a millisecond more than `tgs-like`, and\n\
-    harvests twenty times as much: see the operating points below";
+const NEARLY_ALIKE: &str = "In one of three seeds, deepres adds a hundredth of a millisecond more to the 99th percentile than\n\
+    `tgs-like`, and harvests twenty times as much: see the operating points below";
 
 /// All exceptions.
 pub const EXCEPTIONS: &[Exception] = &[
@@ -157,12 +158,11 @@ pub fn operating_points() -> Result<(Vec<(u32, Row)>, Row)> {
 pub fn page() -> Result<String> {
     let mut page = String::from(
         "## Every scenario with guests\n\n\
-         deepres is never worse than `tgs-like` and `hami-like` on any of the three figures, except where a\n\
-         number in parentheses leads to a reason. A difference of a thousandth does not count. The tests\n\
-         check three seeds of each scenario. Production's speed is the work of all owners, as a part of their\n\
-         work without guests. A harvest is the GPU time of all guests while no owner wants the GPU. A dash\n\
-         means that no tenant answers requests. The command is `cargo xtask eval --scenario\n\
-         tests/scenarios/FILE`.\n\n| scenario | policy |",
+         On each of the three figures, deepres is at least as good as `tgs-like` and `hami-like`, except where\n\
+         a number in parentheses leads to a reason. The tests check three seeds of each scenario, and ignore\n\
+         differences of a thousandth. Production's speed is the work of all owners, as a part of their work\n\
+         without guests. A harvest is the GPU time that guests get while no owner wants the GPU. A dash means\n\
+         that no tenant answers requests. The command is `cargo xtask eval --scenario tests/scenarios/FILE`.\n\n| scenario | policy |",
     );
     for figure in Figure::ALL {
         write!(page, " {} |", figure.name())?;
@@ -205,10 +205,10 @@ pub fn page() -> Result<String> {
             page,
             "\nThe goal of deepres is to harvest four fifths of the pauses. deepres misses this goal in:\n\
              {}.\n\
-             In these scenarios, no policy could harvest much more than half of the pauses at the cost of 1 % of\n\
-             production's time. A guest loses two hand-offs of each pause: one at the beginning, one at the end.\n\
-             If the policy cannot foresee the end of a pause, production also waits for the rest of a guest's\n\
-             window. [What no policy can have](evaluation-scenarios.md#what-no-policy-can-have) has the\n\
+             In these scenarios, no policy could harvest much more than half of the pauses, if guests may cost\n\
+             production 1 % of the time. A guest loses two hand-offs of each pause: one at the beginning, one at\n\
+             the end. If the policy cannot foresee the end of a pause, production also waits for the rest of a\n\
+             guest's window. [What no policy can have](evaluation-scenarios.md#what-no-policy-can-have) has the\n\
              arithmetic.",
             missed.join(", ")
         )?;
@@ -217,8 +217,8 @@ pub fn page() -> Result<String> {
     writeln!(
         page,
         "\n### Operating points\n\n{}\n\
-         The table has several values of `max_harm`, the part of the time that guests may cost owners. The\n\
-         operator sets `max_harm`, and the default is 1 %.\n\n\
+         Each row of the table for deepres has another value of `max_harm`, the part of the time that guests\n\
+         may cost owners. The operator sets `max_harm`; the default is 1 %.\n\n\
          | policy | `max_harm` | p99 added, ms | part of the pauses harvested |\n|---|---|---|---|",
         tgs.shows
     )?;

@@ -165,7 +165,7 @@ impl Seat {
     }
 }
 
-/// A fair scheduler.
+/// A fair scheduler, and the state of the tenants that it schedules.
 #[derive(Debug)]
 struct Fair<'a> {
     standings: &'a Standings,
@@ -247,7 +247,7 @@ impl<'a> Fair<'a> {
         if seat.is_quick { self.longest_request_ns } else { seat.left_ns.min(self.longest_request_ns) }
     }
 
-    /// Begins a burst.
+    /// Begins a burst of a tenant, which takes `work_ns` with the whole GPU.
     fn begin(&mut self, now_ns: u64, tenant: Tenant, work_ns: u64) {
         self.seats[tenant].left_ns = work_ns as f64;
         if !self.active.contains(&tenant) {

@@ -20,7 +20,7 @@ pub struct Batch {
     pub due_ns: Option<u64>,
 }
 
-/// The program of one tenant.
+/// The program of one tenant, which decides when the tenant has kernels to launch.
 #[derive(Debug)]
 pub struct Program {
     work: Work,

@@ -102,9 +102,9 @@ pub struct TenantRow {
 
 /// A row, and the data for its pictures.
 pub struct Evaluated {
-    /// The figures.
+    /// The figures of the scenario under one policy.
     pub row: Row,
-    /// Result of the run.
+    /// The run from which the figures come. The pictures show it.
     pub run: Run,
 }
 

@@ -89,8 +89,8 @@ const COMPARISONS: &[Comparison] = &[
             LAG_BOUND,
         ],
         not_shown: "The paper's traces are not public, so the authors of deepres chose\n\
-                    the phases and kernels of the three applications. A static split wastes the time of idle tenants, so\n\
-                    compare with the fluid limit too.",
+                    the phases and kernels of the three applications. A static split wastes the time of idle tenants. So\n\
+                    the table also compares with the fluid limit.",
     },
     Comparison {
         system: "TGS",
@@ -104,12 +104,12 @@ const COMPARISONS: &[Comparison] = &[
         figures: &[SPEED, HARVEST, GUEST],
         not_shown: "`tgs-like` is a controller after TGS's published code, and not TGS\n\
                     itself. Each kernel has grid blocks in proportion to its length, which is the best case for\n\
-                    `tgs-like`. A guest can only harvest the time that production leaves, and the production of the\n\
-                    published figures is another program.",
+                    `tgs-like`. A guest can only harvest the time that production leaves. The published figures come\n\
+                    from another program as production.",
     },
     Comparison {
         system: "TGS, with requests",
-        claim: "Like TGS above, but production answers requests that come at random.",
+        claim: "A best-effort job runs beside a production job that answers requests, and does it little harm.",
         source: "TGS, NSDI 2023",
         scenario: "bursty-production.toml",
         policies: &[Policy::Deepres, Policy::TgsLike, Policy::HamiLike, Policy::TimeSlice],
@@ -118,8 +118,9 @@ const COMPARISONS: &[Comparison] = &[
             Figure { name: "p99 added, ms", of: |row| row.p99_added_ms, decimals: 2 },
             GUEST,
         ],
-        not_shown: "The requests take 5 ms, and the guest's kernels take 1 ms. The guest\n\
-                    adds at most one kernel and one hand-off to a request of any length.",
+        not_shown: "The requests take 5 ms, and the guest's kernels take 1 ms. A request\n\
+                    waits for at most one kernel of the guest and one hand-off. For shorter requests, this wait is a\n\
+                    larger part of the answer time.",
     },
     Comparison {
         system: "Tally",
@@ -129,9 +130,9 @@ const COMPARISONS: &[Comparison] = &[
         scenario: "long-requests.toml",
         policies: &[Policy::Deepres, Policy::TgsLike, Policy::TimeSlice],
         figures: &[Figure { name: "p99, × alone", of: p99_ratio, decimals: 3 }, GUEST],
-        not_shown: "All requests take 25 ms; a guest's kernel delays shorter requests\n\
-                    more, in proportion. Tally cuts kernels into pieces, and deepres does not. So under deepres, guests\n\
-                    with longer kernels delay production more.",
+        not_shown: "All requests take 25 ms. A wait for a guest's kernel is a larger\n\
+                    part of a shorter request. Tally cuts kernels into pieces, and deepres does not. So under deepres,\n\
+                    guests with longer kernels delay production more.",
     },
     Comparison {
         system: "HAMi-core",
@@ -168,8 +169,8 @@ const COMPARISONS: &[Comparison] = &[
             THROUGHPUT,
             Figure { name: "worst share error, points", of: worst_share_error, decimals: 2 },
         ],
-        not_shown: "Only deepres promises anything about classes; `earliest-deadline` and\n\
-                    `time-slice` know none.",
+        not_shown: "Only deepres has classes of tenants; `earliest-deadline` and\n\
+                    `time-slice` treat the tenants of all classes alike.",
     },
 ];
 
@@ -189,9 +190,10 @@ virtual, so every machine prints the same figures.
 [evaluation-scenarios.md](evaluation-scenarios.md) explains the policies and the figures, and the
 [glossary](glossary.md) the terms.
 
-Each claim of another system comes from the named source. The other system ran on other machines and
-did other work. So a claim does not say what the other system would do in the scenarios here. The
-other policies of the evaluation follow published rules, each in its best case.
+Each claim of another system comes from the source that the page names. The other system ran on
+other machines and did other work. So a claim does not say what the other system would do in the
+scenarios of this page. The policies in the tables, except `deepres`, follow published rules, each in
+its best case.
 
 ";
 
@@ -234,12 +236,12 @@ pub fn page() -> Result<String> {
     writeln!(page, "## Not compared\n\n| system | claim | deepres |\n|---|---|---|\n{ABSENT}")?;
     writeln!(
         page,
-        "Virtual time leaves out caches and bandwidth that kernels share, memory, tenants on two GPUs, and\n\
+        "The evaluation leaves out caches and bandwidth that kernels share, memory, tenants on two GPUs, and\n\
          the cost of launches ([what the evaluation leaves\n\
          out](evaluation-scenarios.md#what-the-evaluation-leaves-out)). The tests also run five scenarios in\n\
-         real time on the simulated GPU (`tests/e2e/tests/e2e/agreement.rs`). There, each tenant's part of\n\
-         the used GPU time is within 5 % of its part in virtual time. Each tenant's GPU time for a second is\n\
-         also within 5 % of the figure in virtual time. No figure on this page comes from a real GPU."
+         real time on the simulated GPU (`tests/e2e/tests/e2e/agreement.rs`). In these runs, each tenant's\n\
+         part of the used GPU time, and its GPU time in a second, are within 5 % of the figures that the\n\
+         evaluation computes. No figure on this page comes from a real GPU."
     )?;
     Ok(page)
 }

@@ -76,7 +76,7 @@ pub struct Mix {
     pub bound: f64,
 }
 
-/// A figure of a mix.
+/// A function that returns a figure of a mix.
 pub type Figure = fn(&Mix) -> f64;
 
 impl Mix {
@@ -259,7 +259,7 @@ fn scenario(seed: u64, number: u64) -> Result<Scenario> {
     Scenario::parse(&draw(seed, number)).with_context(|| format!("in mix {number} of seed {seed}"))
 }
 
-/// A tenant of a mix.
+/// A tenant of a mix, with properties drawn at random.
 struct Drawn {
     weight: u64,
     kernels: u64,

@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::bar;
 use super::pieces::{As, Kit, LONG_KERNEL_MS, SETTLED, Served, Times, kernels_ns, record};
 
-/// The tenant that should run as fast as alone.
+/// The name of the tenant that should run as fast beside the guest as alone.
 const FIRST: &str = "first";
 /// The tenant that runs in the pauses of the first tenant.
 const GUEST: &str = "guest";
@@ -18,8 +18,8 @@ const BEST_EFFORT: [&str; 4] = ["--name", GUEST, "--class", "best-effort"];
 const GUEST_STEPS: [&str; 2] = ["busy_1000usx32", "sync"];
 /// Arguments of the trainer. A step is 20 ms of work, followed by a pause as for the next batch.
 const TRAINER: [&str; 6] = ["--kernel", "busy_1000us", "--kernels", "20", "--gap-us", "10000"];
-/// Servers: the work of a request (ms), the requests per second, and the objective. The requests
-/// use about 15 and 20 % of the GPU.
+/// Servers: the work of a request (ms), the requests per second, and the SLO. The requests use
+/// about 15 and 20 % of the GPU.
 const SERVERS: [(&str, &str, &str); 2] = [("5", "30", "50ms"), ("25", "8", "250ms")];
 
 const US_PER_MS: f64 = 1e3;
@@ -40,7 +40,8 @@ struct Report {
     guest_longest_kernel_ms: f64,
 }
 
-/// A trainer with pauses.
+/// The figures of a trainer with pauses: alone, and beside the guest under deepres and under
+/// time-slicing.
 #[derive(Serialize)]
 struct TrainerReport {
     steps_per_s_alone: f64,
@@ -57,16 +58,17 @@ struct Trained {
     harvested_of_gaps: f64,
 }
 
-/// A server of requests.
+/// The figures of a server of requests: alone, and beside the guest under deepres and under
+/// time-slicing.
 #[derive(Serialize)]
 struct ServerReport {
     work_ms: f64,
     requests_per_s: f64,
     alone: Millis,
-    /// The objective of the server as a tenant with an SLO.
+    /// The SLO of the server in the run with an SLO.
     slo: &'static str,
     deepres: Asked,
-    /// Figures of the server as a tenant without an objective.
+    /// Figures of the server in the run without an SLO.
     without_slo: Asked,
     time_slicing: Asked,
     /// The largest allowed growth of the 99th percentile, ms: the guest's longest kernel and a
@@ -95,7 +97,7 @@ impl From<Times> for Millis {
     }
 }
 
-/// Figures of one run.
+/// Figures of one run of the first tenant beside the guest.
 struct Run {
     served: Served,
     harvested_of_gaps: f64,
@@ -205,8 +207,8 @@ impl Bench {
         })
     }
 
-    /// Runs the first tenant beside the guest, under deepres and without deepres. Returns both
-    /// runs.
+    /// Runs the first tenant beside the guest, once under deepres and once without deepres. Returns
+    /// the figures of both runs.
     fn beside(&self, arguments: &[&str]) -> Result<(Run, Run)> {
         let guest = As::Tenant(&BEST_EFFORT);
         let deepres = self.run(arguments, As::Tenant(&["--name", FIRST]), Some(guest))?;

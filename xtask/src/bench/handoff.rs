@@ -14,9 +14,9 @@ use super::pieces::{As, Kit, LONG_KERNEL_MS, SETTLED, Times, record};
 use super::{bar, now_ns, quantile};
 use crate::host::{Admin, Gpu, Host};
 
-/// Number of shares that the benchmark sets one after another, and the time for which each share
-/// stays. In this time, each tenant has several leases.
+/// Number of shares that the benchmark sets one after another.
 const SETTINGS: usize = 100;
+/// The time for which each share stays. In this time, each tenant has several leases.
 const SETTING_HOLDS: Duration = Duration::from_millis(60);
 /// The larger share, percent. The two tenants have the larger share in turn.
 const MAJOR_PERCENT: u32 = 90;
@@ -62,7 +62,9 @@ struct Report {
     /// Idle time between a tenant's work and its own next work, for each hand-off. In this time the
     /// program waited for its results.
     idle_within_us: f64,
+    /// Time of the GPU's switches between contexts, for each hand-off.
     switch_per_handoff_us: f64,
+    /// Mean idle time of the GPU for a hand-off, divided by the quantum.
     idle_fraction_of_quantum: f64,
     /// Time from the request to the daemon until the first launch of the tenant with the larger
     /// share. A launch counts only after the daemon has confirmed the share.

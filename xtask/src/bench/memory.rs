@@ -132,7 +132,8 @@ impl super::Report for Report {
     }
 }
 
-/// Result of the race.
+/// The result of the race: counts of operations and refusals, breaches of the limit, and the times
+/// after kills.
 struct Raced {
     operations: u64,
     successes: u64,
@@ -169,7 +170,7 @@ impl Raced {
     }
 }
 
-/// A process of the race.
+/// A client process of the race, and the pipes to it.
 struct Racer {
     number: u32,
     running: Running,

@@ -32,7 +32,8 @@ pub struct Options {
     bench: Bench,
 }
 
-/// The use of a benchmark's figures.
+/// The options for the output of a benchmark: as text or as JSON, with or without a check of the
+/// bars.
 #[derive(clap::Args)]
 struct Output {
     /// Print one JSON object instead of text
@@ -141,7 +142,7 @@ enum Bench {
     Trace,
 }
 
-/// Runs a benchmark.
+/// Runs the benchmark that the options name.
 pub fn run(options: &Options) -> Result<()> {
     let never_sleeps = matches!(
         options.bench,
@@ -183,10 +184,10 @@ fn check(bars: &[(String, bool)]) -> Result<()> {
 
 /// Returns the value of an option for the time to measure, seconds.
 pub fn seconds(text: &str) -> Result<f64, String> {
-    /// The least time, s. Tenants take turns of milliseconds, so a shorter measurement would show
-    /// nothing.
+    /// The shortest time that the option accepts, s. Tenants take turns of milliseconds, so a
+    /// shorter measurement would show nothing.
     const LEAST: f64 = 1.0;
-    /// Most time, s: a day.
+    /// The longest time that the option accepts, s: a day.
     const MOST: f64 = 86_400.0;
     match text.parse::<f64>() {
         Ok(seconds) if (LEAST..=MOST).contains(&seconds) => Ok(seconds),

@@ -50,7 +50,7 @@ pub struct Client {
 pub enum As<'a> {
     /// As a tenant, with these options of `deepres run`.
     Tenant(&'a [&'a str]),
-    /// Without deepres.
+    /// Without deepres, as a bare program.
     Bare,
 }
 
@@ -72,7 +72,7 @@ pub struct Served {
 }
 
 impl Served {
-    /// Returns the pieces per second.
+    /// Returns the number of pieces of work for each second of the run.
     pub fn speed(&self) -> f64 {
         self.pieces as f64 / self.seconds
     }
@@ -168,7 +168,7 @@ impl Client {
     }
 }
 
-/// Reads the simulated GPU's record.
+/// Reads the simulated GPU's record of a host: the true GPU time of each process.
 pub fn record(host: &Host) -> Result<truth::Snapshot> {
     truth::snapshot(&host.simgpu_state()).context("the simulated GPU's record")
 }

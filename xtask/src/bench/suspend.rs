@@ -19,7 +19,7 @@ use crate::process::{Interrupt, Running, ended};
 use crate::training;
 use deepres_e2e::venv::{self, Venv};
 
-/// The tenants.
+/// The names of the two tenants that take turns.
 const TENANTS: [&str; 2] = ["one", "other"];
 /// Time between two looks at a trainer and its memory.
 const POLL: Duration = Duration::from_millis(20);
@@ -50,8 +50,9 @@ struct Report {
     steps: u32,
     turn_ms: u64,
     host_bytes_per_us: u64,
-    /// Median and maximum of a trainer's memory, bytes.
+    /// Median of a trainer's memory, bytes.
     usual_bytes: u64,
+    /// Maximum of a trainer's memory, bytes.
     most_bytes: u64,
     gpu_bytes: u64,
     one_after_the_other_s: f64,

@@ -53,14 +53,14 @@ pub struct Pointer {
     pub arguments: Vec<Argument>,
 }
 
-/// An enumeration.
+/// An enumeration of the headers, with the value of each enumerator.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Enum {
     pub name: String,
     pub values: Vec<(String, u32)>,
 }
 
-/// Meaning of a type name.
+/// The kind of type for which a type name of the headers stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Named {
     Enum,

@@ -170,7 +170,8 @@ fn with_new_names(named: &BTreeSet<String>, files: &BTreeMap<&str, String>) -> i
     move |name| named.contains(name) || new.contains(name)
 }
 
-/// Adds the words of all Rust files below a folder. Leaves out build folders and `constants.rs`.
+/// Adds the words of all Rust files below a folder to `named`. Leaves out build folders and
+/// `constants.rs`.
 fn add_names(folder: &Path, named: &mut BTreeSet<String>) -> Result<()> {
     for entry in fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))? {
         let entry = entry?;
@@ -194,8 +195,8 @@ fn words(text: &str) -> impl Iterator<Item = String> {
     text.split(|c: char| !c.is_alphanumeric() && c != '_').map(str::to_owned)
 }
 
-/// Returns the folder of the headers. If no earlier run has downloaded the wheel, first downloads
-/// and unpacks it.
+/// Returns the folder of NVIDIA's headers. If `cuda.h` is missing, downloads and unpacks `WHEEL`.
+/// Also writes the stand-in headers.
 fn headers(cache: &Path) -> Result<PathBuf> {
     let unpacked = cache.join(WHEEL);
     let include = unpacked.join(INCLUDE);

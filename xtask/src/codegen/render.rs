@@ -119,7 +119,7 @@ pub fn constants(
 
 /// The enumeration of the driver's result codes, which has a file of its own.
 pub const DRIVER_RESULT: &str = "CUresult";
-/// The same for the runtime.
+/// The enumeration of the runtime's result codes.
 pub const RUNTIME_RESULT: &str = "cudaError";
 
 fn result_codes<'h>(header: &'h Header, enumeration: &str) -> Result<&'h [(String, u32)]> {

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, bail};
 
 use super::header::{Argument, Header, Named, Type};
 
-/// The whole table.
+/// The whole table of the driver API.
 pub struct Table {
     /// The rows, sorted by symbol.
     pub rows: Vec<Row>,
@@ -15,7 +15,7 @@ pub struct Table {
     pub aliases: BTreeMap<String, String>,
 }
 
-/// One exported entry point.
+/// A row of the table: one function that the driver exports, in one variant.
 pub struct Row {
     pub symbol: String,
     /// The name by which a program asks `cuGetProcAddress`.

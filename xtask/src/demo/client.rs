@@ -17,14 +17,14 @@ const TRAINS: &str = "; training with batches of";
 /// Number of output lines that the demo keeps, to explain an early end.
 const KEPT_LINES: usize = 30;
 
-/// Output of a program.
+/// The output of a training program so far.
 #[derive(Default)]
 struct Heard {
     last: VecDeque<String>,
     trains: bool,
 }
 
-/// A running program.
+/// A training program that runs under `deepres run`.
 pub struct Client {
     name: &'static str,
     running: Running,

@@ -90,7 +90,7 @@ struct Generate {
     output: PathBuf,
 }
 
-/// Runs the subcommand.
+/// Runs a subcommand of `deepres cdi`.
 pub fn run(args: Args) -> Result<()> {
     match args.command {
         Command::Generate(args) => generate(&args),
@@ -135,7 +135,7 @@ fn generate(args: &Generate) -> Result<()> {
     Ok(())
 }
 
-/// Returns the device for the arguments.
+/// Returns the device that the arguments describe.
 fn device(args: &Generate, library: &Path, socket: &Path, sockets: &Path) -> Result<Device> {
     let name = socket.file_name().and_then(OsStr::to_str);
     let name = name.with_context(|| format!("{} is not the name of a socket", socket.display()))?;

@@ -76,7 +76,7 @@ impl FromStr for DeviceName {
     }
 }
 
-/// A device.
+/// A device of the specification: a name, and the changes that it makes to a container.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Device {
@@ -115,7 +115,7 @@ impl Mount {
     }
 }
 
-/// A complete document of a valid form.
+/// A CDI specification whose form deepres has checked.
 #[derive(Debug)]
 pub struct Spec {
     root: Map<String, Value>,
@@ -123,7 +123,7 @@ pub struct Spec {
 }
 
 impl Spec {
-    /// Returns a document without devices.
+    /// Returns a CDI specification without devices.
     pub fn new() -> Self {
         let mut root = Map::new();
         root.insert("cdiVersion".to_owned(), json!(VERSION));

@@ -1,6 +1,6 @@
-//! Takes a daemon that `deepres run` started out of the job: out of its cgroup, and back from its
-//! priority, its processors and its limits. The daemon serves later jobs too, and must not die with
-//! the first job.
+//! Separates a daemon that `deepres run` started from the job: the daemon leaves the job's cgroup,
+//! and gives up the job's priority, processors and limits. The daemon serves later jobs too, and
+//! must not die with the first job.
 //!
 //! Each step may fail, because only root may take some of the steps. If a step fails, the daemon
 //! goes on without it. If the daemon dies, a `deepres run` that still lives starts the next daemon.
@@ -11,8 +11,8 @@ use std::io;
 use std::mem;
 use std::path::{Path, PathBuf};
 
-/// The limits that the daemon takes back. The daemon raises its limit on descriptors later, as its
-/// configuration needs.
+/// The job's resource limits that the daemon raises again. The daemon raises its limit on
+/// descriptors later, as its configuration needs.
 const LIMITS: [Resource; 8] = [
     Resource::Cpu,
     Resource::Fsize,

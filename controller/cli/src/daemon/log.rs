@@ -136,7 +136,7 @@ impl<W: Write> Write for Lines<W> {
     }
 }
 
-/// The levels if the user gives none.
+/// The log levels of a daemon whose user names no levels.
 pub const DEFAULT_LEVELS: &str = "info";
 
 /// Returns the filter for these levels. An empty text stands for the default, because a variable

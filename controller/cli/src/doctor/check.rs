@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-/// The result of a check.
+/// The result of a check: whether the checked part of deepres works on this machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
@@ -17,7 +17,7 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// The verdict's name.
+    /// Returns the verdict's name, as `deepres doctor` prints it.
     pub fn name(self) -> &'static str {
         match self {
             Self::Good => "good",
@@ -28,14 +28,14 @@ impl Verdict {
     }
 }
 
-/// The outcome of a check.
+/// One check of `deepres doctor`, with its result, finding and remedy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Check {
     /// The subject of the check.
     pub name: &'static str,
-    /// The result.
+    /// The result of the check.
     pub verdict: Verdict,
-    /// The finding.
+    /// The finding of the check, as a sentence.
     pub found: String,
     /// The remedy, if one is needed.
     pub remedy: Option<String>,

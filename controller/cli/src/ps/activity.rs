@@ -13,7 +13,7 @@ const MEDIAN_PERMILLE: u64 = 500;
 const TAIL_PERMILLE: u64 = 990;
 const NS_PER_US: f64 = 1e3;
 
-/// Prints this part, if there are any calls.
+/// Prints the calls of processes to the driver, if there are any.
 pub fn print(status: &Status, out: &mut impl Write) -> io::Result<()> {
     print_tenants(status, out)?;
     if status.driver_activity.is_empty() {

@@ -59,7 +59,7 @@ enum Reply {
     Refused(RefusalKind, String),
 }
 
-/// The outcome of a request.
+/// The outcome of a request to keep a tenant.
 enum Answer {
     Kept(Keeper),
     /// The GPUs have no room now, but may have room after other tenants have ended. The text is the
@@ -257,8 +257,8 @@ impl Keeper {
     }
 }
 
-/// Returns whether the daemon at `socket` died. A daemon that ends in order removes its socket, and
-/// leaves its lock file.
+/// Returns whether the daemon at `socket` died. A daemon that ends by a signal such as SIGTERM
+/// removes its socket, and leaves its lock file.
 fn has_died(socket: &Path) -> bool {
     let directory = Directory::own();
     directory.tenant_socket() == socket && (socket.exists() || !directory.lock_file().exists())
@@ -290,8 +290,8 @@ fn exchange(hello: &mut Hello, socket: &Path, connection: &OwnedFd) -> Result<Re
     Ok(Reply::Welcome(Box::new(welcome)))
 }
 
-/// Asks the daemon at `socket` to meter a process from outside: this process or its child. The
-/// daemon must keep the tenant already. Returns once the daemon meters the process.
+/// Asks the daemon at `socket` to meter a process from outside: this process or its child. This
+/// process must be a keeper of the tenant already. Returns once the daemon meters the process.
 pub fn be_metered(socket: &Path, tenant: &str, pid: u32) -> Result<()> {
     let connection =
         connect(socket)?.with_context(|| format!("no daemon listens at {}", socket.display()))?;

@@ -16,7 +16,7 @@ const NS_PER_S: f64 = 1e9;
 /// Size of one write, bytes: some hundreds of events.
 const BUFFER_BYTES: usize = 256 << 10;
 
-/// The output of a trace.
+/// The output of `deepres trace`, for people or as JSON.
 pub struct Output {
     out: BufWriter<Stdout>,
     is_json: bool,
@@ -44,7 +44,7 @@ impl Output {
         writeln!(self.out)
     }
 
-    /// Shows an event.
+    /// Shows an event: one ioctl of a traced process.
     pub fn event(&mut self, event: &Decoded<'_>) -> io::Result<()> {
         if !self.shows_events {
             return Ok(());
@@ -91,7 +91,7 @@ impl Output {
         writeln!(out, ") = {colour}{answer}{plain}")
     }
 
-    /// Reports lost events.
+    /// Reports how many events of the traced processes were lost.
     pub fn lost(&mut self, count: u64) -> io::Result<()> {
         if self.is_json {
             return self.json(&serde_json::json!({ "lost": count }));
@@ -103,7 +103,7 @@ impl Output {
         Ok(())
     }
 
-    /// Shows the summary.
+    /// Shows the summary of the trace: the sums of each command.
     pub fn summary(&mut self, summary: &Summary, lost: u64, is_wanted: bool) -> io::Result<()> {
         if is_wanted && self.is_json {
             self.json(&serde_json::json!({

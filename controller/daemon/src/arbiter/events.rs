@@ -12,8 +12,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 const NS_PER_SECOND: u64 = 1_000_000_000;
-/// The kind of an event.
+/// The mark of an event that a bell caused.
 const BELL: u64 = 0;
+/// The mark of an event that the timer caused.
 const TIMER: u64 = 1;
 /// The most events that one call takes. The next call takes the rest.
 const BATCH: usize = 64;
@@ -44,7 +45,7 @@ impl AsFd for Bell {
     }
 }
 
-/// A set of bells, and a timer.
+/// The events for which an arbiter sleeps: a set of bells, and a timer.
 #[derive(Debug)]
 pub struct Events {
     epoll: OwnedFd,

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 /// The mount point of the cgroup hierarchies. Beside version 1, systemd mounts version 2 below it.
 const ROOT: &str = "/sys/fs/cgroup";
 const UNIFIED_ROOT: &str = "/sys/fs/cgroup/unified";
-/// The hierarchy of the freezer in version 1.
+/// The cgroup controller that freezes processes in cgroup version 1.
 const FREEZER: &str = "freezer";
 
 /// A file that says whether a group is frozen, and the format of the file.

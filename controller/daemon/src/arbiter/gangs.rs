@@ -8,15 +8,15 @@ use deepres_policy::arbiter::Peers;
 use deepres_policy::gang::{Board, Gangs, Order, Post};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The board of a host.
+/// The board by which the arbiters of a host agree on the turns of gangs, behind a lock.
 #[derive(Debug)]
 pub struct GangBoard(Mutex<State>);
 
-/// The board from the view of the arbiter of one GPU.
+/// The board, as the arbiter of one GPU uses it.
 pub struct OfGpu<'a> {
-    /// The board.
+    /// The board on which all arbiters of the host agree.
     pub board: &'a GangBoard,
-    /// The GPU.
+    /// The daemon's number for the GPU.
     pub gpu: usize,
 }
 
@@ -88,8 +88,8 @@ impl GangBoard {
 }
 
 impl State {
-    /// Returns the bells of the arbiters to wake after a post: the arbiters with a new order that
-    /// they have not yet taken.
+    /// Returns the bells of the arbiters that have a new order since this post and have not taken
+    /// the order yet.
     fn others_to_ring(&mut self, gpu: usize) -> Vec<Bell> {
         let after: Vec<Order> = (0..self.board.gpus()).map(|gpu| self.board.order(gpu)).collect();
         let before = std::mem::replace(&mut self.orders, after);

@@ -1,4 +1,4 @@
-//! The use of a tenant's job on all GPUs.
+//! The GPU time that a tenant's job has used, on all GPUs together.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -172,7 +172,7 @@ fn process_id(process: ProcessKey) -> ProcessId {
     (process.pid, process.start_ticks)
 }
 
-/// An order to an arbiter.
+/// A command of the daemon's main thread to an arbiter's thread.
 #[derive(Debug)]
 enum Command {
     Enter { tenant: TenantSeat, session: SessionSeat, done: oneshot::Sender<()> },

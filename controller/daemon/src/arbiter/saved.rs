@@ -10,7 +10,7 @@ pub use deepres_policy::arbiter::{Baseline, SavedAccount, SavedMeter};
 /// The state of an arbiter that the daemon saves.
 #[derive(Debug, Clone, Default)]
 pub struct Snapshot {
-    /// When the core took the snapshot, ns of `CLOCK_MONOTONIC`.
+    /// The time at which the core made the snapshot, ns of `CLOCK_MONOTONIC`.
     pub now_ns: u64,
     /// Time in which two or more tenants wanted the GPU, ns.
     pub contended_ns: u64,

@@ -9,7 +9,7 @@ use deepres_policy::arbiter::{Gate, Readings, SessionReading, Watched};
 use deepres_policy::lease::Grant;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A session.
+/// A session as the arbiter of one GPU sees it: its pages, and the state of the last reading.
 pub struct Session {
     /// The session's tenant.
     pub tenant: TenantId,
@@ -71,7 +71,8 @@ impl Session {
         });
     }
 
-    /// Sets the session's gate.
+    /// Sets the session's gate on a GPU. Wakes the threads that wait at the gate, unless only the
+    /// terms of an open gate are new.
     pub fn set_gate(&self, gpu: usize, gate: &Gate) {
         let Some(slot) = self.seat.grant.page().slot(gpu) else { return };
         gate.show(slot);

@@ -32,7 +32,7 @@ const MOST_COMMANDS: usize = 256;
 /// takes some ten microseconds. During the questions, the heartbeat stands still.
 const ASK_BUDGET: Duration = Duration::from_millis(2);
 
-/// The state of the arbiter's thread.
+/// The state of the arbiter's thread: the core, and the pages of the tenants and sessions.
 pub struct Worker {
     /// The daemon's number for the GPU.
     pub gpu: usize,
@@ -46,7 +46,7 @@ pub struct Worker {
     events: Events,
     /// The board on which arbiters agree on gangs; `None` without gangs.
     board: Option<Arc<GangBoard>>,
-    /// The core, which decides.
+    /// The core, which decides which tenant gets a lease.
     pub core: Core,
     /// The tenants, with and without sessions at present.
     pub tenants: BTreeMap<TenantId, TenantSeat>,
@@ -57,13 +57,15 @@ pub struct Worker {
     /// The sessions about whose processes the core asked, and the answers: whether the process is
     /// stopped.
     stopped: BTreeMap<SessionId, bool>,
-    /// The place of the question with which the next look begins, modulo the number of questions.
+    /// The place of the question that the thread asks first in its next look, modulo the number of
+    /// questions.
     first_ask: usize,
     /// A flag that the worker sets whenever a tenant wants the GPU.
     stirred: Arc<AtomicBool>,
 }
 
-/// The commands of one wake-up.
+/// The commands that the thread takes at one wake-up, as orders to the core, and the answers that
+/// are due after the next turn.
 #[derive(Default)]
 struct Batch {
     count: usize,
@@ -163,7 +165,8 @@ impl Worker {
         }
     }
 
-    /// Takes turns until the core asks for no further turn.
+    /// Runs turns of the core, and carries out their actions, until the core asks for no further
+    /// turn.
     fn turns(&mut self, batch: &mut Batch) {
         let mut is_asked = batch.count > 0;
         loop {
@@ -280,8 +283,8 @@ impl Worker {
         }
     }
 
-    /// Takes a command: turns it into an order to the core, and keeps the parts that only the pages
-    /// need.
+    /// Turns a command into an order to the core. Keeps the parts of the command that the core does
+    /// not use: pages, bells and limits.
     fn take(&mut self, command: Command, batch: &mut Batch) {
         match command {
             Command::Enter { tenant, session, done } => {

@@ -14,7 +14,7 @@
 
 use deepres_model::identity::{Container, Runtime};
 
-/// Digits of a container's id.
+/// Number of hexadecimal digits in a container's id.
 const ID_DIGITS: usize = 64;
 /// Length of a pod's uid: a UUID, or the hash of its file for a static pod.
 const POD_UID_DIGITS: std::ops::RangeInclusive<usize> = 32..=36;
@@ -25,7 +25,7 @@ const REMOVED: &str = " (deleted)";
 /// The slice in which systemd lets users arrange their own cgroups.
 const USERS: &str = "user.slice";
 
-/// Kind of place.
+/// The kind of a place: a container, a pod or a batch job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Kind {
     /// A container outside a pod.

@@ -39,7 +39,7 @@ pub enum Key {
     Name {
         /// The user who owns the processes.
         user: u32,
-        /// The name.
+        /// The name that the processes gave.
         name: String,
         /// The cgroup of the container or pod to which the name applies. `None`: the name applies
         /// to all processes of the user.
@@ -52,7 +52,7 @@ pub enum Key {
     Tree(ProcessKey),
 }
 
-/// The tenant of a process.
+/// The result of the search for a process's tenant: the tenant's key and name, and the rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
     /// The tenant's key.
@@ -88,7 +88,7 @@ impl Facts {
     }
 }
 
-/// The rules for the extent of names.
+/// The rules that say to which processes a tenant's name applies.
 #[derive(Debug, Clone, Copy)]
 pub struct Names<'a> {
     /// Names that denote one tenant across all containers and other processes of a user.
@@ -127,7 +127,7 @@ impl Names<'_> {
     }
 }
 
-/// The tenants that the daemon knows.
+/// The tenants that the daemon knows already, as the search for a tenant needs them.
 pub trait Known {
     /// Returns the key and the name of the tenant to which a process belongs.
     fn tenant_of(&self, process: &Process) -> Option<(Key, String)>;

@@ -15,8 +15,9 @@ use std::os::unix::fs::MetadataExt;
 pub const MAX_ANCESTORS: usize = 64;
 /// The most nested user namespaces (the kernel allows 32).
 const MAX_NAMESPACES: usize = 33;
-/// ioctl_nsfs(2): requests for the parent of a user namespace, and for the user who made one.
+/// ioctl_nsfs(2): the request for the parent of a user namespace.
 const NS_GET_PARENT: libc::Ioctl = 0xb702;
+/// ioctl_nsfs(2): the request for the user who made a user namespace.
 const NS_GET_OWNER_UID: libc::Ioctl = 0xb704;
 
 /// Returns the process with this id; `None` if the daemon cannot read the process's files.

@@ -8,7 +8,7 @@ use std::hash::{DefaultHasher, Hash, Hasher as _};
 /// A source of processes, for which the daemon counts resources.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Source {
-    /// A user, wherever the user's processes are.
+    /// The processes of a user, also in containers, except the containers of [`Source::Place`].
     User(u32),
     /// A container of a user without a limit. Such containers count separately, because root inside
     /// a container is not root on the host.

@@ -42,13 +42,13 @@ const SERVERS: [&str; 14] = [
 /// A process, from `/proc/PID/stat` and `/proc/PID/status`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Process {
-    /// Process id.
+    /// The process's id.
     pub pid: u32,
     /// The parent's id; 0 if the process has no parent that this namespace shows.
     pub parent: u32,
-    /// Process group.
+    /// The id of the process's group (setpgid(2)).
     pub group: u32,
-    /// Session.
+    /// The id of the process's session (setsid(2)).
     pub session: u32,
     /// Whether the process has a controlling terminal.
     pub has_terminal: bool,

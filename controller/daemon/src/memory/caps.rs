@@ -76,9 +76,9 @@ fn parts(tenants: &Tenants, gpus: usize, user: u32) -> BTreeMap<TenantId, Vec<Pa
 /// Bounds the memory that each of a user's tenants may hold on a GPU. Returns the names of tenants
 /// whose bounds changed.
 ///
-/// All these tenants together never hold more than the cap. So before memory goes to another
-/// tenant, the daemon tells the first tenant a lower bound. The memory goes to the other tenant
-/// once the first tenant no longer holds it.
+/// All tenants of a user together never hold more memory than the cap. To move memory from one
+/// tenant to another, the daemon first tells the first tenant a lower bound. When the first tenant
+/// no longer holds the memory, the daemon raises the bound of the other tenant.
 fn bound(tenants: &mut Tenants, user: u32, gpu: usize) -> Vec<String> {
     let there = |tenant: &Tenant| {
         tenant.owner.user == user && tenant.terms.is_bound() && !tenant.is_deserted() && tenant.is_on(gpu)

@@ -2,8 +2,8 @@
 //! limits, and the memory of suspended tenants.
 //!
 //! A tenant with managed memory reserves host memory in its ledger before the driver takes it. The
-//! daemon bounds each tenant by the memory that it holds, and its part of the room that all leave. So
-//! the tenants cannot promise themselves the same memory, however fast they grow.
+//! daemon bounds each tenant by the memory that the tenant has reserved, and an equal part of the
+//! host's free room. So two tenants cannot reserve the same memory, however fast they grow.
 
 use crate::Shared;
 use crate::registry::Tenants;
@@ -11,8 +11,8 @@ use crate::tenant::Tenant;
 use deepres_abi::oversubscribe::{HostMemory, Oversubscribe};
 use deepres_model::quantity::Bytes;
 
-/// Returns the memory that the host can still give tenants, bytes. Tenants reserved `promised_bytes`
-/// and do not use them yet. `away_bytes` are the memory of suspended tenants.
+/// Returns the memory that the host can still give to tenants, bytes. `promised_bytes` is memory
+/// that tenants reserved and do not use yet. `away_bytes` is the memory of suspended tenants.
 fn room_of(host: &HostMemory, promised_bytes: u64, away_bytes: u64) -> u64 {
     // The driver may count the memory of suspended tenants late, or not as used.
     let beside_bytes = host.total_bytes.saturating_sub(host.reserve_bytes()).saturating_sub(away_bytes);

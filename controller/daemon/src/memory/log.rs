@@ -27,7 +27,7 @@ struct Seen {
     bound: Option<Bound>,
 }
 
-/// The lowest bound on a tenant's memory.
+/// The lower of two bounds on a tenant's memory: its limit, and its ceiling.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Bound {
     bytes: u64,
@@ -52,7 +52,7 @@ pub async fn serve(mut published: watch::Receiver<Arc<Status>>) {
     }
 }
 
-/// Logs the news.
+/// Logs the refusals and the large differences that are new since the last status.
 fn tell(tenants: &[TenantStatus], told: &mut Told) {
     let accounts = || tenants.iter().flat_map(|tenant| tenant.gpus.iter().map(move |gpu| (tenant, gpu)));
     told.retain(|(name, gpu), _| accounts().any(|(tenant, own)| tenant.name == *name && own.gpu == *gpu));

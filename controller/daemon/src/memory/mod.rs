@@ -35,7 +35,7 @@ use std::iter::successors;
 /// The memory that tenants hold by their ledgers, by tenant and GPU, bytes.
 pub type Held = BTreeMap<(TenantId, usize), u64>;
 
-/// The memory of the GPUs that unmanaged processes use, by NVML.
+/// The memory that unmanaged processes use on each GPU, by NVML's figures.
 #[derive(Debug, Default)]
 pub struct Memory {
     unmanaged_bytes: BTreeMap<usize, u64>,
@@ -53,8 +53,8 @@ pub fn held(tenants: &Tenants) -> Held {
 }
 
 impl Memory {
-    /// Takes in the figures of NVML (`found`), and the figures of the ledgers just before
-    /// (`before`).
+    /// Compares NVML's figures (`found`) with the ledgers' figures from just before (`before`) and
+    /// from now. Stores the results for each tenant.
     pub fn reconcile(&mut self, tenants: &mut Tenants, found: &BTreeMap<usize, OnGpu>, before: &Held) {
         let after = held(tenants);
         let mut by_tenant = Held::new();
@@ -168,9 +168,9 @@ impl Memory {
         on.iter().copied().filter(lacks_room).collect()
     }
 
-    /// Computes the ceiling of each tenant beside the guarantees of others. If a tenant's memory
-    /// follows its use, its use counts for `window_ns`. Returns the tenants whose ceilings changed,
-    /// each with the GPU.
+    /// Computes the ceiling of each tenant beside the guarantees of other tenants. If a tenant's
+    /// memory follows its use, its use counts for `window_ns`. Returns the tenants whose ceilings
+    /// changed, each with the GPU.
     pub fn renew_ceilings(
         &self,
         tenants: &mut Tenants,

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// The memory that a tenant holds on a GPU by NVML.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ByNvml {
-    /// The memory, bytes.
+    /// The memory that NVML reports for the tenant, bytes.
     pub bytes: u64,
     /// The difference from the tenant's account, bytes; positive if NVML reports more.
     pub drift_bytes: i64,
@@ -29,14 +29,14 @@ struct Bound {
     in_force: Arc<AtomicU64>,
 }
 
-/// The memory of a tenant, as the module's documentation explains.
+/// The memory of one tenant: its ledger, NVML's figures, and the bounds on its memory.
 #[derive(Debug)]
 pub struct TenantMemory {
     ledger: Arc<SharedPage<LedgerPage>>,
     by_nvml: BTreeMap<usize, ByNvml>,
     bounds: BTreeMap<usize, Bound>,
-    /// The ceiling on each GPU beside the guarantees of others, bytes. On a GPU without an entry,
-    /// the tenant has no ceiling.
+    /// The ceiling on each GPU beside the guarantees of other tenants, bytes. On a GPU without an
+    /// entry, the tenant has no ceiling.
     ceilings: BTreeMap<usize, u64>,
     /// For a tenant with `--memory-follow-use`: the most memory that the tenant held in the present
     /// time window and in the window before, by GPU.
@@ -62,7 +62,7 @@ impl TenantMemory {
         })
     }
 
-    /// Returns the ledger.
+    /// Returns the page of the tenant's ledger.
     pub fn ledger(&self) -> &Arc<SharedPage<LedgerPage>> {
         &self.ledger
     }
@@ -95,7 +95,7 @@ impl TenantMemory {
     }
 
     /// Shortens the ledgers of the first `gpus` GPUs to `used` slots. The caller makes sure that no
-    /// process can still write the slots beyond.
+    /// process can still write a slot behind these.
     pub fn give_slots_back(&self, used: usize, gpus: usize) {
         self.ledger.page().all(gpus).for_each(|ledger| ledger.shrink(used..ledger.slots()));
     }
@@ -105,13 +105,13 @@ impl TenantMemory {
         self.by_nvml.get(&gpu).copied()
     }
 
-    /// Replaces NVML's figures.
+    /// Replaces NVML's figures for the memory of the tenant, by GPU.
     pub fn set_by_nvml(&mut self, by_nvml: BTreeMap<usize, ByNvml>) {
         self.by_nvml = by_nvml;
     }
 
-    /// Begins on a GPU on which the tenant has no session and so holds nothing. The bound is 0
-    /// until the registry shares out the user's cap again.
+    /// Prepares the tenant's memory on a GPU on which it gets its first session. The bound within
+    /// the user's cap is 0 until the registry shares out the cap again.
     pub fn begin_on(&mut self, gpu: usize) {
         self.bounds.insert(gpu, Bound::default());
     }
@@ -126,8 +126,8 @@ impl TenantMemory {
         self.bounds.get(&gpu).map_or(0, |bound| bound.bytes)
     }
 
-    /// Returns the number that holds the limit of the tenant's sessions on a GPU, as the arbiter
-    /// has told it, bytes.
+    /// Returns the shared value of the limit on a GPU that the arbiter has told the tenant's
+    /// sessions, bytes. The arbiter writes this value.
     pub fn limit_in_force(&self, gpu: usize) -> Arc<AtomicU64> {
         self.bounds.get(&gpu).map(|bound| Arc::clone(&bound.in_force)).unwrap_or_default()
     }
@@ -142,7 +142,7 @@ impl TenantMemory {
         told_bytes.max(self.on(gpu).map_or(0, LedgerGpu::held_and_pending_bytes))
     }
 
-    /// Returns the ceiling on a GPU beside the guarantees of others, bytes; `None` without a
+    /// Returns the ceiling on a GPU beside the guarantees of other tenants, bytes; `None` without a
     /// ceiling.
     pub fn ceiling_bytes(&self, gpu: usize) -> Option<u64> {
         self.ceilings.get(&gpu).copied()
@@ -157,7 +157,7 @@ impl TenantMemory {
         before != ceiling
     }
 
-    /// Takes in the memory that the tenant holds on a GPU now.
+    /// Records the memory that the tenant holds on a GPU now.
     pub fn note_use(&mut self, gpu: usize, now_ns: u64, window_ns: u64) {
         let held_bytes = self.held_bytes(gpu);
         self.used.entry(gpu).or_insert_with(|| Use::new(now_ns)).take_in(now_ns, held_bytes, window_ns);

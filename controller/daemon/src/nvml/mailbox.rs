@@ -66,8 +66,8 @@ impl<Q, A> State<Q, A> {
     }
 }
 
-/// The mailbox, as the module's documentation explains. `Q` is a question, `A` an answer, and `K`
-/// the data that a thread keeps from question to question.
+/// A mailbox for questions to a library that may never answer. `Q` is a question, `A` an answer,
+/// and `K` the data that a thread keeps from question to question.
 pub struct Mailbox<Q, A, K> {
     name: &'static str,
     answer: Answer<Q, A, K>,

@@ -28,7 +28,7 @@ const VIEWER_LIMIT: Duration = Duration::from_millis(900);
 /// driver, which takes seconds for each GPU.
 const START_LIMIT: Duration = Duration::from_secs(120);
 
-/// The figures of NVML for a GPU.
+/// NVML's figures for one GPU: the memory in use, and the memory of each process.
 #[derive(Debug, Clone)]
 pub struct OnGpu {
     /// The GPU's memory in use, bytes.

@@ -23,14 +23,14 @@ const IN_USE_NS: u64 = Duration::from_secs(2).as_nanos() as u64;
 /// of the process with the most rows by family.
 pub const MAX_REMEMBERED: usize = 16_384;
 
-/// Counters of one process.
+/// The counters of the calls of one process to the driver, by device and command.
 #[derive(Debug, Default, Clone)]
 pub struct Activity {
     rows: BTreeMap<StatKey, StatValue>,
 }
 
 impl Activity {
-    /// Adds a row of counters.
+    /// Adds a row of counters of the process, which the daemon read from the kernel.
     pub fn add(&mut self, key: StatKey, value: &StatValue) {
         let has_room = self.rows.len() < MAX_ROWS || self.rows.contains_key(&key);
         let key = if has_room { key } else { StatKey { command: REST, device: 0, ..key } };
@@ -47,7 +47,8 @@ impl Activity {
         self.rows.len()
     }
 
-    /// Adds the rows up to one row for each family. Returns whether the number of rows fell.
+    /// Adds the rows of each family of devices up to one row. Returns whether the number of rows
+    /// fell.
     pub fn fold(&mut self) -> bool {
         let before = self.rows.len();
         for (key, value) in std::mem::take(&mut self.rows) {
@@ -73,8 +74,8 @@ impl Activity {
         self.rows.keys().any(|key| Family::from_u32(key.family) == Family::Uvm)
     }
 
-    /// Returns the activity in the form of the board. `container_pid` is the process's id inside
-    /// its container, if this id differs.
+    /// Returns the activity in the form that the status shows. `container_pid` is the process's id
+    /// inside its container, if this id differs from `pid`.
     pub fn status(&self, pid: u32, container_pid: Option<u32>) -> ActivityStatus {
         let mut sum = StatValue::new_zeroed();
         self.rows.values().for_each(|value| join(&mut sum, value));

@@ -7,7 +7,7 @@ use std::path::Path;
 
 /// File with the kernel's types.
 const KERNEL_TYPES: &str = "/sys/kernel/btf/vmlinux";
-/// The first two bytes, in this machine's byte order.
+/// The first two bytes of the type information, in this machine's byte order.
 const MAGIC: u16 = 0xeb9f;
 const HEADER_BYTES: usize = 24;
 const TYPE_BYTES: usize = 12;
@@ -18,7 +18,7 @@ const BITS: u32 = 8;
 /// In a struct with bit fields, the bits of a member's offset word that contain the offset.
 const OFFSET_MASK: u32 = 0x00ff_ffff;
 
-/// Kinds of types.
+/// The numbers of the kinds of types in the format BTF.
 mod kind {
     pub const INT: u32 = 1;
     pub const ARRAY: u32 = 3;

@@ -1,5 +1,5 @@
-//! The processes that have a session now, or that asked for NVML's view inside a tenant. The daemon
-//! does not report such processes as unmanaged.
+//! The processes that have a session now, and the processes of tenants that asked the daemon for an
+//! answer to an NVML call. The daemon does not report such processes as unmanaged.
 
 use super::reader::ring;
 use deepres_model::process::ProcessKey;
@@ -15,8 +15,8 @@ const MAX_VIEWERS: usize = 4096;
 struct State {
     /// The number of sessions of each process that has any.
     sessions: HashMap<u32, usize>,
-    /// Viewers: processes with the interposer that asked for a view. A viewer opens a session
-    /// before it computes.
+    /// Viewers: processes with the interposer that asked the daemon for their tenant's part of a
+    /// GPU, to answer an NVML call. A viewer opens a session before it computes.
     viewers: BTreeSet<ProcessKey>,
     /// Processes that announced a session: the time of the first announcement (ns of
     /// `CLOCK_MONOTONIC`) and the number of open announcements. An entry stays until its process is
@@ -84,7 +84,7 @@ impl Connected {
         std::mem::take(&mut self.state().arrived)
     }
 
-    /// Records that a process asked for NVML's view inside its tenant.
+    /// Records that a process is a viewer: it asked the daemon for its tenant's part of a GPU.
     pub fn views(&self, who: ProcessKey) {
         let mut state = self.state();
         if state.viewers.len() >= MAX_VIEWERS {

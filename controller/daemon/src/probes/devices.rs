@@ -15,7 +15,7 @@ const NVIDIA: &str = "nvidia";
 /// Minor number of /dev/nvidia-modeset, which shares the GPUs' major number.
 const MODESET_MINOR: u32 = 254;
 
-/// The watched devices.
+/// The devices whose ioctls the daemon watches.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Devices {
     watches: Vec<(String, Watch)>,
@@ -72,7 +72,7 @@ impl Devices {
         Self { watches, are_stand_ins: keys.iter().any(|key| key.number.is_some()), have_twins }
     }
 
-    /// Returns the empty set.
+    /// Returns a set without devices.
     pub fn none() -> Self {
         Self { watches: Vec::new(), are_stand_ins: false, have_twins: false }
     }

@@ -1,5 +1,5 @@
-//! The held processes. By `close`, any thread can let all held processes go on, even while the
-//! watching thread is busy.
+//! The set of held processes: processes that the daemon stopped by SIGSTOP. Any thread can close
+//! the set and so let all these processes go on, even while the watching thread is busy.
 
 use deepres_model::process::ProcessKey;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};

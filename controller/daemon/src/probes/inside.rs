@@ -30,9 +30,9 @@ pub fn unfinished(kernel: &Kernel, is_asked_for: impl Fn(ProcessKey) -> bool) ->
     events
 }
 
-/// Returns the calls that have returned without a report of the kernel, with their threads. If too
-/// many threads are in a call, the kernel misses returns. Each entry stays until its thread makes
-/// another call.
+/// Returns the calls that have returned although the kernel did not report their return, each with
+/// its thread. The kernel misses returns if too many threads are in a call. An entry stays in the
+/// kernel's map until its thread makes another call.
 pub fn missed(kernel: &Kernel) -> Vec<(u32, Inflight)> {
     let missed = kernel.inside().into_iter().filter(|(tid, call)| !is_inside(*tid, call));
     // Since the function read the list, a call may have returned with a report.

@@ -38,7 +38,7 @@ const HOST_PID_NAMESPACE: &str = "pid:[4026531836]";
 /// The processes whose ioctls become events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Asked {
-    /// No process.
+    /// The ioctls of no process become events.
     None,
     /// The followed processes ([`Kernel::follow`]) and their children. The number is the ring's
     /// size, bytes.
@@ -50,7 +50,7 @@ pub enum Asked {
 /// The reason for which the kernel has no programs of the daemon.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
-    /// This binary does not contain the programs.
+    /// This binary does not contain the kernel programs.
     #[error("deepres was built without its kernel programs; run `cargo xtask ebpf` and build deepres again")]
     NotBuilt,
     /// This binary contains programs with other layouts of records.
@@ -58,7 +58,7 @@ pub enum KernelError {
         "deepres was built with kernel programs of another build; run `cargo xtask ebpf` and build deepres again"
     )]
     Stale,
-    /// The user has too few rights.
+    /// This user may not load kernel programs.
     #[error(
         "the kernel does not let this user load programs ({0}); run deepres as root, or with CAP_BPF and CAP_PERFMON"
     )]
@@ -83,7 +83,7 @@ impl KernelError {
     }
 }
 
-/// The programs in the kernel.
+/// The kernel programs, attached, and the maps that they share with the daemon.
 pub struct Kernel {
     ebpf: Ebpf,
     rows: Rows,
@@ -350,7 +350,7 @@ impl Kernel {
         others.is_ok_and(|mut others| others.remove(&tid).is_ok())
     }
 
-    /// Stops following dead processes.
+    /// Removes the processes that have died from the followed processes.
     pub fn forget_followed(&mut self) {
         let Ok(mut map) = named(self.ebpf.map_mut("TRACED")).and_then(HashMap::<_, u32, u64>::try_from)
         else {
@@ -369,14 +369,15 @@ impl Kernel {
     }
 }
 
-/// Returns the bytes of a record, because aya takes bytes.
+/// Returns the bytes of a record. The library aya, which loads the programs, takes records as
+/// bytes.
 pub(super) fn bytes_of<T: IntoBytes + zerocopy::Immutable, const N: usize>(record: &T) -> [u8; N] {
     let mut bytes = [0; N];
     bytes.copy_from_slice(record.as_bytes());
     bytes
 }
 
-/// A ring of records of one type.
+/// A ring through which the kernel programs pass records of one type to the daemon.
 pub struct Ring<T> {
     ring: RingBuf<MapData>,
     record: std::marker::PhantomData<T>,
@@ -407,7 +408,7 @@ impl<T> std::os::fd::AsFd for Ring<T> {
     }
 }
 
-/// Returns whether this binary contains the programs.
+/// Returns whether this binary contains the kernel programs.
 pub fn are_built() -> bool {
     !PROGRAMS.is_empty()
 }

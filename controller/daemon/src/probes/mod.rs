@@ -8,7 +8,7 @@
 //! | [`devices`] | finds the GPU's devices |
 //! | [`way`] | pure: chooses how the kernel reports ioctls |
 //! | [`metering`] | counts the launches of programs that cannot load the interposer |
-//! | [`watch`] | the thread that reads all reports and keeps the board |
+//! | [`watch`] | the thread that reads all reports and keeps the list of unmanaged processes |
 //! | [`users`] | pure: decides which processes the daemon reports as unmanaged, and when |
 //! | [`activity`] | adds up the calls of processes to the driver |
 //! | [`inside`] | finds the threads that are inside the driver now |

@@ -19,7 +19,7 @@ const PART: usize = 8;
 const LAUNCHES_BYTES: usize = 16 << 20;
 const MOST_LAUNCHES: usize = 4096;
 
-/// Numbers of counters.
+/// The numbers of counters for which the kernel programs get memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Room {
     /// Number of ioctl counters. A counter is for one process, device and command.

@@ -37,7 +37,7 @@ pub(super) fn seed() -> u64 {
     *SEED
 }
 
-/// The counters in the kernel.
+/// The counters of ioctls in the kernel, by process, device and command.
 pub(super) struct Rows {
     sets: Sets,
     values: PerCpuArray<MapData, StatValueBytes>,
@@ -119,7 +119,7 @@ impl Rows {
     }
 }
 
-/// Returns zeros for each CPU.
+/// Returns a row of counters that are 0 on each CPU.
 fn zeros() -> Option<PerCpuValues<StatValueBytes>> {
     let cpus = aya::util::nr_cpus().ok()?;
     PerCpuValues::try_from(vec![[0; size_of::<StatValue>()]; cpus]).ok()

@@ -12,10 +12,10 @@ use rustix::process::getuid;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-/// A process's use of the devices.
+/// A process's use of the GPU's devices, and the way in which the daemon saw the use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Use {
-    /// The way in which the daemon saw the use.
+    /// The way in which the daemon saw that the process uses the devices.
     pub evidence: Evidence,
     /// Whether the process has unified memory open. Only compute processes open unified memory.
     pub is_compute: bool,
@@ -131,8 +131,9 @@ fn has_lost_its_leader(pid: u32) -> bool {
 /// Returns whether a process is ending, with all of its threads. The kernel may take long to free
 /// its memory and files, but the process no longer uses the GPU.
 pub fn is_dying(pid: u32) -> bool {
-    /// Index of a thread's flags after its name, and the flag `PF_EXITING`.
+    /// Index of a thread's flags among the fields after the thread's name.
     const FLAGS: usize = 6;
+    /// The kernel's flag `PF_EXITING`, which is set while a thread ends.
     const ENDING: u32 = 4;
     let is_ending = |thread: String| {
         let stat = std::fs::read_to_string(format!("{thread}/stat")).unwrap_or_default();
@@ -193,7 +194,7 @@ pub fn parent(pid: u32) -> Option<u32> {
     stat(pid)?.rsplit_once(')')?.1.split_ascii_whitespace().nth(1)?.parse().ok()
 }
 
-/// A description of a process.
+/// A process as the status describes it: its command, user and container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Description {
     /// The command line, shortened. Before a thread has read it, the process's name.

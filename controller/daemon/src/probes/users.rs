@@ -1,15 +1,15 @@
 //! The processes that use a GPU and belong to no tenant: pure bookkeeping, with the time as an
 //! argument.
 //!
-//! A process that starts or execs calls the driver a moment before it connects. So after the first
-//! sight, each process has a grace to connect. The daemon looks at the process once more before it
-//! reports the process.
+//! A process that starts or execs calls the driver a moment before it connects. So each process has
+//! a time to connect (`GRACE_NS`) after the daemon first saw it use a GPU. The daemon looks at the
+//! process once more before it reports the process.
 
 use deepres_model::process::ProcessKey;
 use std::collections::BTreeMap;
 
-/// Time that a process may take to connect. With this grace, the daemon still reports a process
-/// within a second.
+/// The time within which a process may connect before the daemon reports it, ns. With this time,
+/// the daemon still reports a process within a second.
 pub const GRACE_NS: u64 = 400_000_000;
 /// Time after the daemon's start in which it reports no process, because tenants of the previous
 /// daemon reconnect.
@@ -17,21 +17,21 @@ pub const START_NS: u64 = 2_000_000_000;
 /// The time between two checks whether a reported process still uses the GPU.
 const LOOK_NS: u64 = 1_000_000_000;
 
-/// A way in which the daemon saw a use.
+/// The way in which the daemon saw that a process uses a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Evidence {
-    /// The kernel programs reported an ioctl.
+    /// The kernel programs reported an ioctl of the process on a GPU device.
     Ioctl,
-    /// NVML lists the process.
+    /// NVML lists the process among the processes on a GPU.
     Nvml,
-    /// The process has the device open.
+    /// The process has a GPU device open.
     Descriptor,
-    /// The process has the device mapped.
+    /// The process has memory of a GPU device mapped.
     Mapping,
 }
 
 impl Evidence {
-    /// Returns the evidence's name.
+    /// Returns the evidence's name, as the status shows it.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ioctl => "ioctl",
@@ -45,7 +45,7 @@ impl Evidence {
 /// A process that uses the GPU and belongs to no tenant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct User {
-    /// When the daemon first saw the process.
+    /// The time at which the daemon first saw the process use a GPU, ns.
     pub since_ns: u64,
     /// The ways in which the daemon saw the process, each once.
     pub evidence: Vec<Evidence>,
@@ -53,18 +53,18 @@ pub struct User {
     pub is_compute: bool,
     /// Whether the daemon has reported the process.
     pub is_reported: bool,
-    /// When the daemon reported the process.
+    /// The time at which the daemon reported the process, ns.
     pub reported_ns: u64,
-    /// When the daemon last looked at the process.
+    /// The time at which the daemon last looked at the process, ns.
     looked_ns: u64,
 }
 
-/// A change that the daemon reports.
+/// A change of the list of unmanaged processes that the daemon reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
     /// The daemon found a user that belongs to no tenant.
     Found(ProcessKey),
-    /// A reported user computes, as the daemon now knows.
+    /// The daemon has found out that a reported user computes.
     Computes(ProcessKey),
     /// A reported user no longer uses the GPU, or belongs to a tenant now.
     Gone(ProcessKey),
@@ -73,7 +73,7 @@ pub enum Change {
     Passed(ProcessKey),
 }
 
-/// All users that belong to no tenant.
+/// All processes that use a GPU and belong to no tenant.
 #[derive(Debug)]
 pub struct Users {
     users: BTreeMap<ProcessKey, User>,

@@ -1,5 +1,6 @@
 //! The watching thread. The thread reads the kernel programs' reports, NVML's lists and /proc, and
-//! keeps the board. The thread treats unmanaged processes as the configuration says.
+//! keeps the list of unmanaged processes for the status. The thread treats unmanaged processes as
+//! the configuration says.
 
 use super::activity::{Activity, MAX_REMEMBERED, bound, evicted, process_of};
 use super::connected::Connected;
@@ -36,12 +37,15 @@ const MS: u64 = 1_000_000;
 const STATS_NS: u64 = 500 * MS;
 /// The time from the end of a session to the next reading of the counters.
 const STATS_SOON_NS: u64 = 100 * MS;
-/// The time between two questions to NVML, with and without kernel programs. The kernel programs
+/// The time between two questions to NVML while the kernel programs are attached, ns. The programs
 /// mostly report a process before NVML lists it.
 const NVML_NS: u64 = 5_000 * MS;
+/// The time between two questions to NVML without kernel programs, ns.
 const NVML_ALONE_NS: u64 = 400 * MS;
-/// The time between two searches of /proc by another thread, with and without kernel programs.
+/// The time between two searches of /proc by another thread while the kernel programs are attached,
+/// ns.
 const SCAN_NS: u64 = 30_000 * MS;
+/// The time between two searches of /proc by another thread without kernel programs, ns.
 const SCAN_ALONE_NS: u64 = 1_000 * MS;
 /// The time between two checks whether the driver's devices appeared or have new numbers. The
 /// status must list a process within a second, even if the process uses new devices at once.
@@ -51,7 +55,8 @@ const STOPS_NS: u64 = 100 * MS;
 /// The time between two looks at which the thread forgets dead processes. At each look, another
 /// thread also reads again the processes with a mapped device.
 const FORGET_NS: u64 = 2_000 * MS;
-/// Pause before the next attempt to attach programs, because the obstacle may have gone by then.
+/// Pause before the next attempt to attach programs after a failure, ns. The obstacle may have gone
+/// by then.
 const ATTACH_NS: u64 = 30_000 * MS;
 /// The time between two looks for calls whose return the kernel missed.
 const MISSED_NS: u64 = 10_000 * MS;
@@ -79,10 +84,10 @@ enum Order {
     Stop,
 }
 
-/// State that the previous daemon left.
+/// The lists of processes that the previous daemon saved for this daemon.
 #[derive(Debug, Default)]
 pub struct Before {
-    /// Adopted processes.
+    /// Processes that an administrator adopted.
     pub adopted: Vec<Adopted>,
     /// Processes that the previous daemon held. The previous daemon was killed, so it did not let
     /// these processes go on.
@@ -91,7 +96,7 @@ pub struct Before {
     pub returning: Vec<ProcessKey>,
 }
 
-/// Data that the watching thread shares with other threads.
+/// Data that the watching thread shares with the other threads of the daemon.
 #[derive(Default)]
 struct Common {
     board: Mutex<Board>,
@@ -130,7 +135,8 @@ impl Watcher {
         Ok(Self { common, orders, bell, ended })
     }
 
-    /// Returns a copy of the board.
+    /// Returns a copy of the lists that the status shows: unmanaged processes, probes, and calls to
+    /// the driver.
     pub fn board(&self) -> Board {
         self.common.board.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -194,7 +200,8 @@ struct Due {
     devices_ns: u64,
     forget_ns: u64,
     missed_ns: u64,
-    /// `None` if there is nothing to attach.
+    /// The time of the next attempt to attach the programs, ns; `None` if there is nothing to
+    /// attach.
     attach_ns: Option<u64>,
 }
 
@@ -222,7 +229,7 @@ struct Watch {
     of_before: BTreeSet<ProcessKey>,
     /// Each process's activity at the last reading, and whether the process was connected then.
     counted: BTreeMap<ProcessKey, (Activity, bool)>,
-    /// The same activity in the form of the board.
+    /// The activities of `counted`, in the form that the status shows.
     told: Vec<ActivityStatus>,
     /// Ids of the counted processes inside their containers, if these ids differ.
     inner: BTreeMap<ProcessKey, Option<u32>>,
@@ -494,7 +501,8 @@ impl Watch {
         }
     }
 
-    /// Looks at the processes whose sessions ended, because they may go on without a session.
+    /// Looks at the processes whose sessions ended, because such a process may go on to use the
+    /// GPU.
     fn see_who_left(&mut self, now_ns: u64) {
         let ended = self.connected.take_ended();
         if !ended.is_empty() {
@@ -644,8 +652,8 @@ impl Watch {
         });
     }
 
-    /// Takes in the processes that NVML lists. In this pid namespace, NVML's ids may mean other
-    /// processes, so /proc must agree.
+    /// Records the processes that NVML lists as users of a GPU. In this pid namespace, NVML's ids
+    /// may mean other processes, so each process must also have a device open by /proc.
     fn confirm(&mut self, mut listed: BTreeSet<u32>, now_ns: u64) {
         if is_in_host_pid_namespace() {
             return self.see_listed(listed, now_ns);
@@ -668,7 +676,8 @@ impl Watch {
         });
     }
 
-    /// Takes in the processes that NVML lists, with their ids in this pid namespace.
+    /// Records the processes that NVML lists as users of a GPU. The ids are those of this pid
+    /// namespace.
     fn see_listed(&mut self, listed: BTreeSet<u32>, now_ns: u64) {
         self.listed = listed;
         let strangers: Vec<u32> =
@@ -698,8 +707,8 @@ impl Watch {
         found.large.into_iter().for_each(|who| self.ask_for_descriptors(who));
     }
 
-    /// Makes another thread read all descriptors of a process with very many. If such a look is
-    /// under way or just ended, does nothing.
+    /// Makes another thread read all descriptors of a process that has very many descriptors. If
+    /// another thread is reading them, or has just done so, does nothing.
     fn ask_for_descriptors(&mut self, who: ProcessKey) {
         if !self.large.asks(who, monotonic_ns()) {
             return;
@@ -715,7 +724,8 @@ impl Watch {
         });
     }
 
-    /// Makes another thread read a process's mappings, unless one is reading them.
+    /// Makes another thread read a process's mappings, unless a thread is reading the mappings
+    /// already.
     fn ask_for_mappings(&mut self, who: ProcessKey) {
         if !self.asked.insert(who) {
             return;
@@ -841,7 +851,7 @@ impl Watch {
     }
 
     /// Describes a process once. Waits a moment for the command line. If the command line comes
-    /// later, another round takes in the command line.
+    /// later, another round adds the command line.
     fn describe(&mut self, who: ProcessKey) {
         self.described.insert(who, scan::describe(who.pid));
         let (answers, bell) = (self.answers.0.clone(), Arc::clone(&self.bell));

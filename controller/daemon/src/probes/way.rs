@@ -28,7 +28,7 @@ pub enum Way {
 }
 
 impl Way {
-    /// Returns the way's name.
+    /// Returns the way's name, as the status and the log show it.
     pub fn name(self) -> &'static str {
         match self {
             Self::DriverFunctions => "driver functions",
@@ -38,10 +38,10 @@ impl Way {
     }
 }
 
-/// A way and the reason for it.
+/// A way in which the kernel can report ioctls, and the reason for this way.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Choice {
-    /// The way.
+    /// The way in which the kernel reports ioctls.
     pub way: Way,
     /// The reason for this way, and against the better ways.
     pub why: String,
@@ -104,7 +104,7 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// Reads the facts.
+    /// Reads the facts on this machine, for these devices.
     pub fn read(devices: &Devices) -> Self {
         let has_kprobes = Path::new(KPROBES).exists();
         let families = devices.families();
@@ -134,7 +134,7 @@ impl Facts {
         (!missing.is_empty()).then(|| format!("the kernel lists no {}", missing.join(", ")))
     }
 
-    /// Returns the functions to probe.
+    /// Returns the driver's functions for the watched families that the kernel lists.
     pub fn targets(&self) -> impl Iterator<Item = &'static str> {
         self.functions.iter().copied()
     }

@@ -51,7 +51,7 @@ pub enum Membership {
     Keeper(KeeperId),
 }
 
-/// A refusal to admit a process.
+/// The daemon's refusal to admit a process.
 #[derive(Debug)]
 pub struct Refused {
     /// The kind of refusal.
@@ -74,7 +74,7 @@ impl Refused {
     }
 }
 
-/// A process that was admitted.
+/// A process that the daemon has admitted to a tenant.
 #[derive(Debug)]
 pub struct Admitted {
     /// The tenant's name.
@@ -441,9 +441,10 @@ impl Registry {
     }
 
     /// Returns whether a deserted tenant that gets a process again keeps its administrator's
-    /// settings, a pause included. `terms` are the terms for which the process asks. If no tenant
-    /// kept its settings, a tenant could end and begin anew to lose its limits. The tenant does not
-    /// keep the settings for another user's process, or without room for their guarantees.
+    /// settings, a pause included. `terms` are the terms for which the process asks. A tenant must
+    /// not lose its limits by ending and beginning anew, so it usually keeps the settings. It loses
+    /// the settings if the process belongs to another user, or if there is no room for their
+    /// guarantees.
     fn keeps_settings(&self, name: &str, user: u32, terms: &Terms) -> bool {
         self.tenants.get(name).is_some_and(|tenant| {
             let wish = tenant.terms.settings_over(terms);

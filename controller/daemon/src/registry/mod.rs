@@ -83,7 +83,7 @@ impl Known for Kin<'_> {
 /// An order to an arbiter. The future is ready once the order is in force.
 pub type Order = oneshot::Receiver<()>;
 
-/// The registry, as the module's documentation explains.
+/// The registry: the daemon's record of GPUs, tenants and sessions.
 #[derive(Debug)]
 pub struct Registry {
     config: Config,
@@ -130,12 +130,12 @@ impl Registry {
         Arc::clone(&self.connected)
     }
 
-    /// Returns the configuration.
+    /// Returns the daemon's configuration.
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// Returns the GPUs.
+    /// Returns the GPUs that the daemon manages, with their arbiters.
     pub fn gpus(&self) -> &Gpus {
         &self.gpus
     }
@@ -145,7 +145,7 @@ impl Registry {
         self.waiting.status(monotonic_ns())
     }
 
-    /// Returns the tenants.
+    /// Returns all tenants, with and without processes.
     pub fn tenants(&self) -> &Tenants {
         &self.tenants
     }
@@ -211,8 +211,8 @@ impl Registry {
         changed.iter().flat_map(|name| self.tell(name)).collect()
     }
 
-    /// Shares out the caps of a tenant's user again, after earlier changes are in force. If other
-    /// tenants have given up memory, this tenant may then get it.
+    /// Shares out the caps of a tenant's user again, when earlier changes are in force. If other
+    /// tenants of the user have given up memory, this tenant may get this memory.
     pub fn share_out_anew(&mut self, name: &str) -> Vec<Order> {
         let user = self.tenants.get(name).map(|tenant| tenant.owner.user);
         user.map(|user| self.share_out(user)).unwrap_or_default()
@@ -226,8 +226,8 @@ impl Registry {
         changed.into_iter().filter_map(tell).collect()
     }
 
-    /// Takes in the figures of NVML (`found`), and the figures of the ledgers just before
-    /// (`before`). Then shares out memory again, because its use has changed. The function does not
+    /// Compares NVML's figures (`found`) with the ledgers' figures from just before (`before`) and
+    /// from now. Then shares out memory again, because its use has changed. The function does not
     /// wait for the arbiters.
     pub fn reconcile(&mut self, found: &BTreeMap<usize, OnGpu>, before: &Held) {
         self.memory.reconcile(&mut self.tenants, found, before);
@@ -237,8 +237,8 @@ impl Registry {
         drop(self.renew_ceilings());
     }
 
-    /// Takes in the calls of processes to the driver since they began. The calls of a process count
-    /// for its tenant, also if the daemon meters the process from outside.
+    /// Adds the calls of processes to the driver, counted since the start of each process, to the
+    /// processes' tenants. A process that the daemon meters from outside counts for its tenant too.
     pub fn observe_driver(
         &mut self,
         now_ns: u64,

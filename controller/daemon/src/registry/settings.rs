@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 pub type Changed = (Reply, Vec<Order>);
 
 impl Registry {
-    /// Ends the settings of a tenant with the names `unset`, and then changes the settings to an
+    /// Ends the tenant's settings that `unset` names, and then sets the values of an
     /// administrator's `wish`. Returns the reply, and the orders to the arbiters.
     ///
     /// # Errors

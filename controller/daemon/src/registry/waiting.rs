@@ -10,7 +10,7 @@ const GIVEN_UP_NS: u64 = Duration::from_secs(3).as_nanos() as u64;
 /// The most jobs of one user with a place in the order.
 const MOST_OF_USER: usize = 64;
 
-/// A job that waits.
+/// A job that waits for guaranteed memory.
 #[derive(Debug, Clone)]
 pub struct Waiter {
     /// The key of the job's tenant.

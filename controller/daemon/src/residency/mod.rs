@@ -1,4 +1,4 @@
-//! Residency: takes tenants off the GPUs to make room for other tenants, and brings them back.
+//! Residency: suspends tenants, to make room on the GPUs for other tenants, and brings them back.
 //!
 //! This module reads which tenants need memory, asks [`deepres_policy::residency`] for the next
 //! move, and carries the move out.
@@ -32,8 +32,8 @@ const TICK: Duration = Duration::from_millis(20);
 const IDLE_TICK: Duration = Duration::from_millis(500);
 /// The time without a want after which a tenant is idle.
 const IDLE_NS: u64 = Duration::from_secs(1).as_nanos() as u64;
-/// The time for which the daemon waits for a tenant's work in flight before it takes the tenant
-/// off. After this time, the driver waits for the work.
+/// The time for which the daemon waits for a tenant's work in flight before it suspends the tenant.
+/// After this time, the driver waits for the work.
 const DRAIN_LIMIT: Duration = Duration::from_secs(2);
 /// The time between two attempts to bring back a tenant in an unknown state.
 const RETRY: Duration = Duration::from_secs(1);
@@ -42,27 +42,29 @@ const RETRY: Duration = Duration::from_secs(1);
 const CANNOT_LEAVE_NS: u64 = Duration::from_secs(60).as_nanos() as u64;
 /// The time for which the daemon does not try again after the host had no room for a tenant.
 const NO_HOST_ROOM_NS: u64 = Duration::from_secs(10).as_nanos() as u64;
-/// The number of messages of room to a tenant after which the tenant's allocation should have
-/// succeeded. Then the policy assumes that the driver cannot give the memory which NVML calls free.
+/// The number of times that the daemon tells a tenant of free memory before the tenant's allocation
+/// should succeed. If the driver still refuses, the policy assumes that the driver cannot give the
+/// memory that NVML reports as free.
 const ASKS_IN_VAIN: u32 = 3;
 
 /// The state of residency, except the parts that the registry has.
 #[derive(Debug, Default)]
 pub struct Residency {
-    /// Tenants that are off the GPUs, or on the way there or back, by name.
+    /// The suspended tenants, and the tenants on the way off the GPUs or back, by name.
     away: BTreeMap<String, Away>,
-    /// Processes that the previous daemon took off the GPUs and that are not back yet, by tenant.
+    /// The processes that the previous daemon suspended and that are not back on the GPUs yet, by
+    /// tenant.
     left: BTreeMap<String, Vec<ProcessKey>>,
     /// GPUs on which the daemon is making room for a tenant. The daemon moves no other tenant
     /// there.
     claimed: BTreeSet<GpuIndex>,
     tracks: BTreeMap<TenantId, Track>,
-    /// The idle visits of tenants that the daemon took off before.
+    /// The idle visits of tenants that the daemon has suspended before.
     visits: BTreeMap<TenantId, Visits>,
-    /// The tenants that wait for memory, with the GPU. The daemon has told the other tenants on
-    /// this GPU.
+    /// The tenants that wait for memory of a GPU, each with the GPU. The daemon has told the other
+    /// tenants on the GPU of the wait.
     waiting: BTreeSet<(TenantId, GpuIndex)>,
-    /// Tenants to which the daemon said that there is room, without taking another tenant off.
+    /// Tenants that the daemon told of free memory on their GPU, without suspending another tenant.
     told: BTreeMap<TenantId, Told>,
 }
 
@@ -75,7 +77,7 @@ struct Told {
     times: u32,
 }
 
-/// A tenant that is off the GPUs, or on the way there or back.
+/// A suspended tenant, or a tenant on the way off the GPUs or back.
 #[derive(Debug)]
 struct Away {
     id: TenantId,
@@ -85,19 +87,20 @@ struct Away {
     since_ns: u64,
     bytes: Bytes,
     idle_since_ns: Option<u64>,
-    /// When the daemon tries again to take off processes that came later and that the driver
-    /// refused to take off, ns.
+    /// The time at which the daemon tries again to suspend processes that joined the tenant later
+    /// and that the driver refused to suspend, ns.
     follow_again_ns: Option<u64>,
 }
 
-/// The stage of a tenant's move.
+/// The stage of the suspension of a tenant: on the way off the GPUs, on the host, or on the way
+/// back.
 #[derive(Debug)]
 enum Stage {
     /// A mover is taking the tenant off the GPUs.
     Leaving,
     /// The tenant's memory is on the host. The movers keep it there.
     There(Vec<Mover>),
-    /// A mover is taking off processes that came to the tenant later.
+    /// A mover is suspending processes that joined the suspended tenant later.
     Followed,
     /// The movers are bringing the tenant back.
     Returning,
@@ -106,7 +109,7 @@ enum Stage {
     Lost(String),
 }
 
-/// A tenant that is on the GPUs.
+/// The times since which a tenant is on the GPUs and since which it is idle, ns.
 #[derive(Debug, Clone, Copy)]
 struct Track {
     since_ns: u64,
@@ -114,14 +117,14 @@ struct Track {
 }
 
 /// The idle visits of a tenant: the number of times in a row that the tenant came back to the GPUs
-/// and did nothing. `done` is the tenant's count of work when the daemon last took it off.
+/// and did nothing. `done` is the tenant's count of work when the daemon last suspended the tenant.
 #[derive(Debug, Clone, Copy)]
 struct Visits {
     done: u64,
     idle: u32,
 }
 
-/// Looks at tenants and moves them. Never returns.
+/// Suspends tenants and brings tenants back, as the policy of residency decides. Never returns.
 pub async fn serve(shared: Rc<Shared>) {
     let mut was_needed = false;
     loop {
@@ -150,8 +153,8 @@ pub async fn suspend(name: &str, shared: &Rc<Shared>) -> Result<(), String> {
     take_off(&stay, true, shared).await
 }
 
-/// Brings a tenant back at an administrator's command. Returns when the tenant comes back. If the
-/// tenant is not away, nothing changes.
+/// Brings a suspended tenant back at an administrator's command. Returns the time at which the
+/// tenant comes back. If the tenant is not suspended, nothing changes.
 ///
 /// # Errors
 /// The message for the administrator.
@@ -219,7 +222,8 @@ async fn look(shared: &Rc<Shared>) {
     });
 }
 
-/// Takes the tenants in `leavers` off, and then lets `enters` in.
+/// Suspends the tenants in `leavers`, and then brings `enters` back, or tells `enters` of the free
+/// memory.
 async fn make_room(leavers: &[Stay], enters: &Stay, shared: &Rc<Shared>) {
     for leaver in leavers {
         if let Err(reason) = take_off(leaver, false, shared).await {
@@ -318,8 +322,8 @@ fn keep_here(name: &str, for_ns: u64, shared: &Shared) {
     drop(shared.registry.borrow_mut().change(name, stays));
 }
 
-/// Brings back a tenant that is away. Returns true if the tenant is back, and false if there is no
-/// room for it.
+/// Brings back a suspended tenant. Returns true if the tenant is back, and false if the GPUs have
+/// no room for it.
 async fn bring_back(name: &str, shared: &Rc<Shared>) -> Result<bool, String> {
     let mut movers = {
         let mut residency = shared.residency.borrow_mut();
@@ -365,12 +369,12 @@ async fn bring_back(name: &str, shared: &Rc<Shared>) -> Result<bool, String> {
 struct Followers {
     stay: Stay,
     pids: Vec<u32>,
-    /// The movers of the processes that are off the GPUs already.
+    /// The movers of the tenant's processes that are suspended already.
     movers: Vec<Mover>,
 }
 
-/// Takes followers off the GPUs too. Otherwise their memory would stay on the GPU although they
-/// cannot run.
+/// Suspends followers: processes that joined a suspended tenant. Otherwise their memory would stay
+/// on the GPU although they cannot run.
 async fn take_off_followers(followers: Followers, shared: Rc<Shared>) {
     let Followers { stay, pids, mut movers } = followers;
     // The daemon saves first, as in `take_off`, because the next daemon must know of these
@@ -411,7 +415,7 @@ async fn take_off_followers(followers: Followers, shared: Rc<Shared>) {
     away.stage = Stage::There(movers);
 }
 
-/// Ends a tenant's absence: the tenant is back on the GPUs, or has no process left.
+/// Ends a tenant's suspension: the tenant is back on the GPUs, or has no process left.
 async fn stays_here(name: &str, shared: &Shared) {
     shared.residency.borrow_mut().away.remove(name);
     set_suspended(shared, name, false).await;
@@ -463,7 +467,7 @@ fn recover_later(stay: &Stay, reason: &str, shared: &Rc<Shared>) {
     });
 }
 
-/// Brings back the tenants that the previous daemon took off. Each tenant comes back as soon as
+/// Brings back the tenants that the previous daemon suspended. Each tenant comes back as soon as
 /// there is room for it.
 pub fn bring_back_left(left: Vec<AwayProcess>, shared: &Rc<Shared>) {
     let mut residency = shared.residency.borrow_mut();
@@ -519,9 +523,9 @@ async fn bring_back_one_left(name: String, shared: Rc<Shared>) {
     }
 }
 
-/// Takes over a tenant that the previous daemon suspended. The tenant is then away like any other,
-/// and comes back in its turn. This works only if all of `pids` have sessions with this daemon.
-/// Otherwise the function returns the mover.
+/// Takes over a tenant that the previous daemon suspended. The tenant is then suspended like any
+/// other tenant, and comes back in its turn. This works only if all processes in `pids` have
+/// sessions with this daemon. Otherwise the function returns the mover.
 fn take_up(name: &str, pids: &[u32], mover: Mover, shared: &Shared) -> Option<Mover> {
     let stay = stay_of(name, shared).ok();
     let Some(stay) = stay.filter(|stay| pids.iter().all(|pid| stay.pids.contains(pid))) else {
@@ -562,7 +566,7 @@ impl Away {
 }
 
 impl Residency {
-    /// Returns the processes that are off the GPUs, or on the way there or back.
+    /// Returns the suspended processes, and the processes on the way off the GPUs or back.
     pub fn away(&self) -> Vec<AwayProcess> {
         let away = self.away.iter().map(|(tenant, away)| (tenant, &away.processes));
         let all = away.chain(&self.left).flat_map(|(tenant, processes)| {
@@ -571,7 +575,7 @@ impl Residency {
         all.collect()
     }
 
-    /// Returns the memory of tenants that are off the GPUs, or on the way there or back, bytes.
+    /// Returns the memory of tenants that are suspended, or on the way off the GPUs or back, bytes.
     pub fn away_bytes(&self) -> u64 {
         self.away
             .values()
@@ -590,7 +594,7 @@ impl Residency {
         Ok(())
     }
 
-    /// Returns the living processes of a tenant that the previous daemon took off and that are not
+    /// Returns the living processes of a tenant that the previous daemon suspended and that are not
     /// back yet.
     fn left_of(&mut self, name: &str) -> Option<Vec<u32>> {
         let left = self.left.get_mut(name)?;
@@ -614,8 +618,8 @@ impl Residency {
         self.away.extract_if(.., is_dead).map(|(name, _)| name).collect()
     }
 
-    /// Returns processes that are on the GPUs although their tenants are away. From now on,
-    /// residency takes a move of these tenants as under way.
+    /// Returns the processes that are on the GPUs although their tenants are suspended. Also
+    /// records that a move of these tenants is under way.
     fn followers(&mut self, stays: &[Stay], now_ns: u64) -> Vec<Followers> {
         let follow = |stay: &Stay| {
             let away = self.away.get_mut(&stay.name).filter(|away| away.id == stay.id)?;
@@ -716,14 +720,14 @@ impl Residency {
         }
     }
 
-    /// Records that the daemon took a tenant off, in the state `stay`.
+    /// Records that the daemon suspended a tenant, which was in the state `stay`.
     fn note_visit(&mut self, stay: &Stay) {
         let before = self.visits.get(&stay.id).filter(|before| before.done == stay.done);
         let idle = before.map_or(0, |before| before.idle.saturating_add(1));
         self.visits.insert(stay.id, Visits { done: stay.done, idle });
     }
 
-    /// Records that the daemon told a tenant in the state `stay` that there is room.
+    /// Records that the daemon told a tenant in the state `stay` of free memory.
     fn note_told(&mut self, stay: &Stay) {
         let times = self.told.get(&stay.id).filter(|told| told.is_of(stay)).map_or(0, |told| told.times);
         let told =
@@ -756,8 +760,8 @@ fn stay_of(name: &str, shared: &Shared) -> Result<Stay, String> {
     registry.tenants().named(name).map(|tenant| Stay::of(name, tenant))
 }
 
-/// Closes a tenant's gates while the tenant is off the GPUs, or opens them again. Returns the
-/// orders to the arbiters.
+/// Closes the gates of a tenant that is suspended, or opens the gates of a tenant that is back.
+/// Returns the orders to the arbiters.
 fn close_gates(shared: &Shared, name: &str, is_suspended: bool) -> Vec<Order> {
     shared.registry.borrow_mut().change(name, |tenant| {
         tenant.residence.set_suspended(is_suspended);

@@ -1,10 +1,10 @@
-//! The mover: the process `deepres away`. A mover takes processes off the GPUs, keeps them there
+//! The mover: the helper process `deepres away`. A mover suspends processes, keeps them suspended,
 //! and brings them back.
 //!
-//! Each tenant that is away has one mover, and another mover for each group of processes that came
-//! later. When the daemon ends for any reason, the input of its movers closes. Each mover then
-//! brings its processes back. If a mover ends or hangs, another mover finds out the state of the
-//! processes and brings the processes back.
+//! Each suspended tenant has one mover, and another mover for each group of processes that joined
+//! the tenant later. When the daemon ends for any reason, the input of its movers closes. Each
+//! mover then brings its processes back. If a mover ends or hangs, another mover finds out the
+//! state of the processes and brings the processes back.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -20,7 +20,7 @@ use tokio::time::timeout;
 /// The prefix of the mover's error messages.
 const ERROR_PREFIX: &str = "deepres: ";
 
-/// The daemon's connection to a mover.
+/// The daemon's connection to a mover: a process `deepres away`.
 #[derive(Debug)]
 pub struct Mover {
     channel: BufReader<UnixStream>,
@@ -30,7 +30,7 @@ pub struct Mover {
     pids: Vec<u32>,
 }
 
-/// The reason for which processes are not in the intended place.
+/// The reason for which a move of processes to the host or back failed.
 #[derive(Debug)]
 pub enum Failure {
     /// The driver refused. The processes are where they were.
@@ -42,17 +42,17 @@ pub enum Failure {
 /// The result of an attempt to bring processes back.
 #[derive(Debug)]
 pub enum Back {
-    /// The processes go on.
+    /// The processes are back on the GPUs, and go on.
     Yes,
-    /// The processes are still away, because other tenants have the memory.
+    /// The processes are still suspended, because other tenants hold the memory.
     NoRoom,
 }
 
 impl Mover {
-    /// Takes processes off the GPUs. Returns the mover that keeps them off.
+    /// Suspends processes. Returns the mover that keeps them suspended.
     ///
     /// # Errors
-    /// The reason for which the processes are not off the GPUs.
+    /// The reason for which the processes are not suspended.
     pub async fn take_off(pids: &[u32], limit: Duration) -> Result<Self, Failure> {
         let mut mover = Self::start(&[], pids)
             .map_err(|error| Failure::Refused(format!("cannot start the process that suspends: {error}")))?;
@@ -62,8 +62,8 @@ impl Mover {
         }
     }
 
-    /// Brings back processes whose mover has ended, in any state in which this mover left them. If
-    /// the GPU has no room, the new mover keeps the processes away.
+    /// Brings back processes whose mover has ended, whatever state the ended mover left them in. If
+    /// the GPU has no room, a new mover keeps the processes suspended.
     ///
     /// # Errors
     /// The reason for which the processes are not back.
@@ -167,7 +167,7 @@ impl Mover {
     }
 }
 
-/// A word of the mover.
+/// A word that the mover writes to the daemon, by `deepres away`'s protocol.
 #[derive(Debug, PartialEq, Eq)]
 enum Word {
     Away,

@@ -18,8 +18,8 @@ pub struct Residence {
     /// The way in which the tenant's memory makes room for other tenants; `None` if the tenant did
     /// not opt in.
     oversubscribe: Option<Oversubscribe>,
-    /// The time before which the daemon does not ask the driver again to suspend the tenant, ns of
-    /// `CLOCK_MONOTONIC`. The driver could not suspend the tenant.
+    /// The driver could not suspend the tenant. The daemon does not ask the driver again before
+    /// this time, ns of `CLOCK_MONOTONIC`.
     stays_until_ns: u64,
     /// Whether the tenant is suspended, or on the way off the GPUs.
     is_suspended: bool,
@@ -31,7 +31,8 @@ impl Residence {
         self.oversubscribe = way;
     }
 
-    /// Takes in the way of oversubscription to which one more process of the tenant opted in.
+    /// Combines the tenant's way of oversubscription with the way to which a further process of the
+    /// tenant opted in.
     pub fn join_oversubscribe(&mut self, way: Option<Oversubscribe>) {
         self.oversubscribe = match (self.oversubscribe, way) {
             (Some(way), Some(other)) => Some(way.with(other)),
@@ -49,7 +50,7 @@ impl Residence {
         self.oversubscribe == Some(Oversubscribe::Suspend)
     }
 
-    /// Returns whether the daemon may suspend the tenant now, to make room for others.
+    /// Returns whether the daemon may suspend the tenant now, to make room for other tenants.
     pub fn may_leave(&self) -> bool {
         self.lets_itself_be_suspended() && monotonic_ns() >= self.stays_until_ns
     }
@@ -71,7 +72,7 @@ impl Residence {
     }
 }
 
-/// A tenant that may hold memory.
+/// A tenant with processes on GPUs: the data about its memory that residency needs.
 #[derive(Debug, Clone)]
 pub struct Stay {
     /// The tenant's name.
@@ -148,8 +149,8 @@ pub fn press_others(tenants: &Tenants, applicant: TenantId, gpu: GpuIndex) {
     others.filter_map(|(_, tenant)| tenant.memory.on(gpu)).for_each(LedgerGpu::press);
 }
 
-/// Makes a tenant's processes wait for any memory that the driver lacks. Residency decides later
-/// whether the wait makes sense.
+/// Makes a tenant's processes wait for any memory that the driver lacks, until residency has
+/// computed how much memory the daemon can free.
 pub fn let_wait(tenant: &Tenant) {
     ledgers(tenant).for_each(|ledger| ledger.set_obtainable(u64::MAX));
 }
@@ -166,7 +167,7 @@ fn ledgers(tenant: &Tenant) -> impl Iterator<Item = &LedgerGpu> {
 }
 
 impl Stay {
-    /// Returns the data of a tenant, without [`Self::wants`].
+    /// Returns the data of a tenant. The caller sets [`Self::wants`].
     pub fn of(name: &str, tenant: &Tenant) -> Self {
         let on_gpus = |of: fn(&LedgerGpu) -> u64| -> Bytes {
             let all = tenant.gpus().iter().filter_map(|gpu| Some((*gpu, of(tenant.memory.on(*gpu)?))));

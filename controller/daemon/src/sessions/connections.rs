@@ -30,7 +30,8 @@ const ARRIVAL_DESCRIPTORS: u64 = 1;
 /// Number of turns that a source may take without a delay. After a restart of the daemon, a
 /// thousand jobs and their keepers come back at once.
 const TURNS_AT_ONCE: u64 = 2048;
-/// The time between further turns of a source. A turn takes some tenths of a millisecond.
+/// The time between two turns of a source that has had more than [`TURNS_AT_ONCE`] turns. A turn
+/// takes some tenths of a millisecond.
 const TURN_NS: u64 = Duration::from_millis(10).as_nanos() as u64;
 /// The most connections beyond the limit to which the daemon listens until it can refuse them. The
 /// daemon closes further connections without an answer.
@@ -50,14 +51,14 @@ pub fn room(descriptors: u64, gpus: usize) -> usize {
     usize::try_from(room).unwrap_or(usize::MAX).max(1)
 }
 
-/// The state of a source.
+/// The number of a source's connections, and the source's turns.
 #[derive(Debug)]
 struct Has {
     connections: usize,
     turns: Turns,
 }
 
-/// The connections of tenants.
+/// The counts of the connections to the tenant socket, with the limit for each source.
 #[derive(Debug)]
 pub struct Connections {
     /// The most connections for which there are descriptors.
@@ -145,8 +146,8 @@ impl Drop for Arriving {
     }
 }
 
-/// Returns the most that one source may have of `all`, while other sources have `others`. The
-/// result is half of the rest, so that the next source finds room.
+/// Returns the most that one source may have of `all`, while other sources have `others`: half of
+/// the rest. So the next source always finds room.
 fn half_of_the_rest(all: usize, others: usize) -> usize {
     all.saturating_sub(others).div_ceil(2)
 }
@@ -158,7 +159,7 @@ impl Connections {
         Self { room, by_source: RefCell::default(), arriving: Rc::default(), turned_away: Rc::default() }
     }
 
-    /// Counts one more connection of this source. Returns the turns of the source.
+    /// Adds one connection of this source. Returns the turns of the source.
     ///
     /// # Errors
     /// [`Refused`] if the source or the daemon has too many connections.
@@ -201,7 +202,7 @@ impl Connections {
         Ok(has.turns.clone())
     }
 
-    /// Counts one connection less of this source.
+    /// Subtracts one connection of this source.
     pub fn leave(&self, source: &Source) {
         if let Some(has) = self.by_source.borrow_mut().get_mut(source) {
             has.connections = has.connections.saturating_sub(1);

@@ -53,7 +53,8 @@ const COMMAND_SHOWN: usize = 60;
 /// fails because no descriptors are left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Admits processes. Never returns without an error.
+/// Accepts connections at the tenant socket, and serves each connection in a task of its own.
+/// Returns only with an error.
 pub async fn serve(listener: OwnedFd, shared: Rc<Shared>) -> io::Result<()> {
     let listener = watched(listener)?;
     loop {
@@ -130,7 +131,7 @@ fn is_end_of_peer(error: &io::Error) -> bool {
     matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
 }
 
-/// The room for a connection when the connection came.
+/// The answer of the limits to a new connection: a place, or no room.
 enum Place {
     Counted(Counted),
     None(TurnedAway),
@@ -363,8 +364,8 @@ fn depart(shared: &Shared, tenant: &str, membership: Membership) {
     shared.note_change();
 }
 
-/// Tells a keeper about each process that a process of the tenant started, and that uses a GPU
-/// without the interposer. Never returns.
+/// Tells a keeper about each process that uses a GPU without the interposer and that a process of
+/// the keeper's tenant started. Never returns.
 async fn tell_of_strays(keeper: BorrowedFd<'_>, tenant: &str, shared: &Shared) {
     let mut published = shared.status.subscribe();
     let mut told = BTreeSet::new();
@@ -392,8 +393,8 @@ async fn tell_of_strays(keeper: BorrowedFd<'_>, tenant: &str, shared: &Shared) {
 }
 
 /// Returns the process that a keeper wants metered from outside: `Some(None)` for the keeper
-/// itself. A keeper that was connected before names a process that it started. This pid is of the
-/// keeper's pid namespace, which may differ from the daemon's.
+/// itself. A keeper that reconnects names a process that it has started. The pid of this process is
+/// that of the keeper's pid namespace, which may differ from the daemon's.
 fn wants_metering(packet: &Packet) -> Option<Option<u32>> {
     let hello: Hello = wire::decode(packet.bytes()).ok()?;
     let wants = hello.role() == Some(Role::Keeper) && hello.metering != 0;

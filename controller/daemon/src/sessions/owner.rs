@@ -23,7 +23,7 @@ use zerocopy::IntoBytes;
 /// cost the arbiters no time.
 const YOUNG_NS: u64 = Duration::from_millis(1_500).as_nanos() as u64;
 
-/// Answers one hello.
+/// Answers the hello of a user who asks about the user's own tenants.
 pub async fn answer(
     connection: BorrowedFd<'_>,
     guest: &Guest,

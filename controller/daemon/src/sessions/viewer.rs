@@ -1,5 +1,5 @@
-//! Tells a process its tenant's part of the GPUs, without a session. The interposer answers NVML
-//! calls inside a tenant by this view.
+//! Tells a process without a session its tenant's part of the GPUs (a *view*). The interposer
+//! answers the process's NVML calls by this view.
 
 use super::refuse;
 use crate::arbiter::Report;
@@ -13,7 +13,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use zerocopy::IntoBytes;
 
-/// Answers one hello.
+/// Answers the hello of a process that asks for its tenant's part of the GPUs.
 pub async fn answer(
     connection: BorrowedFd<'_>,
     guest: &Guest,

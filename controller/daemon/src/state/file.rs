@@ -33,13 +33,13 @@ pub enum Saved {
     Nothing,
     /// The file has this state already. The daemon wrote nothing.
     Already,
-    /// The daemon wrote this state.
+    /// The daemon wrote the state, because it differs from the state in the file.
     Anew,
     /// The daemon cannot write the file, for this reason.
     Failed(String),
 }
 
-/// The state file.
+/// The state file: its path, and the state that the daemon last wrote.
 #[derive(Debug)]
 pub struct StateFile {
     path: PathBuf,

@@ -29,20 +29,20 @@ const MAJOR: u32 = 1;
 /// The minor version of the layout. A change that adds a field raises the minor version.
 const MINOR: u32 = 5;
 
-/// The version of a file's layout.
+/// The version of the state file's layout.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Version {
     major: u32,
     minor: u32,
 }
 
-/// The part of a file that every version has.
+/// The part of the state file that each version of the layout has.
 #[derive(Deserialize)]
 struct Head {
     deepres_state: Version,
 }
 
-/// The state of a daemon.
+/// The state that a daemon saves, as the content of the state file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct State {
     deepres_state: Version,
@@ -51,10 +51,10 @@ pub struct State {
     pub boot: String,
     /// When the state was saved, ns of `CLOCK_MONOTONIC`.
     pub saved_ns: u64,
-    /// The GPUs.
+    /// The state of each GPU.
     #[serde(default)]
     pub gpus: Vec<SavedGpu>,
-    /// The tenants.
+    /// The state of each tenant.
     #[serde(default)]
     pub tenants: Vec<SavedTenant>,
     /// Unmanaged processes that an administrator adopted.
@@ -74,11 +74,11 @@ pub struct State {
 pub struct AwayProcess {
     /// The tenant's name.
     pub tenant: String,
-    /// The process.
+    /// The key of the process.
     pub process: ProcessKey,
 }
 
-/// The counters of a GPU.
+/// The saved counters of one GPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SavedGpu {
@@ -94,7 +94,7 @@ pub struct SavedGpu {
     pub handoff_total_ns: u64,
 }
 
-/// A tenant.
+/// The saved data of one tenant.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SavedTenant {
@@ -113,7 +113,7 @@ pub struct SavedTenant {
     pub groups: Vec<u32>,
     /// The wishes of the tenant's job.
     pub asked: Wish,
-    /// When the job first asked, ns of `CLOCK_MONOTONIC`.
+    /// When the daemon first got the job's wishes, ns of `CLOCK_MONOTONIC`.
     pub asked_ns: u64,
     /// GPU time that the job has used, ns.
     pub job_used_ns: u64,
@@ -123,7 +123,7 @@ pub struct SavedTenant {
     pub paused: bool,
     /// When an administrator last set a deadline, ns of `CLOCK_MONOTONIC`.
     pub set_ns: u64,
-    /// Whether the tenant's guarantee did not fit beside those of others.
+    /// Whether the tenant's guarantee did not fit beside the guarantees of other tenants.
     pub lacks_room: bool,
     /// Whether the tenant had a session or a keeper, or the daemon awaited one.
     pub is_here: bool,
@@ -136,12 +136,12 @@ pub struct SavedTenant {
     pub sessions: Vec<SavedSession>,
 }
 
-/// A value for one GPU.
+/// A saved value of a tenant or process for one GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OnGpu<T> {
     /// The GPU's UUID, `GPU-…`.
     pub uuid: String,
-    /// The value.
+    /// The saved value.
     #[serde(flatten)]
     pub saved: T,
 }
@@ -149,7 +149,7 @@ pub struct OnGpu<T> {
 /// A process of a tenant, and the point up to which the arbiters charged it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedSession {
-    /// The process.
+    /// The key of the process.
     #[serde(flatten)]
     pub process: ProcessKey,
     /// When the arbiters charged the process up to this point, ns of `CLOCK_MONOTONIC`. If absent,

@@ -17,7 +17,7 @@ use std::sync::Arc;
 /// The number of a keeper.
 pub type KeeperId = u64;
 
-/// A session.
+/// A session of the tenant, as the registry records it.
 #[derive(Debug)]
 pub struct Session {
     /// The mark of a process with a session. The process has the mark while this value exists.
@@ -40,7 +40,7 @@ pub struct Session {
     pub meter: Arc<SharedPage<MeterPage>>,
 }
 
-/// A session that has ended.
+/// A session that has ended, and whether its process may come back.
 #[derive(Debug)]
 pub struct Ended {
     /// The session.
@@ -49,7 +49,7 @@ pub struct Ended {
     pub may_return: bool,
 }
 
-/// The members, as the module's documentation explains.
+/// The members of one tenant: sessions, keepers, and processes that may come back.
 #[derive(Debug, Default)]
 pub struct Members {
     sessions: BTreeMap<SessionId, Session>,

@@ -35,7 +35,7 @@ pub struct Owner {
     pub groups: Vec<u32>,
 }
 
-/// A tenant.
+/// A tenant, as the registry records it.
 #[derive(Debug)]
 pub struct Tenant {
     /// The tenant's number.
@@ -113,8 +113,8 @@ impl Tenant {
         self.terms.wants(self.memory.held_bytes(gpu))
     }
 
-    /// Takes in the memory that the tenant holds on a GPU now. If the tenant's memory does not
-    /// follow its use, forgets all such figures.
+    /// Records the memory that the tenant holds on a GPU now. If the tenant's memory does not
+    /// follow its use, forgets all recorded amounts instead.
     pub fn note_use(&mut self, gpu: usize, now_ns: u64, window_ns: u64) {
         if self.terms.granted().memory_follows_use.value {
             self.memory.note_use(gpu, now_ns, window_ns);

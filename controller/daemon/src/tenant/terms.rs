@@ -10,7 +10,8 @@ use deepres_model::config::{CapOf, Caps};
 use deepres_policy::class::Class;
 use deepres_policy::priority::Priority;
 
-/// The terms, as the module's documentation explains.
+/// The terms of one tenant: the wishes of its job, the settings of an administrator, and its user's
+/// caps.
 #[derive(Debug, Clone)]
 pub struct Terms {
     /// The caps of the tenant's user, and the rule from which the caps come.
@@ -21,8 +22,8 @@ pub struct Terms {
     asked: Wish,
     /// The configuration's defaults for wishes that the job does not state.
     defaults: Wish,
-    /// When the job first asked, ns of `CLOCK_MONOTONIC`. Deadlines of the job count from this
-    /// time.
+    /// When the daemon first got the job's wishes, ns of `CLOCK_MONOTONIC`. Deadlines of the job
+    /// count from this time.
     asked_ns: u64,
     /// The settings of an administrator.
     set: Wish,
@@ -118,7 +119,7 @@ impl Terms {
         self.has_room = has_room;
     }
 
-    /// Returns when the job first asked, ns of `CLOCK_MONOTONIC`.
+    /// Returns when the daemon first got the job's wishes, ns of `CLOCK_MONOTONIC`.
     pub fn asked_ns(&self) -> u64 {
         self.asked_ns
     }
@@ -167,7 +168,7 @@ impl Terms {
         self.is_paused
     }
 
-    /// Returns the tenant's grant.
+    /// Returns the tenant's grant: the wishes and settings, as far as the caps allow.
     pub fn granted(&self) -> Granted {
         self.granted_with(&self.set)
     }

@@ -19,22 +19,22 @@ const INTERRUPTED: std::ops::RangeInclusive<i64> = -516..=-512;
 /// All error numbers are below this number.
 const MAX_ERROR: i64 = 4096;
 
-/// One ioctl.
+/// One ioctl, as `deepres trace` shows it.
 #[derive(Debug, Clone, Serialize)]
 pub struct Decoded<'e> {
     /// When the call began, ns of `CLOCK_MONOTONIC`.
     pub began_ns: u64,
     /// Duration of the call, ns.
     pub latency_ns: u64,
-    /// Process id.
+    /// The id of the process that made the call.
     pub pid: u32,
-    /// Thread id.
+    /// The id of the thread that made the call.
     pub tid: u32,
     /// The thread's name.
     pub thread: Cow<'e, str>,
     /// The descriptor; `None` if it is unknown.
     pub fd: Option<u32>,
-    /// The device.
+    /// The numbers of the device on which the process made the call.
     pub device: Numbers,
     /// The device's family: `rm`, `uvm`, `modeset` or `other`.
     pub family: &'static str,
@@ -71,7 +71,7 @@ impl Serialize for Numbers {
     }
 }
 
-/// The fields of an argument.
+/// The fields of an ioctl's argument, by name.
 #[derive(Debug, Clone, Copy)]
 pub struct Fields<'e> {
     known: &'static [Field],
@@ -92,7 +92,7 @@ impl Serialize for Fields<'_> {
     }
 }
 
-/// A field's value.
+/// The value of a field of an ioctl's argument.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Value {
     /// A number.
@@ -208,7 +208,7 @@ pub fn error_name(result: i64) -> Option<Cow<'static, str>> {
     Some(known.map_or_else(|| format!("error {number}").into(), |(_, name)| (*name).into()))
 }
 
-/// Errors that drivers return.
+/// The errors that drivers return, with the names that the trace prints.
 const ERRORS: [(i32, &str); 22] = [
     (libc::EPERM, "EPERM"),
     (libc::ENOENT, "ENOENT"),

@@ -27,7 +27,8 @@ pub enum Kind {
     Class,
     /// The number of a control command.
     Control,
-    /// The number of another escape.
+    /// The number of the escape (an ioctl of the resource manager) that `NV_ESC_IOCTL_XFER_CMD`
+    /// carries.
     Escape,
     /// The number of a command for displays.
     Display,
@@ -52,7 +53,7 @@ impl Kind {
     }
 }
 
-/// A field of an argument.
+/// A field of a command's argument: its name, place and type.
 #[derive(Debug, Clone, Copy)]
 pub struct Field {
     /// The field's name.
@@ -63,7 +64,7 @@ pub struct Field {
     pub kind: Kind,
 }
 
-/// A command.
+/// A command of NVIDIA's devices (an ioctl), and the layout of its argument.
 #[derive(Debug, Clone, Copy)]
 pub struct Command {
     /// Number within the family. In the usual encoding of ioctl numbers, this is the low byte. In
@@ -75,7 +76,8 @@ pub struct Command {
     pub bytes: usize,
     /// The main fields.
     pub fields: &'static [Field],
-    /// Offset of the driver's own status.
+    /// Offset in the argument at which the driver writes its own status, bytes; `None` if the
+    /// command has no such status.
     pub status: Option<usize>,
     /// The amount of memory that the call concerns.
     pub amount: Option<Amount>,

@@ -5,13 +5,13 @@ use std::sync::LazyLock;
 /// Names, in the order of their numbers.
 pub struct Names(LazyLock<Vec<(u32, &'static str)>>);
 
-/// Control commands.
+/// The names of the resource manager's control commands.
 pub static CONTROLS: Names = Names(LazyLock::new(|| read(include_str!("names/controls.txt"))));
-/// Classes of objects.
+/// The names of the classes of the resource manager's objects.
 pub static CLASSES: Names = Names(LazyLock::new(|| read(include_str!("names/classes.txt"))));
-/// Commands for displays.
+/// The names of the commands for displays.
 pub static DISPLAYS: Names = Names(LazyLock::new(|| read(include_str!("names/displays.txt"))));
-/// Statuses.
+/// The names of the driver's statuses.
 pub static STATUSES: Names = Names(LazyLock::new(|| read(include_str!("names/statuses.txt"))));
 
 impl Names {

@@ -5,7 +5,7 @@ use deepres_abi::probe::REST;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// Sums of one command.
+/// The sums of one command over a trace.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Line {
     /// The command's name or number.
@@ -38,7 +38,7 @@ const OTHERS: &str = "others";
 pub const OK: Value = Value::Name("NV_OK");
 
 impl Summary {
-    /// Adds an event.
+    /// Adds an ioctl to the sums of its command.
     pub fn add(&mut self, event: &Decoded<'_>) {
         let mut key = (event.family, event.command);
         let mut name = event.name;

@@ -37,7 +37,7 @@ pub enum ClientError {
     /// The process that answers belongs to neither this user nor root.
     #[error("the process that listens at {path} belongs to user {uid}, who is neither you nor root")]
     Foreign {
-        /// The socket.
+        /// The path of the socket.
         path: PathBuf,
         /// The user of the process that answers.
         uid: u32,
@@ -45,7 +45,7 @@ pub enum ClientError {
     /// The process that answers is not a daemon.
     #[error("{path} does not answer as a deepres daemon does ({reason})")]
     NotADaemon {
-        /// The socket.
+        /// The path of the socket.
         path: PathBuf,
         /// The unexpected behaviour.
         reason: String,
@@ -53,9 +53,9 @@ pub enum ClientError {
     /// The connection failed.
     #[error("cannot talk to the daemon at {path}: {source}")]
     Io {
-        /// The socket.
+        /// The path of the socket.
         path: PathBuf,
-        /// The error.
+        /// The system's error.
         source: io::Error,
     },
     /// The daemon refuses the request. The text is the daemon's reason.

@@ -41,7 +41,7 @@ macro_rules! status {
 }
 pub(crate) use status;
 
-/// The unit of a field.
+/// The unit of a field of the status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
     /// A number of things, or no number.
@@ -85,7 +85,7 @@ pub struct Field {
     pub head: &'static str,
 }
 
-/// A declared struct of the status.
+/// A struct of the status whose fields the macro `status!` declared.
 pub trait Declared: Serialize {
     /// The struct's name.
     const NAME: &'static str;

@@ -106,7 +106,7 @@ pub enum Reply {
     Paused,
     /// Reply to [`Request::Resume`].
     Resumed {
-        /// The effect of the request.
+        /// When the tenant goes on: now, later, or not at all because nothing kept it.
         resumption: Resumption,
     },
     /// Reply to [`Request::Explain`].
@@ -123,7 +123,7 @@ pub enum Reply {
     },
 }
 
-/// The effect of a [`Request::Resume`].
+/// The effect of a [`Request::Resume`] on the tenant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Resumption {
@@ -228,15 +228,16 @@ status! {
         pub handoff_p50_ns: u64,
         /// 99th percentile of the idle time of the latest hand-offs, ns.
         pub handoff_p99_ns: u64,
-        /// The quantum, ns: the longest lease while others wait.
+        /// The quantum, ns: the longest lease while another tenant waits.
         pub quantum_ns: u64,
         /// The window, ns: GPU time that a holder may have in flight.
         pub window_ns: u64,
         /// Time for which a waiter spins before it sleeps, ns.
         pub spin_ns: u64,
-        /// Mean cost of a hand-off, ns, with the part that meters do not see. The mean leaves out
-        /// hand-offs that a busy machine delayed. From this cost, the daemon derives `quantum_ns`
-        /// and the other time constants of the GPU.
+        /// Mean cost of a hand-off, ns: the idle time of the GPU, and the part of the hand-off that
+        /// meters do not see. In the mean, each hand-off counts as at most 16 times the median. The
+        /// result is never below the median. From this cost, the daemon derives `quantum_ns` and
+        /// the other time constants of the GPU.
         pub handoff_ns: u64,
         /// Time before a lease's end at which the scheduler renews or ends the lease, ns.
         pub lead_ns: u64,
@@ -310,8 +311,9 @@ status! {
         /// The tenant's entitlement, parts per million. `None` while the tenant has no session on
         /// the GPU.
         pub entitled_ppm: Option<u32> => "OWED",
-        /// Whether the tenant is idle or paused. While this is true, the entitlement is lent to the
-        /// other tenants, until the tenant wants the GPU and may have the GPU.
+        /// Whether the tenant is idle or paused. While `is_lent` is true, the other tenants may use
+        /// the tenant's part of the GPU. It becomes false when the tenant wants the GPU and is not
+        /// paused.
         pub is_lent: bool,
         /// The reason of the entitlement; empty without a reason.
         ///
@@ -378,7 +380,8 @@ status! {
         pub nvml_bytes: Option<u64>,
         /// `nvml_bytes` less the tenant's account, bytes.
         pub drift_bytes: Option<i64>,
-        /// The tenant's ceiling beside the guarantees of others, bytes, if a ceiling bounds it.
+        /// The tenant's ceiling beside the guarantees of other tenants, bytes; `None` if no other
+        /// tenant has a guarantee on the GPU.
         pub ceiling_bytes: Option<u64>,
         /// Memory that the daemon keeps for the tenant while the tenant's memory follows its use,
         /// bytes: the most memory that the tenant held lately, and a margin.
@@ -467,8 +470,9 @@ status! {
         pub wait_ns: u64,
         /// Memory that the process holds, bytes.
         pub memory_bytes: u64 => "MEMORY",
-        /// Time for which work has run without an end, ns. `None` unless the time is so long that
-        /// the daemon cannot share the GPU in time. The cause is a kernel that spins or never ends.
+        /// Time for which work has run without an end, ns. `None` while the time is below the limit
+        /// from which `deepres ps` names the process: 2 s, or ten times the tenant's longest
+        /// kernel. A kernel that spins or never ends can be the cause.
         pub overdue_ns: Option<u64>,
     }
 }

@@ -21,7 +21,8 @@ status! {
     pub struct PriorityStatus {
         /// The value, parts per million of the highest value; at least a hundredth.
         pub value_ppm: u32,
-        /// Urgency: 0 without a deadline, and more as the slack runs out.
+        /// Urgency: 0 without a deadline. Urgency grows as the slack (the time to the deadline,
+        /// less the GPU time still to do) becomes smaller.
         pub urgency: TermStatus,
         /// The job's size, as declared or as observed.
         pub size: TermStatus,
@@ -33,8 +34,8 @@ status! {
         pub declared_size_ns: Option<u64>,
         /// GPU time that the job has used so far on all GPUs, ns.
         pub used_ns: u64,
-        /// The part of the time in which the tenant is not idle by its own choice, parts per
-        /// million.
+        /// The tenant's demand, parts per million: the part of the time in which the tenant would
+        /// use the GPU if it had the GPU alone.
         pub demand_ppm: u32,
         /// The part of the GPU's memory that the tenant holds, parts per million.
         pub memory_ppm: u32,
@@ -52,11 +53,11 @@ status! {
         /// Time that guests must earn back before they may cost owners time again, ns.
         #[serde(default)]
         pub debt_ns: u64,
-        /// The least time that a pause of the owners is expected to last, ns. `None` until the
-        /// guard knows this time.
+        /// The shortest of the owners' latest pauses, ns: the guard expects the next pause to last
+        /// at least this long. `None` until the guard has seen four pauses.
         pub foreseen_pause_ns: Option<u64>,
-        /// Longest time for which guests may keep an owner waiting at once, by the owners' SLOs,
-        /// ns.
+        /// The longest single wait of an owner for a guest that all owners' SLOs allow, ns; 0 if an
+        /// owner has no SLO.
         pub tolerated_ns: u64,
     }
 

@@ -30,12 +30,12 @@ pub enum Want {
     Above,
 }
 
-/// The wishes of a tenant for parts of each cap.
+/// The wishes of a tenant for parts of its user's caps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Wants {
-    /// The share, parts per million.
+    /// The wish for a share, parts per million.
     pub share: Want,
-    /// The memory, bytes.
+    /// The wish for memory, bytes.
     pub memory: Want,
     /// Memory that the tenant already holds, bytes.
     pub held_bytes: u64,
@@ -47,7 +47,8 @@ pub struct Wants {
 pub struct Part {
     /// The largest share that the tenant can be granted, parts per million.
     pub share_ppm: u32,
-    /// The most that the tenant can be owed, even if others leave more time, parts per million.
+    /// The largest share that the tenant can be owed, even if other tenants leave more time, parts
+    /// per million.
     pub cap_ppm: u32,
     /// Memory on each GPU, bytes.
     pub memory_bytes: u64,
@@ -109,7 +110,7 @@ impl Part {
     }
 }
 
-/// A cap as one tenant sees it.
+/// A user's cap as one tenant of the user sees it.
 #[derive(Debug, Clone, Copy)]
 struct Split {
     /// The amount that is available to the tenant.
@@ -183,19 +184,20 @@ fn memory(wants: &[Wants], cap: u64) -> Vec<u64> {
 /// A tenant's memory and its grant under its user's cap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Claim {
-    /// The granted memory, bytes.
+    /// The memory that the daemon granted to the tenant, bytes.
     pub granted_bytes: u64,
     /// The most memory that the tenant holds, or can hold before it learns of a new bound, bytes.
     pub reach_bytes: u64,
-    /// The cap, bytes.
+    /// The cap of the tenant's user on memory, bytes.
     pub cap_bytes: u64,
 }
 
 /// Returns the bound on memory that the daemon tells each tenant of a user, bytes, in the order in
 /// which the tenants asked.
 ///
-/// All tenants together never hold more than the cap. Before memory moves from a tenant to others,
-/// the daemon tells the tenant its lower bound, and the tenant holds no more than this bound.
+/// All tenants together never hold more than the cap. To move memory from one tenant to others, the
+/// daemon first tells this tenant its lower bound. The memory moves when the tenant holds no more
+/// than this bound.
 pub fn bounds(claims: &[Claim]) -> Vec<u64> {
     let mut all: u128 = claims.iter().map(|claim| u128::from(claim.reach_bytes)).sum();
     let bound = |claim: &Claim| {

@@ -71,7 +71,7 @@ impl Caps {
     }
 }
 
-/// The origin of caps.
+/// The section of the configuration from which a user's caps come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CapOf {
@@ -93,7 +93,7 @@ impl fmt::Display for CapOf {
     }
 }
 
-/// Reads a share.
+/// Reads a share as people write it, in parts per million.
 pub fn share<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
     parse_share(&String::deserialize(deserializer)?).map_err(serde::de::Error::custom)
 }

@@ -1,10 +1,10 @@
-//! The configuration's keys and their types. With these, an error message can name a mistyped key
-//! or a value of the wrong type in words.
+//! The configuration's keys and their types. By this list, an error message can name a mistyped
+//! key, or a value of the wrong type, in words.
 
 use crate::wish;
 use toml::de::{DeTable, DeValue};
 
-/// The type of a key's value.
+/// The type of the value that a key of the configuration takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Takes {
     /// A whole number that is not negative.
@@ -21,7 +21,7 @@ enum Takes {
     Sections(&'static [Key]),
 }
 
-/// A key: its name and type.
+/// A key of the configuration: its name, and the type of its value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Key(&'static str, Takes);
 
@@ -99,11 +99,11 @@ const fn takes(kind: wish::Kind) -> Takes {
 /// name. The measure is Jaro–Winkler; it is 1 for equal names.
 const ALIKE: f64 = 0.8;
 
-/// A fault in a table.
+/// A fault in the text of a configuration.
 pub struct Wrong {
     /// The position of the fault, bytes.
     pub offset: usize,
-    /// The message.
+    /// The message that tells people the fault.
     pub message: String,
 }
 
@@ -197,7 +197,7 @@ fn hint(name: &str, known: &[Key]) -> String {
     }
 }
 
-/// Describes a value in words.
+/// Returns the type of a value in words, for an error message.
 fn kind(value: &DeValue<'_>) -> String {
     match value {
         DeValue::String(text) => format!("the text \"{text}\""),

@@ -50,8 +50,8 @@ pub struct Config {
     pub fail_mode: FailModeKey,
     /// Time for which a tenant is listed after its last process ended.
     pub tenant_linger_s: u64,
-    /// Time for which a backlogged tenant stays on the GPU before it makes room for a suspended
-    /// one.
+    /// Time for which a backlogged tenant stays on the GPU before the daemon suspends it for a
+    /// suspended tenant.
     pub suspend_turn_ms: u64,
     /// Time for which the daemon keeps memory for a tenant that held it, if the tenant's memory
     /// follows its use.
@@ -83,7 +83,7 @@ pub struct Config {
     pub users: BTreeMap<String, Caps>,
     /// The probes.
     pub probes: ProbesKeys,
-    /// The part of the time that best-effort tenants may cost the others, parts per million.
+    /// The part of the time that best-effort tenants may cost the owners, parts per million.
     #[serde(rename = "max_harm", deserialize_with = "policy::part")]
     pub max_harm_ppm: u32,
     /// The weights of the terms of a priority value.
@@ -123,9 +123,9 @@ impl Default for Config {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FailModeKey {
-    /// Tenants go on without a gate.
+    /// Tenants launch without leases until a daemon is back.
     Open,
-    /// Launches fail.
+    /// All launches of tenants fail until a daemon is back.
     Closed,
 }
 
@@ -138,7 +138,7 @@ impl FailModeKey {
         }
     }
 
-    /// Returns the mode's name.
+    /// Returns the fail mode's name in the configuration.
     pub fn name(self) -> &'static str {
         match self {
             Self::Open => "open",
@@ -147,7 +147,7 @@ impl FailModeKey {
     }
 }
 
-/// Bounds of the quantum.
+/// The bounds of the quantum, as the configuration gives them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct QuantumKeys {
@@ -189,21 +189,21 @@ pub enum ConfigError {
     /// The file cannot be read.
     #[error("cannot read {}: {source}", path.display())]
     Unreadable {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// The error.
+        /// The system's error.
         source: std::io::Error,
     },
     /// The file has a fault.
     #[error("{}:{line}:{column}: {message}", path.display())]
     Invalid {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// The line, from 1.
+        /// The number of the line that has the fault, from 1.
         line: usize,
-        /// The character in the line, from 1.
+        /// The number of the character in the line at which the fault begins, from 1.
         column: usize,
-        /// The message.
+        /// The message that tells people the fault.
         message: String,
     },
 }

@@ -30,7 +30,7 @@ impl Default for PriorityKeys {
 }
 
 impl PriorityKeys {
-    /// Bounds of the weights' sum.
+    /// The values that the sum of the three weights may have.
     pub const SUM: std::ops::Range<u64> = 1..1_000_001;
 
     /// Returns the sum of the weights.

@@ -3,7 +3,7 @@
 use super::DeviceKey;
 use serde::{Deserialize, Deserializer};
 
-/// The keys of the probes.
+/// The keys of the section `[probes]` of the configuration.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ProbesKeys {
@@ -30,7 +30,7 @@ impl ProbesKeys {
     }
 }
 
-/// The treatment of unmanaged processes.
+/// The ways in which the daemon can treat unmanaged processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum UnmanagedPolicy {

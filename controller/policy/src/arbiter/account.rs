@@ -1,5 +1,5 @@
-//! The account of a tenant on one GPU. The account takes the figures of the sessions' meters, and
-//! bounds each figure by what is possible.
+//! The account of a tenant on one GPU. The account adds up the figures of the sessions' meters, and
+//! bounds each figure by the possible values.
 
 use super::saved::{Baseline, SavedAccount};
 use crate::lease::Seen;
@@ -19,8 +19,8 @@ pub const MAX_WAITERS: u64 = 4096;
 /// takes some ten nanoseconds of a processor. If a counter grows faster, the counter is wrong, and
 /// the account ignores the growth.
 const MAX_LAUNCHES_PER_NS: u64 = 1;
-/// The longest copy that the account counts whole while nothing else of the tenant is in flight. A
-/// copy that fills any GPU's memory takes less time.
+/// The longest copy that the account counts in full while the tenant has no other work in flight. A
+/// copy of a whole GPU's memory takes less time.
 const LONGEST_COPY_NS: u64 = Duration::from_secs(10).as_nanos() as u64;
 /// The address space of a process, bytes. No process can hold more.
 pub const MAX_HELD_BYTES: u64 = 1 << 47;
@@ -35,19 +35,20 @@ pub struct Totals {
     pub copy_ns: u64,
     /// Time waited at the gate, summed over threads, ns.
     pub wait_ns: u64,
-    /// Waits at the gate.
+    /// Number of waits at the gate.
     pub waits: u64,
-    /// Kernels launched one by one.
+    /// Number of kernels launched one by one.
     pub kernel_launches: u64,
-    /// Graphs launched.
+    /// Number of launched graphs.
     pub graph_launches: u64,
-    /// Allocations refused.
+    /// Number of refused allocations.
     pub refusals: u64,
     /// Time in which the tenant had work in flight or a waiting thread, ns.
     pub wanted_ns: u64,
     /// The part of `wanted_ns` in which another tenant wanted the GPU too, ns.
     pub contended_ns: u64,
-    /// The tenant's part of `contended_ns`, by its entitlement among those that wanted the GPU, ns.
+    /// The tenant's part of `contended_ns`, by its entitlement among the tenants that wanted the
+    /// GPU, ns.
     pub owed_ns: u64,
     /// GPU time charged during `contended_ns`, ns.
     pub had_ns: u64,
@@ -55,10 +56,10 @@ pub struct Totals {
     pub waits_by_length: [u64; WAIT_BUCKETS],
 }
 
-/// The account.
+/// The account of a tenant on one GPU: its totals, and the bounds on the next charges.
 #[derive(Debug)]
 pub struct Account {
-    /// The totals.
+    /// The sums of the tenant's GPU time, waits, launches and refusals.
     pub totals: Totals,
     /// The last refused allocation: (API number, bytes).
     pub last_refusal: Option<(u32, u64)>,
@@ -82,8 +83,8 @@ pub struct Account {
     /// GPU time that was in flight when the time without an arbiter began, ns. The account may
     /// charge this time in addition.
     in_flight_before_ns: u64,
-    /// GPU time that the account charged although another tenant had it, ns. The account takes this
-    /// time off its next charges, because the total never goes back.
+    /// GPU time that the account charged although another tenant had it, ns. The account subtracts
+    /// this time from its next charges, because the total never falls.
     overcharged_ns: u64,
     recent: VecDeque<Mark>,
 }
@@ -98,7 +99,7 @@ struct Mark {
 }
 
 impl Account {
-    /// Returns an empty account.
+    /// Returns an account without charges, for a tenant that first appears at `now_ns`.
     pub fn new(now_ns: u64) -> Self {
         Self {
             totals: Totals::default(),
@@ -149,10 +150,10 @@ impl Account {
         }
     }
 
-    /// Takes in the use of a process from its baseline up to `now`, in a time in which no arbiter
-    /// ran. Returns the GPU time that the caller may charge to the process, ns. All processes
-    /// together are charged for at most the time that passed and the work in flight at its
-    /// beginning.
+    /// Counts the use of a process from its baseline up to `now`, in a time in which no arbiter
+    /// ran. Returns the GPU time that the caller may charge to the process, ns. The bound on all
+    /// processes together is the time that passed, and the work in flight at the beginning of this
+    /// time.
     pub fn catch_up(&mut self, from: &Baseline, now: &Reading, now_ns: u64) -> u64 {
         let passed_ns = now_ns.saturating_sub(from.at_ns).saturating_add(self.in_flight_before_ns);
         let before = Reading::from(from.meter);
@@ -174,7 +175,7 @@ impl Account {
         }
     }
 
-    /// Adds GPU time to the total, except time to take off. Returns the added time, ns.
+    /// Adds GPU time to the total, after subtracting overcharged time. Returns the added time, ns.
     fn charge(&mut self, used_ns: u64) -> u64 {
         let off_ns = used_ns.min(self.overcharged_ns);
         self.overcharged_ns -= off_ns;
@@ -182,13 +183,13 @@ impl Account {
         used_ns - off_ns
     }
 
-    /// Takes GPU time off the next charges, because the account charged time that another tenant
-    /// had. The time stays counted in debts between tenants.
+    /// Subtracts GPU time from the next charges, because the account charged time in which the GPU
+    /// worked for another tenant. Debts between tenants do not change.
     pub fn take_off(&mut self, used_ns: u64) {
         self.overcharged_ns = self.overcharged_ns.saturating_add(used_ns);
     }
 
-    /// Takes in all counters of a meter except GPU time.
+    /// Adds the growth of a meter's counters, except GPU time, to the totals.
     fn count(&mut self, before: &Reading, now: &Reading, allowed_ns: u64) {
         let totals = &mut self.totals;
         let most = allowed_ns.saturating_mul(MAX_LAUNCHES_PER_NS);
@@ -221,10 +222,11 @@ impl Account {
         self.uncharged_ns
     }
 
-    /// Takes in the meters of all sessions: for each session the previous and the present reading.
-    /// Returns the figures for the scheduler. Even if sessions report more, the account charges no
-    /// more than the time that passed. With `is_left`, a session that shows nothing in flight left
-    /// work behind, which the account charges later.
+    /// Charges the growth of all sessions' meters. `meters` has the previous and the present
+    /// reading of each session. Returns the figures for the scheduler. If sessions report more GPU
+    /// time than was possible, the account charges only the possible time. With `is_left`, a
+    /// session shows no work in flight although it left work behind. The account charges such work
+    /// later.
     pub fn look(
         &mut self,
         now_ns: u64,
@@ -261,17 +263,18 @@ impl Account {
         seen
     }
 
-    /// Takes in that no session wanted or used anything until `now_ns`. Returns the time since the last
-    /// look, ns.
+    /// Records that no session wanted or used the GPU until `now_ns`. Returns the time since the
+    /// last look, ns.
     pub fn rest(&mut self, now_ns: u64) -> u64 {
         let passed_ns = now_ns.saturating_sub(self.looked_ns);
         self.look(now_ns, false, core::iter::empty());
         passed_ns
     }
 
-    /// Accounts `elapsed_ns`, in which the tenant's state was as at the last reading. `rivals_ppm`
-    /// is the sum of the entitlements of all tenants that wanted the GPU, this tenant included.
-    /// `None`: no other tenant wanted the GPU.
+    /// Adds `elapsed_ns` to the totals of wanted, contended and owed time. In this time, the
+    /// tenant's state was as at the last reading. `rivals_ppm` is the sum of the entitlements of
+    /// all tenants that wanted the GPU, this tenant included. `None`: no other tenant wanted the
+    /// GPU.
     pub fn pass(&mut self, elapsed_ns: u64, entitled_ppm: u32, rivals_ppm: Option<u64>) {
         if !self.wants {
             return;
@@ -285,14 +288,14 @@ impl Account {
         }
     }
 
-    /// Records that the account charged `used_ns` for a time in which other tenants wanted the GPU
-    /// too.
+    /// Adds `used_ns`, which the account charged while other tenants wanted the GPU too, to
+    /// `had_ns`.
     pub fn had(&mut self, used_ns: u64) {
         self.totals.had_ns = self.totals.had_ns.saturating_add(used_ns);
     }
 
-    /// Makes room for the marks of one second, if the marks are at least `apart_ns` apart. With
-    /// this room, [`Self::mark`] does not allocate.
+    /// Allocates memory for the marks of one second, if the marks are at least `apart_ns` apart.
+    /// Then [`Self::mark`] does not allocate.
     pub fn reserve_marks(&mut self, apart_ns: u64) {
         // The latest mark that is older than a second, the new mark, and a mark at either end.
         let marks = RECENT_NS / apart_ns.max(1) + 4;
@@ -315,9 +318,9 @@ impl Account {
         self.recent.iter().rev().find(is_old).or(self.recent.front()).copied()
     }
 
-    /// Returns the tenant's service: its GPU time during recent contention, divided by the time
-    /// that it was owed. The value 1 means that the tenant had exactly the time that it was owed.
-    /// Returns `None` if the tenant was owed nothing.
+    /// Returns the tenant's service: of the last second's contended time, the GPU time that the
+    /// tenant got, divided by the time that it was owed. The value 1 means that the tenant got
+    /// exactly the owed time. Returns `None` if the tenant was owed nothing.
     pub fn recent_service(&self, now_ns: u64) -> Option<f64> {
         let then = self.a_second_ago(now_ns)?;
         let owed_ns = self.totals.owed_ns.saturating_sub(then.owed_ns);
@@ -404,7 +407,7 @@ mod tests {
             let seen =
                 account.look(1_000_100, false, [(copied(0, 0), copied(900_000, charged_ns))].into_iter());
             assert_eq!((account.totals.copy_ns, seen.used_ns), (900_000, charged_ns));
-            // Time that was counted once is not counted again.
+            // The account does not count the same time twice.
             let lie = [(copied(900_000, charged_ns), copied(u64::MAX, u64::MAX))];
             let seen = account.look(1_000_200, false, lie.into_iter());
             assert_eq!((account.totals.copy_ns, seen.used_ns), (1_000_200, 100_200));

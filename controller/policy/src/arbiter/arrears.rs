@@ -1,18 +1,18 @@
-//! Arrears: GPU time that processes used while no arbiter ran. The core charges the time once the
-//! processes are back.
+//! Arrears: GPU time that processes used while no arbiter ran. The core charges this time when the
+//! processes have reconnected.
 //!
 //! Without an arbiter, the GPU's hardware takes turns between all processes that have work. Each
 //! meter then counts the turns of other processes as part of its own kernels' time. So the claims
-//! of all processes together may exceed the time that passed. The core takes the excess off all
-//! claims in equal parts, because the turns were equal. Therefore the core settles the claims
+//! of all processes together may exceed the time that passed. The core subtracts the excess from
+//! all claims in equal parts, because the turns were equal. Therefore the core settles the claims
 //! together: when all processes are back, when the daemon saves its state, or when the wait for
 //! processes ends.
 //!
 //! A process may come back with work in flight. This work took turns with the work of other
 //! processes too, but each meter counts the time when the work completes, and the core charges the
-//! time at once. So the charges may exceed the time that passed even after the claims are settled.
-//! When the work of all processes is complete, the core takes this [excess](Arrears::take_excess)
-//! off their next charges, again in equal parts.
+//! time at once. So the charges may exceed the time that passed, even after the core has settled
+//! the claims. When the work of all processes is complete, the core subtracts this
+//! [excess](Arrears::take_excess) from their next charges, again in equal parts.
 
 use alloc::vec::Vec;
 use core::mem;
@@ -27,7 +27,8 @@ pub struct Arrears {
     in_flight_ns: u64,
     /// GPU time that the core has charged since `began_ns`, ns.
     charged_ns: u64,
-    /// The claims: GPU time by the meters of the processes, ns.
+    /// The claims: the number of the tenant or session, and the GPU time by the meter of a process,
+    /// ns.
     claims: Vec<(u64, u64)>,
 }
 
@@ -55,8 +56,8 @@ impl Arrears {
         self.claims.push((owner, used_ns));
     }
 
-    /// Takes note that the core charged `used_ns` to tenants meanwhile. So less time is left for
-    /// the claims.
+    /// Records that the core charged `used_ns` to tenants since `began_ns`. This time is not
+    /// available for claims.
     pub fn charged(&mut self, used_ns: u64) {
         self.charged_ns = self.charged_ns.saturating_add(used_ns);
     }
@@ -67,7 +68,8 @@ impl Arrears {
     }
 
     /// Returns by how much the charges up to `now_ns` exceed the time that passed, ns. The caller
-    /// takes the excess off later charges, so the excess does not count as charged any more.
+    /// subtracts the excess from later charges, so this function removes the excess from the
+    /// charged time.
     pub fn take_excess(&mut self, now_ns: u64) -> u64 {
         let excess_ns = self.charged_ns.saturating_sub(self.passed_ns(now_ns));
         self.charged_ns -= excess_ns;

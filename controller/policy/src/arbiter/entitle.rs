@@ -16,8 +16,8 @@ const REVIEW_NS: u64 = Duration::from_millis(100).as_nanos() as u64;
 const IDLE_REVIEW_NS: u64 = Duration::from_secs(1).as_nanos() as u64;
 
 impl Tenant {
-    /// Returns whether the tenant was idle when entitlements were computed, and now wants the part
-    /// that was lent to others.
+    /// Returns whether the tenant was idle at the last computation of entitlements, so that other
+    /// tenants got its part, and wants the GPU now.
     fn wants_back(&self) -> bool {
         self.is_lent && self.account.wants && !self.seat.is_paused
     }
@@ -46,8 +46,8 @@ impl Core {
         now_ns.saturating_sub(self.entitled_ns) >= review_ns
     }
 
-    /// Returns whether the core must compute entitlements anew. This is so if a tenant came, left
-    /// or changed, or wants back the part that was lent.
+    /// Returns whether the core must compute entitlements anew: a tenant came, left or changed, or
+    /// an idle tenant wants its part of the GPU again.
     fn owes_anew(&self, now_ns: u64) -> bool {
         let may_look = now_ns.saturating_sub(self.entitled_ns) >= BACK_NS;
         self.owes_anew || (may_look && self.tenants.values().any(Tenant::wants_back))
@@ -73,8 +73,8 @@ impl Core {
         }
     }
 
-    /// Returns when to compute entitlements for tenants that want back the part that was lent, ns;
-    /// `None` if no tenant wants its part back.
+    /// Returns when to compute entitlements for idle tenants that want their part of the GPU again,
+    /// ns. Returns `None` if there is no such tenant.
     pub(super) fn entitle_again_ns(&self) -> Option<u64> {
         let is_awaited = self.tenants.values().any(Tenant::wants_back);
         is_awaited.then(|| self.entitled_ns.saturating_add(BACK_NS))

@@ -1,5 +1,5 @@
-//! The gates of sessions: which sessions may launch while their tenant may, and the terms of each
-//! gate.
+//! The gates of sessions. If a tenant may launch, this module decides which of its sessions may
+//! launch, and sets the terms of each gate.
 
 use super::tenant::Session;
 use super::{Actions, Core, Gate, Tenant};
@@ -8,8 +8,8 @@ use crate::lease::{Change, Grant};
 use core::mem;
 use deepres_abi::grant::{LeaseTerms, ONE_LAUNCH};
 
-/// The core tells sessions with an open gate a new bound on their work in flight. It does so if the
-/// bound changes by more than the bound divided by this number.
+/// If the bound on the work in flight of sessions with an open gate changes by more than the bound
+/// divided by this number, the core writes the new bound into their gates.
 const TOLD_PART: u64 = 8;
 
 impl Session {
@@ -77,7 +77,7 @@ impl Core {
         tenant.sessions = sessions;
     }
 
-    /// Returns the terms for `grant`. They are the same for each session of the tenant.
+    /// Returns the terms for `grant`. All sessions of the tenant have the same terms.
     pub(super) fn terms(&self, id: TenantId, tenant: &Tenant, grant: Grant) -> LeaseTerms {
         let spin_ns = self.tuning.spin_ns;
         let expires_ns = match grant {

@@ -3,12 +3,12 @@
 /// Number of remembered hand-offs. This many are enough for a 99th percentile, and few enough to
 /// follow a change within seconds.
 const REMEMBERED: usize = 256;
-/// The mean is used from this number of hand-offs on.
+/// The arbiter uses the mean cost from this number of samples on.
 const BELIEVED_FROM: usize = 8;
 /// In the mean, a hand-off counts as at most this many times the median.
 const MEDIANS_COUNTED: u64 = 16;
 
-/// The latest samples, ns.
+/// The costs of the latest hand-offs (samples), ns.
 #[derive(Debug)]
 pub struct Latency {
     samples_ns: [u64; REMEMBERED],
@@ -25,7 +25,7 @@ impl Default for Latency {
 }
 
 impl Latency {
-    /// Adds a sample.
+    /// Adds the cost of one hand-off, ns.
     pub fn add(&mut self, sample_ns: u64) {
         self.total_ns = self.total_ns.saturating_add(sample_ns);
         self.samples_ns[self.next] = sample_ns;
@@ -46,10 +46,11 @@ impl Latency {
         sorted.get(rank).copied().unwrap_or(0)
     }
 
-    /// Returns the mean cost of a hand-off, ns, or the median if that is greater; `None` with too few
-    /// samples. Each sample counts as at most `MEDIANS_COUNTED` medians. The delay of a busy machine
-    /// is part of the cost. The time in which a process was stopped is not. Some hand-offs cost less
-    /// than most, because the next tenant's work arrives during the drain.
+    /// Returns the mean cost of a hand-off, ns, or the median if the median is greater. Returns
+    /// `None` with fewer than `BELIEVED_FROM` samples. In the mean, each sample counts as at most
+    /// `MEDIANS_COUNTED` medians. So the delay of a busy machine is part of the cost, and a time in
+    /// which a process was stopped is not. Some hand-offs cost less than most, because the next
+    /// tenant's work arrives during the drain.
     pub fn usual_ns(&self) -> Option<u64> {
         let samples = self.samples_ns().len();
         (samples >= BELIEVED_FROM).then(|| {

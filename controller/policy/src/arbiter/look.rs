@@ -1,4 +1,4 @@
-//! Takes in the readings of the meters: charges the tenants, and tells the scheduler.
+//! Charges the tenants by the readings of the meters, and passes the readings to the scheduler.
 
 use super::overdue::Overdue;
 use super::tenant::{Brought, Session, Tenant};
@@ -9,7 +9,7 @@ use core::iter::Peekable;
 use core::slice::Iter;
 use deepres_abi::meter::Reading;
 
-/// The readings, in the order of the sessions.
+/// The readings that the caller passed to a turn, in the order of the sessions.
 struct Told<'a>(Peekable<Iter<'a, SessionReading>>);
 
 impl<'a> Told<'a> {
@@ -30,7 +30,8 @@ impl<'a> Told<'a> {
 }
 
 impl Core {
-    /// Takes in the readings of a turn.
+    /// Charges all tenants by the readings of a turn, and passes the figures of each tenant to the
+    /// scheduler.
     pub(super) fn look(&mut self, now_ns: u64, readings: &Readings, actions: &mut Actions) {
         let looked_ns = core::mem::replace(&mut self.looked_ns, now_ns);
         let elapsed_ns = now_ns.saturating_sub(looked_ns);
@@ -129,8 +130,8 @@ impl Core {
                     others_ns + tenant.shared.take(counted_ns.saturating_sub(others_ns), stretched_ns);
                 let charged = Reading { compute_ns: before.compute_ns.saturating_add(others_ns), ..before };
                 self.pairs.push((charged, reading));
-                // The turns are judged by the time that includes double counting, because double
-                // counting shows that the sessions are backlogged.
+                // The module `turns` gets the time with double counting, because double counting
+                // shows that the sessions are backlogged.
                 let used_ns = counted_ns.min(elapsed_ns);
                 tenant.seen.push(turns::Seen { session: *number, wants: reading.wants(), used_ns });
                 session.last = reading;
@@ -146,7 +147,8 @@ impl Core {
                 tenant.account.wants = false;
                 Seen::default()
             };
-            // A meter may show the last work of a burst late, so the shared time counts until the next.
+            // A meter may show the last work of a burst late, so the core keeps the shared time
+            // until the next burst begins.
             if was_idle && tenant.account.wants {
                 tenant.shared.forget();
             }
@@ -184,8 +186,8 @@ impl Core {
         }
     }
 
-    /// Takes the excess of the charges off the sessions that came back with work in flight, in equal
-    /// parts. [`super::arrears`] explains the excess.
+    /// Subtracts the excess of the charges from the next charges of the sessions that came back
+    /// with work in flight, in equal parts. [`super::arrears`] explains the excess.
     pub(super) fn take_excess(&mut self, now_ns: u64) {
         let count: u64 = self.tenants.values().map(Tenant::brought).sum();
         let Some(arrears) = self.arrears.as_mut().filter(|_| count != 0) else { return };
@@ -209,7 +211,7 @@ impl Core {
 
     /// Corrects the last readings for a time in which the arbiter did not run. In that time each
     /// session counted the turns of other sessions as its own. So all sessions together may claim
-    /// more than the time that passed. This function takes the excess off all claims in equal
+    /// more than the time that passed. This function subtracts the excess from all claims in equal
     /// parts, as [`super::arrears`] does for the time between two daemons.
     pub(super) fn level(&mut self, now_ns: u64, readings: &Readings) {
         let in_flight_ns = self.tenants.values().map(|tenant| tenant.account.uncharged_ns()).max();

@@ -76,10 +76,10 @@ pub type SessionId = u64;
 /// The identity of a process: its id and its start time. No other process has both.
 pub type ProcessId = (u32, u64);
 
-/// The parameters of an arbiter.
+/// The parameters with which the caller makes the core of an arbiter.
 #[derive(Debug, Clone, Copy)]
 pub struct Setup {
-    /// How old the last heartbeat may be before tenants take the daemon for dead, ns.
+    /// The age of the last heartbeat from which on tenants take the daemon for dead, ns.
     pub heartbeat_limit_ns: u64,
     /// The bounds of the quantum.
     pub quantum: QuantumBounds,
@@ -95,7 +95,7 @@ pub struct Setup {
     pub has_peers: bool,
 }
 
-/// The caller's description of a tenant.
+/// The caller's description of a tenant: its wishes, and whether it may run.
 #[derive(Debug, Clone, Copy)]
 pub struct TenantSeat {
     /// The tenant's number.
@@ -144,7 +144,7 @@ pub enum Order {
     Leave {
         /// The session's tenant.
         tenant: TenantId,
-        /// The session.
+        /// The number of the session.
         session: SessionId,
         /// Whether the process may connect again. The core then remembers the point up to which it
         /// charged the process.
@@ -167,47 +167,47 @@ pub enum Order {
 /// The core's instructions for reading the meter of one session.
 #[derive(Debug, Clone, Copy)]
 pub struct Watched<'a> {
-    /// The session.
+    /// The number of the session.
     pub session: SessionId,
     /// The last reading, if the session was at rest: no thread waited, and no work was in flight.
     /// While the meter still shows this reading, the caller leaves the session out of the readings.
     pub at_rest: Option<&'a Reading>,
-    /// Whether the core needs the intervals in which the session was on the GPU. The core needs the
-    /// intervals if several sessions of the tenant launch.
+    /// Whether the core needs the intervals in which the session's kernels and graphs ran on the
+    /// GPU. This is so if several sessions of the tenant launch.
     pub tells_intervals: bool,
 }
 
 /// One reading of a session's meter.
 #[derive(Debug, Clone, Default)]
 pub struct SessionReading {
-    /// The session.
+    /// The number of the session.
     pub session: SessionId,
     /// Whether the session has carried the counters of earlier sessions into its meter. The caller
     /// reads this flag before the counters, because the counters are complete once the flag is set.
     pub is_carried: bool,
-    /// The counters.
+    /// The counters of the session's meter.
     pub meter: Reading,
     /// The part of the meter's GPU time by which launches took longer than the session knows them to
     /// take, ns. The caller reads it after the counters.
     pub stretched_ns: u64,
-    /// When the first work began that had waited for the present lease, ns. The caller reads
-    /// `began_ns` and `ended_ns` after the counters. So if a counter shows that work has ended,
-    /// `ended_ns` covers that work.
+    /// The time at which the first launch that had waited for the present lease began on the GPU,
+    /// ns. The caller reads `began_ns` and `ended_ns` after the counters. So if a counter shows
+    /// that work has ended, `ended_ns` covers that work.
     pub began_ns: Option<u64>,
-    /// When the last finished work ended, ns.
+    /// The time at which the session's last finished work ended, ns.
     pub ended_ns: Option<u64>,
-    /// The places in [`Readings::intervals`] of the intervals in which the session was on the GPU
-    /// since the last reading.
+    /// The intervals since the last reading in which the session's kernels and graphs ran on the
+    /// GPU, as a range of places in [`Readings::intervals`].
     pub intervals: Range<usize>,
     /// The system's answer to the last question ([`Actions::asks`]): whether the process is
     /// stopped. `None` if there is no answer.
     pub is_stopped: Option<bool>,
 }
 
-/// Figures of a tenant that the meters of this GPU do not show.
+/// Figures of a tenant that the caller takes from other sources than the meters of this GPU.
 #[derive(Debug, Clone, Copy)]
 pub struct TenantReading {
-    /// The tenant.
+    /// The number of the tenant.
     pub tenant: TenantId,
     /// GPU time that the tenant's job has used on all GPUs, ns.
     pub job_used_ns: u64,
@@ -218,11 +218,14 @@ pub struct TenantReading {
 /// The input of a turn: everything that the caller has read.
 #[derive(Debug, Default)]
 pub struct Readings {
-    /// The meters of sessions, in the order of [`Core::sessions`], without those at rest.
+    /// The readings of the sessions' meters, in the order of [`Core::sessions`], without sessions
+    /// at rest.
     pub sessions: Vec<SessionReading>,
-    /// The beginning and the end of intervals in which sessions were on the GPU, ns.
+    /// The beginning and the end of each interval in which a session's kernels and graphs ran on
+    /// the GPU, ns.
     pub intervals: Vec<(u64, u64)>,
-    /// The use and the memory of tenants, if the turn computes entitlements ([`Core::reviews`]).
+    /// The job's GPU time and the memory of each tenant, if the turn computes entitlements
+    /// ([`Core::reviews`]).
     pub tenants: Vec<TenantReading>,
 }
 
@@ -272,9 +275,9 @@ pub enum Event {
         /// How long the arbiter did not run, ns.
         silent_ns: u64,
     },
-    /// A session's work does not end, so the session cannot take turns on the GPU with others.
+    /// A session's work does not end, so other tenants cannot get the GPU for themselves.
     Endless {
-        /// The session.
+        /// The number of the session.
         session: SessionId,
     },
 }
@@ -323,7 +326,8 @@ impl Actions {
     }
 }
 
-/// The arbiters of the host's other GPUs.
+/// The arbiters of the host's other GPUs, with which the core exchanges states and orders for
+/// gangs.
 pub trait Peers {
     /// Posts the state of this GPU to the arbiters of the other GPUs. Returns the order for this
     /// GPU, and the tenants that get leases on this GPU only by such orders.
@@ -338,7 +342,7 @@ struct Review {
     work: Work,
 }
 
-/// The state of an arbiter.
+/// The core of an arbiter: the state from which all decisions about one GPU follow.
 #[derive(Debug)]
 pub struct Core {
     setup: Setup,
@@ -348,7 +352,7 @@ pub struct Core {
     tuning: Tuning,
     /// The tenants, with and without sessions at present.
     tenants: BTreeMap<TenantId, Tenant>,
-    /// The holder in the last post to the peers.
+    /// The holder that the core named in its last post to the board of gangs.
     posted: Option<TenantId>,
     /// When the previous daemon last saved its state, ns; `Some` while processes that it served may
     /// still reconnect.
@@ -366,17 +370,17 @@ pub struct Core {
     idle_ns: u64,
     /// Whether a tenant wanted the GPU when the meters were last read.
     is_wanted: bool,
-    /// Whether a meter did not show everything at the last reading. The session was stopped, or had
-    /// not carried its counters over yet.
+    /// Whether a meter was incomplete at the last reading: its session was stopped, or had not
+    /// carried the counters of its earlier sessions over yet.
     is_unsettled: bool,
-    /// When the meters were last read, ns.
+    /// The time at which the caller last read the meters, ns.
     looked_ns: u64,
     ticked_ns: u64,
     /// When the caller last called [`Self::turn`] or [`Self::rest`], ns.
     turned_ns: u64,
-    /// When the scheduler wants to decide next, ns.
+    /// The time of the scheduler's next decision if nothing happens before, ns.
     decide_ns: Option<u64>,
-    /// Number of turns since the last wake-up.
+    /// Number of turns since the caller last woke up.
     rounds: usize,
     /// When the entitlements were last computed, ns.
     entitled_ns: u64,
@@ -468,8 +472,8 @@ impl Core {
         self.ticked_ns = now_ns;
     }
 
-    /// Takes in the readings at `now_ns`, carries out the orders, and decides. Replaces the content
-    /// of `actions` by the results.
+    /// Charges the tenants by the readings at `now_ns`, carries out the orders, and decides which
+    /// tenants may launch. Replaces the content of `actions` by the results.
     pub fn turn(
         &mut self,
         now_ns: u64,
@@ -497,7 +501,7 @@ impl Core {
         if has_orders {
             self.reserve(actions);
         }
-        // This loop follows the orders, because an order may have added a tenant.
+        // This loop comes after the orders, because an order may have added a tenant.
         for reading in &readings.tenants {
             if let Some(tenant) = self.tenants.get_mut(&reading.tenant) {
                 (tenant.job_used_ns, tenant.memory_ppm) = (reading.job_used_ns, reading.memory_ppm);
@@ -526,7 +530,7 @@ impl Core {
         }
         // A tenant may finish its work at this moment. Either the tenant sees the new gate and
         // rings the bell, or the next turn sees that the work has finished. The next turn also
-        // posts news to the peers, and takes in the system's answers.
+        // posts news to the peers, and uses the system's answers.
         let is_awaited = has_orders || self.has_news() || !actions.asks.is_empty();
         self.rounds = if has_orders { 0 } else { self.rounds + 1 };
         actions.again = (is_awaited || !is_settled) && self.rounds < MAX_ROUNDS;
@@ -572,9 +576,9 @@ impl Core {
         self.tenants.values().any(Tenant::is_present)
     }
 
-    /// Returns for how long the caller did not run, ns: it was stopped, or the machine slept.
-    /// Meanwhile no arbiter bounded the tenants. Returns `None` up to the heartbeat limit, and
-    /// without sessions.
+    /// Returns for how long the caller did not run, ns: it was stopped, or the machine slept. In
+    /// this time, no arbiter bounded the tenants. Returns `None` if the time is within the
+    /// heartbeat limit, or if there are no sessions.
     fn silent_ns(&self, now_ns: u64) -> Option<u64> {
         let silent_ns = now_ns.saturating_sub(self.turned_ns);
         (silent_ns > self.setup.heartbeat_limit_ns && self.has_sessions()).then_some(silent_ns)
@@ -624,7 +628,7 @@ impl Core {
         &self.latency
     }
 
-    /// Returns the GPU's counters.
+    /// Returns the GPU's counters: contended time, idle time and hand-offs.
     pub fn counters(&self) -> Counters {
         Counters {
             contended_ns: self.contended_ns,

@@ -10,8 +10,8 @@ use crate::lease::Grant;
 use core::time::Duration;
 use deepres_abi::grant::LeaseTerms;
 
-/// How long a process with earlier sessions may take to carry its counters into its new meter page.
-/// An honest process does so as soon as it gets the page.
+/// The time within which a process with earlier sessions must carry its counters into its new meter
+/// page. An honest process does so as soon as it gets the page.
 const CARRY_LIMIT_NS: u64 = Duration::from_secs(1).as_nanos() as u64;
 
 impl Core {
@@ -45,7 +45,7 @@ impl Core {
         }
     }
 
-    /// Takes over the state that the previous daemon saved.
+    /// Sets the counters, accounts and baselines to the state that the previous daemon saved.
     fn restore(&mut self, restored: Restored, now_ns: u64) {
         self.looked_ns = now_ns;
         self.restored_ns = Some(restored.saved_ns);
@@ -102,8 +102,9 @@ impl Core {
         self.owes_anew = true;
     }
 
-    /// Returns the point from which the core charges a session with earlier counters. Returns
-    /// `None` if the session has none, or the point is unknown.
+    /// Returns the point from which the core charges a session that continues the counters of
+    /// earlier sessions. Returns `None` if the session has no earlier counters, or the point is
+    /// unknown.
     fn baseline(&mut self, tenant: TenantId, session: &SessionSeat) -> Option<Baseline> {
         let known = session.process.and_then(|process| self.baselines.remove(&(tenant, process)));
         if !session.continues {
@@ -134,8 +135,8 @@ impl Core {
 
     /// Returns the state to save, as of the last turn. Settles the arrears first.
     pub fn snapshot(&mut self) -> Snapshot {
-        // The saved baselines say that the core charged the processes that are back. So charge
-        // these processes first.
+        // A saved baseline says that the core has charged a process up to there. So charge the
+        // processes that are back first.
         self.settle_arrears(self.looked_ns);
         let account = |(id, tenant): (&TenantId, &Tenant)| {
             (*id, tenant.account.save(tenant.entitled_ppm, self.scheduler.lag_ns(*id)))

@@ -17,7 +17,7 @@ const TIMES_LONGEST: u64 = 10;
 /// of work causes one or two such drains.
 const IN_VAIN: u32 = 3;
 
-/// The state for one process.
+/// The progress of one process: its work in flight, and the drains that the arbiter gave up.
 #[derive(Debug, Default)]
 pub struct Overdue {
     compute_ns: u64,
@@ -30,9 +30,9 @@ pub struct Overdue {
 }
 
 impl Overdue {
-    /// Takes in a reading of the meter. `is_given_up` says that the gate is closed and the arbiter
-    /// no longer waits for the work in flight. Returns true the first time that the work is
-    /// overdue, else false.
+    /// Updates the state by a reading of the process's meter. `is_given_up` says that the gate is
+    /// closed and the arbiter no longer waits for the work in flight. Returns true the first time
+    /// that the work is overdue, else false.
     pub fn look(&mut self, now: &Reading, is_given_up: bool, longest_ns: u64, now_ns: u64) -> bool {
         let got_on = now.compute_ns != core::mem::replace(&mut self.compute_ns, now.compute_ns);
         if !now.in_flight {
@@ -40,7 +40,7 @@ impl Overdue {
             return false;
         }
         if now_ns.saturating_sub(self.given_up_ns) >= limit_ns(longest_ns) {
-            // No other tenant wanted the GPU for so long.
+            // The arbiter gave up no drain for this long, so earlier drains no longer count.
             self.given_up = 0;
         }
         if is_given_up && !self.is_given_up {

@@ -1,21 +1,24 @@
 //! Corrects GPU time that several processes of a tenant count at once. While two processes have
 //! work on the GPU, the hardware takes turns between them. The kernels of each process then take as
-//! long as both together, but the tenant used that time only once.
+//! long as the kernels of both processes together, so both meters count the same time. But the
+//! tenant used this time only once.
 //!
-//! Each process writes into its meter page when it was on the GPU. If another process reported a
-//! moment earlier, the core takes that moment off the time that the later process counts.
+//! Each process writes into its meter page the intervals in which its work was on the GPU. If two
+//! processes report the same moment, the core subtracts the moment from the time of the process
+//! that reports it later.
 
 use alloc::boxed::Box;
 use deepres_abi::allowance::Allowance;
 
-/// The longest time on the GPU that the core takes in from one process at a time, ns. A longer time
-/// is false, or the arbiter did not read for long.
+/// The longest interval on the GPU that the core uses from one report of a process, ns. A longer
+/// interval is false, or the arbiter did not read the meter for a long time.
 const LOOKED_AT_NS: u64 = core::time::Duration::from_secs(1).as_nanos() as u64;
 
-/// The moments that one or several processes reported.
+/// The moments at which one or several processes had work on the GPU, by their own reports.
 type Moments = Box<Allowance>;
 
-/// The moments that all processes of a tenant reported.
+/// The moments at which any process of a tenant had work on the GPU, by the reports of all its
+/// processes.
 #[derive(Debug, Default)]
 pub struct Said(Option<Moments>);
 
@@ -31,25 +34,26 @@ impl Said {
     }
 }
 
-/// Time in which a tenant shared the GPU with another tenant, ns. The hardware takes turns between
-/// both, so a tenant's launches may take longer than they do alone. What exceeds their known time, the
-/// other tenant had.
+/// Time in which a tenant and another tenant had work on the GPU, ns. The hardware takes turns
+/// between the two, so a tenant's launches may take longer than they take alone. In the excess over
+/// their usual time, the GPU worked for the other tenant.
 #[derive(Debug, Default)]
 pub struct Shared(u64);
 
 impl Shared {
-    /// Adds shared time.
+    /// Adds time in which the tenant and another tenant had work on the GPU, ns.
     pub fn pass(&mut self, elapsed_ns: u64) {
         self.0 = self.0.saturating_add(elapsed_ns).min(LOOKED_AT_NS);
     }
 
-    /// Forgets the shared time.
+    /// Forgets the time in which two tenants had work on the GPU.
     pub fn forget(&mut self) {
         self.0 = 0;
     }
 
-    /// Returns the part of `counted_ns` of GPU time that the other tenant had, ns. By `stretched_ns` of
-    /// that time, launches took longer than they are known to take.
+    /// Returns the part of `counted_ns` in which the GPU worked for the other tenant, ns.
+    /// `stretched_ns` is the time by which launches took longer than usual. Uses up the shared
+    /// time.
     pub fn take(&mut self, counted_ns: u64, stretched_ns: u64) -> u64 {
         let others_ns = stretched_ns.min(counted_ns).min(self.0);
         self.0 = self.0.saturating_sub(counted_ns);
@@ -57,14 +61,14 @@ impl Shared {
     }
 }
 
-/// The moments that one process reported.
+/// The moments at which one process had work on the GPU, by its own reports.
 #[derive(Debug, Default)]
 pub struct Overlap {
     own: Option<Moments>,
-    /// Whether the core has taken in intervals since there is memory for them.
+    /// Whether the core has read the process's intervals since it has memory for them.
     has_looked: bool,
-    /// Time that other processes reported first, and that this process has reported but not yet
-    /// counted, ns.
+    /// Time that other processes reported first, and that this process has reported in its
+    /// intervals but not yet in its counters, ns.
     ahead_ns: u64,
 }
 
@@ -79,8 +83,8 @@ impl Overlap {
         *self = Self::default();
     }
 
-    /// Takes in the intervals that the process reported since the last call: the beginning and the
-    /// end of each, ns. `counted_ns` is the GPU time that the process counted since the last call.
+    /// Adds the intervals that the process reported since the last call: the beginning and the end
+    /// of each, ns. `counted_ns` is the GPU time that the process counted since the last call.
     /// Returns the part of `counted_ns` that other processes had reported before, ns. Returns
     /// `None` while there is no memory for moments.
     pub fn look(&mut self, all: &Said, intervals: &[(u64, u64)], counted_ns: u64) -> Option<u64> {

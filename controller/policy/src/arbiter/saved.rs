@@ -12,18 +12,18 @@ use crate::TenantId;
 use alloc::vec::Vec;
 use deepres_abi::meter::{Reading, WAIT_BUCKETS};
 
-/// The account of a tenant on one GPU.
+/// The saved account of a tenant on one GPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 pub struct SavedAccount {
-    /// The totals.
+    /// The sums of the tenant's GPU time, waits, launches and refusals.
     #[cfg_attr(feature = "serde", serde(flatten))]
     pub totals: Totals,
-    /// When the tenant first appeared, ns of `CLOCK_MONOTONIC`.
+    /// The time at which the tenant first appeared, ns of `CLOCK_MONOTONIC`.
     pub since_ns: u64,
     /// Wall time that the account may still charge for work in flight, ns.
     pub uncharged_ns: u64,
-    /// GPU time that the account takes off its next charges, ns.
+    /// GPU time that the account subtracts from its next charges, ns.
     pub overcharged_ns: u64,
     /// The longest kernel or graph, ns.
     pub longest_ns: u64,
@@ -47,13 +47,13 @@ pub struct SavedMeter {
     pub copy_ns: u64,
     /// Time waited at the gate, ns.
     pub wait_ns: u64,
-    /// Waits at the gate.
+    /// Number of waits at the gate.
     pub waits: u64,
-    /// Kernels launched one by one.
+    /// Number of kernels launched one by one.
     pub kernel_launches: u64,
-    /// Graphs launched.
+    /// Number of launched graphs.
     pub graph_launches: u64,
-    /// Allocations refused.
+    /// Number of refused allocations.
     pub refusals: u64,
     /// Waits at the gate by their length, each modulo 2³².
     pub waits_by_length: [u32; WAIT_BUCKETS],
@@ -90,7 +90,7 @@ impl From<SavedMeter> for Reading {
     }
 }
 
-/// The counters of a GPU.
+/// The counters of a GPU that the daemon saves: contended time, idle time and hand-offs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Time in which two or more tenants wanted the GPU, ns.
@@ -133,7 +133,7 @@ pub struct Restored {
 /// The point up to which the core charged a process.
 #[derive(Debug, Clone, Copy)]
 pub struct Baseline {
-    /// The counters.
+    /// The counters of the process's meter.
     pub meter: SavedMeter,
     /// The time of the reading of these counters, ns of `CLOCK_MONOTONIC`.
     pub at_ns: u64,
@@ -143,8 +143,8 @@ pub struct Baseline {
 /// no counter before the process has carried its counters into the page.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Awaited {
-    /// The point from which the core charges the process. `None`: the point is unknown, and the
-    /// core does not charge the time before.
+    /// The point from which the core charges the process. `None` if the point is unknown; then the
+    /// core does not charge the use before the process came back.
     pub from: Option<Baseline>,
     /// The moment from which the core uses the counters in any case, ns. So a process gains nothing
     /// if it does not carry its earlier counters over.

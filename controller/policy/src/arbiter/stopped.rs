@@ -12,19 +12,19 @@ use deepres_abi::meter::Reading;
 /// it, ns. This is also the time between two such questions.
 const QUIET_NS: u64 = Duration::from_millis(5).as_nanos() as u64;
 
-/// The state for one process.
+/// The progress of one process, and whether the process is stopped.
 #[derive(Debug, Default)]
 pub struct Stopped {
     is_stopped: bool,
     /// Whether work was in flight at the last reading.
     in_flight: bool,
-    /// When the process last made progress or was idle, ns.
+    /// The last time at which the process made progress or was idle, ns.
     quiet_since_ns: u64,
     asked_ns: u64,
 }
 
 impl Stopped {
-    /// Returns whether the process was stopped at the system's last answer.
+    /// Returns whether the process is stopped, by the system's last answer.
     pub fn is_stopped(&self) -> bool {
         self.is_stopped
     }
@@ -40,8 +40,9 @@ impl Stopped {
         self.quiet_since_ns = now_ns;
     }
 
-    /// Takes in the meter's previous and present reading, and whether the process may launch.
-    /// `answer` is the system's answer to the last question: whether the process is stopped.
+    /// Compares the previous and the present reading of the process's meter. `may_launch` says
+    /// whether the process may launch. `answer` is the system's answer to the last question:
+    /// whether the process is stopped.
     ///
     /// Returns the present reading, and whether the caller is to ask the system now. If the process
     /// is stopped, the returned reading shows no waiting thread and no work in flight.
@@ -81,8 +82,8 @@ mod tests {
         Reading { waiters: 1, ..Reading::default() }
     }
 
-    /// Lets a process that waits be looked at. Returns whether it wants the GPU, and whether the
-    /// system is to be asked.
+    /// Passes the reading of a waiting process to [`Stopped::look`]. Returns whether the process
+    /// wants the GPU, and whether the caller is to ask the system.
     fn look(stopped: &mut Stopped, may_launch: bool, now_ns: u64, answer: Option<bool>) -> (bool, bool) {
         let (reading, asks) = stopped.look(&waits(), waits(), may_launch, now_ns, answer);
         (reading.wants(), asks)

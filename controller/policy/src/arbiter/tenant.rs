@@ -17,15 +17,15 @@ use deepres_abi::meter::Reading;
 /// The work that was in flight when a session came back after a time without an arbiter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Brought {
-    /// No work was in flight, or the core took the excess of the charges off already.
+    /// No work was in flight, or the core has subtracted the excess of the charges already.
     Nothing,
     /// The session has had work in flight at each reading since.
     InFlight,
-    /// The work is complete.
+    /// The work of the session is complete, and the core has not subtracted the excess yet.
     Complete,
 }
 
-/// A session of a tenant.
+/// A session of a tenant on this GPU: the last reading of its meter, and the state of its gate.
 #[derive(Debug)]
 pub struct Session {
     pub(super) seat: SessionSeat,
@@ -38,7 +38,7 @@ pub struct Session {
     pub(super) brought: Brought,
     pub(super) stopped: Stopped,
     pub(super) overdue: Overdue,
-    /// The last reading of the time by which launches took longer than known, ns.
+    /// The last reading of the time by which launches took longer than usual, ns.
     pub(super) stretched_ns: u64,
     /// The GPU time that other sessions of the tenant count too.
     pub(super) overlap: Overlap,
@@ -101,7 +101,7 @@ impl Session {
 pub struct Tenant {
     pub(super) seat: TenantSeat,
     pub(super) account: Account,
-    /// The part of `account` that the core has already added to the job's use, ns.
+    /// The GPU time in `account` that the core has already added to the use of the job, ns.
     pub(super) counted_ns: u64,
     /// GPU time that the tenant's job has used on all GPUs, ns.
     pub(super) job_used_ns: u64,
@@ -126,8 +126,8 @@ pub struct Tenant {
     pub(super) said: Said,
     /// The time in which the tenant shared the GPU with another tenant.
     pub(super) shared: Shared,
-    /// Whether the tenant wanted nothing and had used nothing at its last look. While its gates are
-    /// closed, nothing but its idle time changes until a meter changes.
+    /// Whether the tenant wanted nothing and had used nothing at the last look. For such a tenant
+    /// with closed gates, only the idle time grows until one of its meters changes.
     pub(super) rests: bool,
 }
 
@@ -159,7 +159,7 @@ impl Tenant {
         self.sessions.values().any(|session| !matches!(session.gate, Grant::Closed | Grant::Paused))
     }
 
-    /// Takes in the idle time of a tenant that has rested until `now_ns`.
+    /// Adds the idle time of a tenant that has rested until `now_ns`.
     pub(super) fn rest_until(&mut self, now_ns: u64) {
         if self.rests {
             let idle_ns = self.account.rest(now_ns);
@@ -168,12 +168,12 @@ impl Tenant {
         }
     }
 
-    /// Returns the account.
+    /// Returns the tenant's account on this GPU.
     pub fn account(&self) -> &Account {
         &self.account
     }
 
-    /// Returns the tenant's description.
+    /// Returns the caller's description of the tenant.
     pub fn seat(&self) -> &TenantSeat {
         &self.seat
     }
@@ -209,8 +209,8 @@ impl Tenant {
         !self.sessions.is_empty()
     }
 
-    /// Returns the number of sessions that came back with work in flight, and from which the core
-    /// has not yet taken the excess of the charges off.
+    /// Returns the number of sessions that came back with work in flight, and whose excess of
+    /// charges the core has not yet subtracted.
     pub(super) fn brought(&self) -> u64 {
         self.sessions.values().filter(|session| session.brought != Brought::Nothing).count() as u64
     }

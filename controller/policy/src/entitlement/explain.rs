@@ -10,7 +10,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use deepres_abi::PPM;
 
-/// One term of a sum.
+/// One term of a sum that makes up a share.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Summand {

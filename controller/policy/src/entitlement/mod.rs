@@ -50,7 +50,7 @@ pub const IDLE_NS: u64 = Duration::from_secs(1).as_nanos() as u64;
 /// the GPU again. The bound limits the cost of many tenants that come and go.
 pub const BACK_NS: u64 = Duration::from_millis(10).as_nanos() as u64;
 
-/// The whole GPU.
+/// The whole time of a GPU, parts per million.
 const WHOLE: u64 = PPM as u64;
 
 /// The wishes of a tenant, and the cap of its user.
@@ -98,7 +98,7 @@ pub enum Rule {
     Rest,
     /// The tenant has all that its user may have.
     Capped,
-    /// The tenant has the time that others leave.
+    /// The tenant is a guest, and has the time that owners leave.
     Gaps,
 }
 

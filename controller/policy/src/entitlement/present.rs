@@ -22,7 +22,7 @@ pub struct Claim {
     pub demand_ppm: u32,
 }
 
-/// The share that results from a claim.
+/// The share that a tenant gets at the present demand of all tenants.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Present {
     /// The part of the GPU's time, parts per million.

@@ -26,8 +26,8 @@ pub fn pour(total: u64, vessels: &[Vessel]) -> (Vec<u64>, Option<f64>) {
     (parts, level)
 }
 
-/// Does the same as [`pour`] in memory of the caller: writes the parts into `parts`, and returns
-/// the water level. `order` is working memory.
+/// Divides `total` as [`pour`] does, but in memory of the caller: writes the parts into `parts`,
+/// and returns the water level. `order` is working memory.
 pub fn pour_into(
     total: u64,
     vessels: &[Vessel],

@@ -1,11 +1,11 @@
-//! Orders tenants in the line for GPUs.
+//! Decides which of several tenants and gangs that want the same GPUs goes first.
 
 use super::{Board, Gpu, Member, Position, Post};
 use crate::TenantId;
 use alloc::collections::BTreeSet;
 
-/// The place of a tenant, first to last: tenants that end others' turns come first, then tenants
-/// that are less far served.
+/// A tenant's place in the order; the least place goes first. Tenants that press come first; among
+/// equals, the least position decides.
 type Standing = (bool, Position);
 
 impl Member {
@@ -14,15 +14,19 @@ impl Member {
     }
 }
 
-/// The tenants that want a GPU, in short.
+/// A summary of one GPU: the number of tenants that want it, and the place of the first of them
+/// that is no gang.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Line {
+    /// The number of tenants that want the GPU.
     wanting: usize,
-    /// The place of the first tenant that is no gang.
+    /// The place, among the tenants that want the GPU, of the first tenant that is no gang; `None`
+    /// without such a tenant.
     single: Option<Standing>,
 }
 
 impl Line {
+    /// Returns the summary of a GPU by its arbiter's post.
     pub fn of(post: &Post, is_gang: impl Fn(TenantId) -> bool) -> Self {
         let wanting = post.members.iter().filter(|member| member.wants());
         let singles = wanting.clone().filter(|member| !is_gang(member.tenant));
@@ -31,6 +35,7 @@ impl Line {
 }
 
 impl Board {
+    /// Returns the reports on a tenant from the arbiters of these GPUs.
     pub(super) fn members<'a>(
         &'a self,
         tenant: TenantId,
@@ -39,18 +44,19 @@ impl Board {
         gpus.iter().filter_map(move |gpu| self.gpus[*gpu].post.member(tenant))
     }
 
+    /// Returns whether the tenant wants at least one of these GPUs.
     pub(super) fn wants(&self, tenant: TenantId, gpus: &BTreeSet<usize>) -> bool {
         self.members(tenant, gpus).any(Member::wants)
     }
 
-    /// Returns the place of a gang, by its position on the GPU where it is served furthest.
+    /// Returns the place of a gang, by its largest position on any of its GPUs.
     pub(super) fn standing(&self, tenant: TenantId, gpus: &BTreeSet<usize>) -> Standing {
         let position = self.members(tenant, gpus).map(|member| member.position).max().unwrap_or(0);
         (!self.presses(tenant, gpus), position)
     }
 
-    /// Returns whether a gang goes before tenants without a time objective, on each GPU that
-    /// another tenant wants too. On a GPU of its own a gang never had too much.
+    /// Returns whether a gang presses: it has an SLO, and is owed GPU time on each GPU that another
+    /// tenant wants too. A GPU that only the gang wants does not count.
     pub(super) fn presses(&self, tenant: TenantId, gpus: &BTreeSet<usize>) -> bool {
         let asked = gpus.iter().filter_map(|gpu| {
             let member = self.gpus[*gpu].post.member(tenant).filter(|member| member.wants())?;
@@ -59,20 +65,20 @@ impl Board {
         asked.reduce(|all, presses| all && presses).unwrap_or(false)
     }
 
-    /// Returns whether another tenant wants a GPU.
+    /// Returns whether a tenant other than `tenant` wants the GPU.
     pub(super) fn is_wanted_beside(&self, tenant: TenantId, gpu: usize) -> bool {
         let gpu = &self.gpus[gpu];
         let its = usize::from(gpu.post.member(tenant).is_some_and(Member::wants));
         gpu.line.wanting > its
     }
 
-    /// Returns whether others want one of these GPUs, or plan to have it.
+    /// Returns whether another tenant wants one of these GPUs, or another gang has a plan for one.
     pub(super) fn is_contended(&self, tenant: TenantId, gpus: &BTreeSet<usize>) -> bool {
         gpus.iter().any(|gpu| self.is_wanted_beside(tenant, *gpu))
             || self.plans(tenant, gpus).next().is_some()
     }
 
-    /// Returns the other gangs that want GPUs of this gang.
+    /// Returns the other gangs that want a GPU of this gang, each with its GPUs.
     fn rivals<'a>(
         &'a self,
         tenant: TenantId,
@@ -85,7 +91,7 @@ impl Board {
         })
     }
 
-    /// Returns whether no single tenant goes before this gang on any of its GPUs.
+    /// Returns whether this gang goes before all tenants that are no gangs, on each of its GPUs.
     fn is_before_singles(&self, tenant: TenantId, gpus: &BTreeSet<usize>) -> bool {
         let waits = !self.presses(tenant, gpus);
         gpus.iter().all(|gpu| {
@@ -95,8 +101,9 @@ impl Board {
         })
     }
 
-    /// Returns whether a gang is next for its GPUs: no tenant with a turn on one of them is further
-    /// behind.
+    /// Returns whether a gang is next for its GPUs. On each GPU, the gang must go before all
+    /// tenants that are no gangs. No gang whose turn has begun on one of the GPUs may have an
+    /// earlier place.
     pub(super) fn is_next(&self, tenant: TenantId, gpus: &BTreeSet<usize>) -> bool {
         let standing = self.standing(tenant, gpus);
         let mut begun = self
@@ -107,8 +114,8 @@ impl Board {
             && begun.all(|turn| self.standing(turn.tenant, &turn.gpus) >= standing)
     }
 
-    /// Returns whether a tenant with a time objective waits for a GPU of this gang, which does not
-    /// press.
+    /// Returns whether the gang does not press, but a single tenant or another gang presses on one
+    /// of its GPUs.
     pub(super) fn is_pressed(&self, tenant: TenantId, gpus: &BTreeSet<usize>) -> bool {
         let single = |gpu: &usize| self.gpus[*gpu].line.single.is_some_and(|(waits, _)| !waits);
         !self.presses(tenant, gpus)
@@ -116,8 +123,8 @@ impl Board {
                 || self.rivals(tenant, gpus).any(|(rival, places)| self.presses(rival, places)))
     }
 
-    /// Returns whether no tenant that wants a GPU of this gang is further behind, except gangs with
-    /// a plan.
+    /// Returns whether this gang goes before all other tenants that want its GPUs. Gangs that have
+    /// a plan for one of these GPUs do not count.
     pub(super) fn is_first(&self, tenant: TenantId, gpus: &BTreeSet<usize>) -> bool {
         let standing = self.standing(tenant, gpus);
         let has_plan = |rival: TenantId| self.plans(tenant, gpus).any(|(other, _)| other == rival);

@@ -1,29 +1,31 @@
-//! Plans leases for tenants with several GPUs, which get them together.
+//! Plans leases for gangs: tenants that use several GPUs at once, and get leases on all of them
+//! together.
 //!
-//! Ranks of one job wait for each other inside their kernels. Two such jobs with one GPU each would
-//! spin there for ranks that have none. So a tenant that wants two GPUs or more at the same time is
-//! a *gang*: it has all of them or none. The same virtual times as on one GPU ([`crate::lease`])
-//! decide which gang goes next. For a gang, the board takes the largest virtual time that the gang
-//! has on any of its GPUs. A gang goes next only if no other tenant of its GPUs is further behind.
+//! A *rank* is a process of a job that works together with processes on other GPUs. Ranks of one
+//! job wait for each other inside their kernels. If two such jobs had one GPU each, the ranks with
+//! a GPU would spin for ranks that have no GPU. So a tenant that wants two GPUs or more at the same
+//! time is a *gang*: it has all of them or none. The virtual times of [`crate::lease`] decide which
+//! gang goes next. For a gang, the board takes the largest virtual time that the gang has on any of
+//! its GPUs. A gang goes next only if no other tenant on its GPUs has a smaller virtual time.
 //!
 //! The turn of a gang has three phases:
 //!
-//! 1. The turn is *planned* for a moment at which all GPUs of the gang can be free. Until then
-//!    other tenants go on, each GPU by itself, and launch what drains by then.
+//! 1. The turn is *planned* for a moment at which all GPUs of the gang can be free. Until the
+//!    moment, other tenants use the GPUs, and launch only work that drains before the moment.
 //! 2. The gang *holds* the GPUs until a common end.
-//! 3. Its gates close, and it *drains*. A rank that launched what its peer did not launch before
-//!    the gate closed would wait for good. So such a peer gets leases of one launch each until both
-//!    have drained.
+//! 3. The gates of the gang close, and the gang *drains*. A rank may wait in its kernel for a
+//!    launch that its peer did not make before the gates closed. So such a peer gets leases of one
+//!    launch each, until both ranks have drained.
 //!
-//! Each phase but the second has a bound in time, whatever any tenant does.
+//! The first and the third phase have a bound in time, whatever any tenant does.
 //!
-//! The board keeps no GPU for a gang without a plan. A gang that was next once keeps its plan, so
-//! it has its turn however other tenants come and go. If a GPU takes longer than planned to drain,
-//! the board puts the plan off, and the other GPUs go on. The late GPU stays free from then on, so
-//! this happens once for each GPU.
+//! The board keeps no GPU free for a gang without a plan. A gang that was next once keeps its plan,
+//! so the gang gets its turn even if other tenants come later. If a GPU takes longer than planned
+//! to drain, the board puts the plan off, and the tenants on the gang's other GPUs go on. From then
+//! on, the late GPU stays free for the gang, so each GPU can delay a plan only once.
 //!
-//! Arbiters post ([`Board::post`]) the state of their GPU and follow the [`Order`] for it. [`line`]
-//! holds the order of tenants.
+//! Each arbiter posts the state of its GPU ([`Board::post`]), and follows the [`Order`] for this
+//! GPU. [`line`] holds the order in which tenants and gangs get the GPUs.
 
 mod line;
 
@@ -37,51 +39,57 @@ const fn ns(duration: Duration) -> u64 {
     duration.as_nanos() as u64
 }
 
-/// A tenant that wanted two GPUs at once within this time is a gang there, because its ranks may
-/// pause one after the other.
+/// If a tenant wanted two GPUs at once within this time, it is a gang on these GPUs. A rank may
+/// pause while another rank works, so one look does not suffice.
 const REMEMBERED_NS: u64 = ns(Duration::from_secs(1));
-/// The longest time by which the board puts a plan off, waits for GPUs afterwards, and lets ranks
-/// drain. It is longer than an arbiter waits for a drain ([`crate::lease`]).
+/// The bound, ns, on each of three times: the time by which the board puts a plan off, its wait for
+/// GPUs after the planned moment, and the drain of a gang. An arbiter waits for a drain for less
+/// than this ([`crate::lease`]).
 const PHASE_LIMIT_NS: u64 = ns(Duration::from_millis(1_500));
 
-/// A turn lasts at least this many times as long as one of its GPUs idled until all were free …
+/// A gang's turn lasts at least this many times the longest time that a GPU idled for the gang, or
+/// `MAX_TURN_NS` if this is less. Another gang's plan can end the turn earlier.
 const WORK_PER_GATHERING: u64 = 10;
-/// … and this many times as long as a rank spins at a turn's end for a launch that its peer may not
-/// make any more, because the spin takes time of one GPU and not of the others, and shares must be
-/// exact on each GPU …
+/// A gang's turn lasts at least this many times the mean time that the gang's ranks spin at the end
+/// of a turn, or `MAX_TURN_NS` if this is less. Another gang's plan can end the turn earlier. A
+/// spin uses one GPU and not the others, so it makes shares inexact.
 const WORK_PER_SPIN: u64 = 50;
-/// … but not longer than this for these two reasons.
+/// The longest turn that idle time or spins can cause, ns.
 const MAX_TURN_NS: u64 = ns(Duration::from_millis(50));
-/// The board believes a rank's report of work in flight up to this, ns.
+/// If a rank reports more GPU time in flight than this, the board takes this value instead, ns.
 const MAX_PENDING_NS: u64 = ns(Duration::from_millis(50));
 
-/// GPU time divided by weight, ahead of the owner that is furthest behind.
+/// A tenant's virtual time at the end of its lease, less the least virtual time of any active
+/// owner.
 pub type Position = i128;
 
-/// An arbiter's report on an owner that wants the GPU, may launch on it, or was a gang.
+/// An arbiter's report on one owner. The owner wants the GPU, may launch on it, or is a gang.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Member {
-    /// The tenant.
+    /// The number of the tenant.
     pub tenant: TenantId,
-    /// Whether work of it is in flight.
+    /// Whether the tenant has work in flight.
     pub in_flight: bool,
-    /// Whether a thread waits at its gate.
+    /// Whether a thread waits at the tenant's gate.
     pub waiting: bool,
-    /// Whether its gate was not closed at the report.
+    /// Whether the tenant's gate was not closed at the report.
     pub may_launch: bool,
-    /// When work of it last began or ended, ns.
+    /// The time at which work of the tenant last began or ended, ns.
     pub progressed_ns: u64,
-    /// GPU time that it reports in flight, ns.
+    /// GPU time that the tenant reports in flight, ns.
     pub pending_ns: u64,
-    /// The length of its longest kernel or graph on this GPU, ns.
+    /// The length of the tenant's longest kernel or graph on this GPU, ns.
     pub longest_ns: u64,
-    /// Whether it has the GPU.
+    /// Whether the tenant has the GPU.
     pub holds: bool,
-    /// Whether it also has wanted nothing for as long as the scheduler waits for it.
+    /// Whether the tenant has the GPU, and has wanted nothing for so long that the scheduler no
+    /// longer waits for it.
     pub is_done: bool,
-    /// Whether it has a time objective and goes before tenants without one.
+    /// Whether the tenant has an SLO and is owed GPU time now. Such a tenant goes before tenants
+    /// without an SLO.
     pub presses: bool,
-    /// How far it is served at the end of its lease.
+    /// The tenant's position at the end of its lease. The tenant with the least position goes
+    /// first.
     pub position: Position,
 }
 
@@ -98,13 +106,13 @@ pub struct Post {
     pub members: Vec<Member>,
     /// The tenant that has the GPU, or drains.
     pub holder: Option<TenantId>,
-    /// When the holder's work in flight is done, by its own account, ns.
+    /// The time at which the holder's work in flight ends, by the holder's meter, ns.
     pub drained_ns: u64,
-    /// When the holder is done if it keeps its lease to the end, ns.
+    /// The time at which the holder's work ends if the holder uses its whole lease, ns.
     pub free_ns: u64,
     /// The length of a lease, ns.
     pub quantum_ns: u64,
-    /// How long before its end the arbiter renews a lease, ns.
+    /// The time before a lease's end at which the arbiter renews the lease, ns.
     pub lead_ns: u64,
 }
 
@@ -119,31 +127,32 @@ impl Post {
     }
 }
 
-/// An order for an arbiter.
+/// The board's order for the arbiter of one GPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Order {
-    /// Tenants that are no gangs have their leases as always.
+    /// The arbiter gives leases to single tenants by its own rule, and none to gangs.
     #[default]
     Apart,
-    /// The same, but the holder must have drained at that moment. Then this gang gets the GPU.
+    /// The arbiter gives only leases whose work drains before `at_ns`. This gang gets the GPU next.
     Until {
-        /// The gang.
+        /// The number of the tenant that is a gang.
         tenant: TenantId,
-        /// The moment on the monotonic clock, ns.
+        /// The moment at which the GPU must be free for the gang, ns of the monotonic clock.
         at_ns: u64,
     },
     /// This gang has the GPU.
     Held {
-        /// The gang.
+        /// The number of the tenant that is a gang.
         tenant: TenantId,
-        /// The end of its lease, ns; `None` if no other tenant wants any of its GPUs.
+        /// The end of the gang's lease, ns; `None` if no other tenant wants any of the gang's GPUs.
         until_ns: Option<u64>,
     },
-    /// This gang, which had the GPU, drains.
+    /// This gang had the GPU, and its work in flight drains.
     Drain {
-        /// The gang.
+        /// The number of the tenant that is a gang.
         tenant: TenantId,
-        /// Whether it may launch one thing more, because one of its ranks waits for that.
+        /// Whether this GPU's rank may launch once more, because another rank waits inside a kernel
+        /// for that launch.
         catches_up: bool,
     },
 }
@@ -154,27 +163,30 @@ enum Phase {
     Held {
         until_ns: Option<u64>,
     },
-    /// `spins_since_ns` is the time since which a rank waits for another.
+    /// The gang drains until `give_up_ns` at the latest. `spins_since_ns` is the time since which a
+    /// rank spins for another rank.
     Draining {
         give_up_ns: u64,
         spins_since_ns: Option<u64>,
     },
 }
 
-/// The plan of a turn: when the GPUs of a gang must be free.
+/// The plan of a turn: the moment at which the GPUs of a gang must be free.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Plan {
+    /// The moment at which the GPUs must be free for the gang, ns.
     at_ns: u64,
-    /// The moment of the first plan, ns.
+    /// The moment before the board put the plan off for the first time, ns.
     first_ns: u64,
     /// The board does not put the plan off beyond this moment, ns.
     limit_ns: u64,
-    /// The GPUs that no other tenant gets any more, because they would be late.
+    /// The GPUs whose holders drain more than a quantum later than planned. The board gives these
+    /// GPUs to no other tenant before the turn.
     cleared: BTreeSet<usize>,
 }
 
 impl Plan {
-    /// Returns from when on no other tenant gets the GPU, ns.
+    /// Returns the time from which on the board gives the GPU to no other tenant, ns.
     fn begins_ns(&self, gpu: usize) -> u64 {
         if self.cleared.contains(&gpu) { 0 } else { self.at_ns }
     }
@@ -192,7 +204,7 @@ impl Turn {
         matches!(self.phase, Phase::Planned(_))
     }
 
-    /// Returns when the turn begins on a GPU, ns, if it has not begun.
+    /// Returns the time at which the turn begins on a GPU, ns; `None` if it has begun.
     fn begins_ns(&self, gpu: usize) -> Option<u64> {
         match &self.phase {
             Phase::Planned(plan) => Some(plan.begins_ns(gpu)),
@@ -204,20 +216,22 @@ impl Turn {
 #[derive(Debug, Default)]
 struct Gpu {
     post: Post,
-    /// When tenants last wanted this GPU and another at once, ns.
+    /// For each tenant: the last time at which it wanted this GPU and another GPU at once, ns.
     together_ns: BTreeMap<TenantId, u64>,
     line: Line,
-    /// Since when no tenant has it, ns.
+    /// The time since which no owner holds this GPU, ns. (A guest does not count as holder here.)
     free_since_ns: Option<u64>,
-    /// The gang whose gate the arbiter may have opened since its last post, by the order of that
-    /// post.
+    /// The gang whose gate the arbiter may have opened by the order of the last post. The next post
+    /// shows whether the gate is open.
     may_launch: Option<TenantId>,
 }
 
-/// The tenants that get GPUs only by the board's orders, with the length of each one's longest
-/// kernel or graph on any of its GPUs, ns. The length bounds how far a rank runs ahead. A rank that
-/// waits for another inside a kernel has longer kernels. If it ran further ahead for them, it would
-/// have more in flight at the end of each turn than its peer may launch, and wait for it again.
+/// The gangs, each with the length of its longest kernel or graph on any of its GPUs, ns.
+///
+/// A gang gets GPUs only by the board's orders. The window of all ranks of a gang follows from the
+/// length. A rank that spins in its kernel for another rank shows longer kernels than its peer.
+/// With a window by its own kernels, such a rank would have more work in flight than its peer. Then
+/// it would spin at the end of each turn.
 pub type Gangs = BTreeMap<TenantId, u64>;
 
 /// The board: the state of all GPUs of a host.
@@ -226,13 +240,14 @@ pub struct Board {
     gpus: Vec<Gpu>,
     /// The GPUs that each tenant wants now.
     wanted: BTreeMap<TenantId, BTreeSet<usize>>,
-    /// The GPUs on which each gang is one, two or more.
+    /// The GPUs that each gang wanted lately. A gang has at least two GPUs.
     gangs: BTreeMap<TenantId, BTreeSet<usize>>,
-    /// The mean time for which a rank of each gang waited for another at the end of a turn, ns.
+    /// For each gang: the mean time for which a rank spun for another rank at the end of a turn,
+    /// ns.
     spins_ns: BTreeMap<TenantId, u64>,
-    /// The turns: at most one of each gang. Of turns with a GPU in common, all but one are planned.
+    /// The turns: at most one of each gang. Of several turns on one GPU, at most one has begun.
     turns: Vec<Turn>,
-    /// When an arbiter last posted, ns.
+    /// The time of the last post of any arbiter, ns.
     now_ns: u64,
 }
 
@@ -242,7 +257,7 @@ impl Board {
         Self { gpus: (0..gpus).map(|_| Gpu::default()).collect(), ..Self::default() }
     }
 
-    /// Takes in the report on a GPU, and moves the turns on.
+    /// Stores the arbiter's report on a GPU, moves begun and planned turns on, and plans new turns.
     pub fn post(&mut self, gpu: usize, now_ns: u64, post: Post) {
         if gpu >= self.gpus.len() {
             return;
@@ -253,14 +268,14 @@ impl Board {
         if self.gangs.is_empty() && self.turns.is_empty() {
             return;
         }
-        // Turns that end make room for planned turns.
+        // Begun turns first: if one of them ends, a planned turn may begin.
         self.move_on(now_ns, |turn| !turn.is_planned());
         self.move_on(now_ns, Turn::is_planned);
         self.elect(now_ns);
     }
 
-    /// Returns the order for a GPU's arbiter. The arbiter's next post shows a gate that it opens
-    /// for the order, and no earlier post does.
+    /// Returns the order for a GPU's arbiter, and notes that the arbiter may open a gang's gate by
+    /// this order. Only the arbiter's next post shows whether the gate is open.
     pub fn tell(&mut self, gpu: usize) -> Order {
         let order = self.order(gpu);
         if let Some(gpu) = self.gpus.get_mut(gpu) {
@@ -272,10 +287,10 @@ impl Board {
         order
     }
 
-    /// Returns the order for a GPU's arbiter, without a note that it was told.
+    /// Returns the order for a GPU's arbiter, without a note that the arbiter got the order.
     pub fn order(&self, gpu: usize) -> Order {
         let turns = self.turns.iter().filter(|turn| turn.gpus.contains(&gpu));
-        // The gang that has the GPU, or is to have it first.
+        // The gang that has the GPU, or the gang with the earliest plan.
         let Some(turn) = turns.min_by_key(|turn| turn.begins_ns(gpu)) else { return Order::Apart };
         let tenant = turn.tenant;
         match &turn.phase {
@@ -288,8 +303,8 @@ impl Board {
         }
     }
 
-    /// Returns the tenants to which a GPU's arbiter gives nothing by itself, and how far each runs
-    /// ahead.
+    /// Returns the gangs that use a GPU, each with the length of its longest kernel or graph, ns.
+    /// The GPU's arbiter gives a gang no lease without an order.
     pub fn gangs(&self, gpu: usize) -> Gangs {
         let there = self.gangs.iter().filter(|(_, gpus)| gpus.contains(&gpu));
         let longest_ns =
@@ -297,12 +312,12 @@ impl Board {
         there.map(|(tenant, gpus)| (*tenant, longest_ns(*tenant, gpus).unwrap_or(0))).collect()
     }
 
-    /// Returns the number of GPUs.
+    /// Returns the number of GPUs of the host.
     pub fn gpus(&self) -> usize {
         self.gpus.len()
     }
 
-    /// Takes over a post, and recognises the gangs by it.
+    /// Stores a post, and finds the tenants that are gangs now.
     fn note_gangs(&mut self, gpu: usize, now_ns: u64, post: Post) {
         let place = &mut self.gpus[gpu];
         place.free_since_ns =
@@ -346,7 +361,7 @@ impl Board {
         }
     }
 
-    /// Moves on the turns for which `is_asked` is true.
+    /// Moves each turn for which `is_asked` is true to its next phase, or removes the turn.
     fn move_on(&mut self, now_ns: u64, is_asked: impl Fn(&Turn) -> bool) {
         let mut place = 0;
         while let Some(turn) = self.turns.get(place) {
@@ -365,9 +380,10 @@ impl Board {
         }
     }
 
-    /// Takes in how long ranks waited for each other at the end of this turn.
+    /// Adds the time for which ranks spun for each other at the end of this turn to the gang's
+    /// mean.
     fn note_spin(&mut self, turn: &Turn, now_ns: u64) {
-        /// The weight of a turn in the mean: one in this many.
+        /// The newest turn has the weight of one divided by this number in the mean.
         const WEIGHT: u64 = 4;
         let Phase::Draining { spins_since_ns, .. } = turn.phase else { return };
         let spun_ns = spins_since_ns.map_or(0, |since_ns| now_ns.saturating_sub(since_ns));
@@ -375,7 +391,8 @@ impl Board {
         *mean_ns = *mean_ns - *mean_ns / WEIGHT + spun_ns / WEIGHT;
     }
 
-    /// Moves a turn on. Returns false if the turn is over.
+    /// Moves a turn to its next phase if the time for it has come. Returns false if the turn is
+    /// over.
     fn goes_on(&self, turn: &mut Turn, now_ns: u64) -> bool {
         let Turn { tenant, ref gpus, ref mut phase } = *turn;
         let all = |is_so: &dyn Fn(&Post, Option<&Member>) -> bool| {
@@ -411,7 +428,8 @@ impl Board {
             *phase = Phase::Held { until_ns };
         } else if !is_whole && matches!(phase, Phase::Held { .. }) {
             if !self.is_contended(tenant, gpus) {
-                // The tenant keeps each GPU that it has, each by itself.
+                // No other tenant wants the GPUs, so the tenant keeps each GPU by the arbiter's own
+                // rule.
                 return false;
             }
             *phase = drain.clone();
@@ -429,7 +447,8 @@ impl Board {
                 Some(until_ns) if now_ns < until_ns.saturating_sub(self.lead_ns(gpus)) => return true,
                 Some(until_ns) if self.is_first(tenant, gpus) => {
                     let end_ns = self.end_ns(gpus, until_ns.max(now_ns));
-                    // The gang goes on while others wait for their moment, up to that moment.
+                    // If another gang has a plan for these GPUs, this gang goes on until the
+                    // planned moment.
                     match self.planned_ns(tenant, gpus).map_or(end_ns, |planned_ns| planned_ns.min(end_ns)) {
                         end_ns if end_ns > until_ns.max(now_ns) => Phase::Held { until_ns: Some(end_ns) },
                         _ if now_ns < until_ns => return true,
@@ -445,7 +464,7 @@ impl Board {
             let running = self.members(tenant, gpus).filter(|member| member.in_flight);
             *spins_since_ns = running.map(|member| member.progressed_ns).min();
         }
-        // An arbiter that gave the drain up uses its GPU for another tenant.
+        // If an arbiter gave up the drain, another tenant holds its GPU.
         let has_drained = |gpu: &Gpu, member: &Member| {
             !member.may_launch
                 && gpu.may_launch != Some(tenant)
@@ -463,7 +482,7 @@ impl Board {
         let quantum_ns = self.quantum_ns(gpus);
         let is_late = |gpu: &usize| !self.gpus[*gpu].post.is_free_for(tenant) && plan.cleared.contains(gpu);
         if !gpus.iter().any(is_late) {
-            // The late tenant is gone, so the board waits no longer than the others need.
+            // No late tenant holds a GPU any more, so the board may plan an earlier moment.
             let ready_ns = self.ready_ns(tenant, gpus, now_ns, |post| post.free_ns);
             if ready_ns.saturating_add(quantum_ns) < plan.at_ns {
                 plan.at_ns = ready_ns;
@@ -483,7 +502,8 @@ impl Board {
                 plan.at_ns = plan.at_ns.max(post.drained_ns);
                 plan.cleared.insert(*gpu);
             } else if now_ns > last_ns {
-                // The board does not know the remaining time, and assumes as long again.
+                // The board does not know how long the drain still takes, and assumes as long
+                // again.
                 let late_ns = now_ns.saturating_sub(plan.first_ns);
                 plan.at_ns = plan.at_ns.max(now_ns.saturating_add(late_ns));
                 plan.cleared.insert(*gpu);
@@ -492,7 +512,8 @@ impl Board {
         plan.at_ns = plan.at_ns.min(plan.limit_ns);
     }
 
-    /// Returns when all of a gang's GPUs can be free for it, by their posts, ns.
+    /// Returns the time at which all of a gang's GPUs can be free, ns: the latest time that `of`
+    /// returns for the posts of these GPUs.
     fn ready_ns(
         &self,
         tenant: TenantId,
@@ -505,8 +526,8 @@ impl Board {
         busy.map(of).max().unwrap_or(0).max(now_ns)
     }
 
-    /// Returns the first moment at which another gang plans to have one of these GPUs, less the
-    /// time in which this gang drains, ns.
+    /// Returns the earliest moment at which another gang plans to have one of these GPUs, less the
+    /// time in which this gang drains, ns. Returns `None` without such a plan.
     fn planned_ns(&self, tenant: TenantId, gpus: &BTreeSet<usize>) -> Option<u64> {
         let drain_ns = self.members(tenant, gpus).map(|member| member.pending_ns.min(MAX_PENDING_NS)).max();
         let moments =
@@ -534,7 +555,8 @@ impl Board {
         others.any(|turn| !turn.gpus.is_disjoint(gpus))
     }
 
-    /// Returns how long one of a gang's GPUs idled for it while the others drained, ns.
+    /// Returns the longest time for which one of the gang's GPUs idled while its other GPUs
+    /// drained, ns. Only GPUs that another tenant wants count.
     fn gathering_ns(&self, tenant: TenantId, gpus: &BTreeSet<usize>, now_ns: u64) -> u64 {
         let waited = gpus
             .iter()
@@ -555,16 +577,17 @@ impl Board {
         gpus.iter().map(|gpu| self.gpus[*gpu].post.lead_ns).max().unwrap_or(0)
     }
 
-    /// Returns whether this rank has drained and holds a launch that another rank needs, although
-    /// that rank should be done by now. A launch while the other is only a little late would put
-    /// this rank ahead.
+    /// Returns whether the rank on `gpu` may launch once during the gang's drain. This is so if the
+    /// rank has drained and a launch waits at its gate, while another rank's kernel takes longer
+    /// than expected. The other rank probably spins for this launch. If the other rank were only a
+    /// little late, the launch would put this rank ahead.
     fn catches_up(&self, tenant: TenantId, gpus: &BTreeSet<usize>, gpu: usize, spins: bool) -> bool {
-        // Kernels that end together are seen to end within this time: the delay of a timer, or two
-        // hand-offs.
+        // If kernels end at the same moment, the board learns of all ends within this time: the
+        // delay of a timer, or two hand-offs.
         let skew_ns = self.lead_ns(gpus);
         let waits = |member: &Member| member.waiting && !member.in_flight;
         let is_late = |member: &Member| {
-            // If it had several kernels, one would have ended by now.
+            // If the rank had several short kernels in flight, one of them would have ended by now.
             let kernel_ns =
                 if spins { 0 } else { member.pending_ns.min(member.longest_ns).min(MAX_PENDING_NS) };
             member.in_flight && self.now_ns >= member.progressed_ns.saturating_add(kernel_ns + skew_ns)
@@ -577,8 +600,9 @@ impl Board {
             && self.members(tenant, gpus).any(is_late)
     }
 
-    /// Returns whether a rank runs since before its tenant was a gang, while others want its GPUs.
-    /// It may spin for a rank that is to have another GPU.
+    /// Returns whether the tenant holds one of `gpus` with work in flight while other tenants want
+    /// these GPUs. Such a rank got its GPU before its tenant was a gang, and may spin for a rank
+    /// without a GPU.
     fn runs_by_itself(&self, tenant: TenantId, gpus: &BTreeSet<usize>) -> bool {
         let runs = |gpu: &usize| {
             let post = &self.gpus[*gpu].post;
@@ -587,8 +611,8 @@ impl Board {
         gpus.iter().any(runs) && self.is_contended(tenant, gpus)
     }
 
-    /// Plans the turns of the gangs that are next. A gang that is not next keeps no tenant from its
-    /// GPUs. A gang that waits for its GPUs leaves them to tenants that are done before.
+    /// Plans the turns of the gangs that are next in the order. Other tenants use the GPUs of a
+    /// gang until the planned moment, and always if the gang is not next.
     fn elect(&mut self, now_ns: u64) {
         let has_none = |tenant: &TenantId| self.turns.iter().all(|turn| turn.tenant != *tenant);
         let mut waiting: Vec<(TenantId, BTreeSet<usize>)> = self

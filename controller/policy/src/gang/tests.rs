@@ -626,7 +626,7 @@ fn the_turn_of_a_gang_ends_at_once_for_whoever_has_a_time_objective() {
         for gpu in 0..2 {
             assert_eq!(matches!(board.order(gpu), Order::Drain { tenant: 1, .. }), presses, "{board:?}");
         }
-        // A gang with a time objective goes on.
+        // A gang with an SLO goes on.
         let mut board = held(&[waits]);
         let gang = Member { presses: true, ..member(1) };
         board.post(0, 2 * MS, post(1, &[gang, Member { presses, ..waits }]));

@@ -1,4 +1,4 @@
-//! Leases by the board's order: tenants that have several GPUs at once ([`crate::gang`]).
+//! Leases of gangs: the scheduler of one GPU follows the orders of the board ([`crate::gang`]).
 
 use super::clock::VirtualTime;
 use super::state::{Hold, Rank, Tenant, begun_ns};
@@ -10,25 +10,27 @@ use core::time::Duration;
 
 /// The time between two looks at ranks that catch up.
 const CATCH_UP_POLL_NS: u64 = ns(Duration::from_micros(200));
-/// If a rank with a grant of one launch shows nothing of it after this time, it gets another grant.
+/// If a rank with a grant of one launch shows no launch after this time, the scheduler gives the
+/// rank another grant.
 const CATCH_UP_RETRY_NS: u64 = ns(Duration::from_millis(3));
 
-/// The scheduler waits for a rank that is behind if its pauses are at most this part of its work
-/// (one in this many) and shorter than another tenant's turn, because no other rank could go on
-/// without it …
+/// The scheduler waits for a pausing rank only if its usual pause is at most its usual burst
+/// divided by this number. While a rank pauses, the other ranks of the gang cannot go on.
 const WORK_PER_PAUSE: u64 = 2;
-/// … but waits for at most this many of the rank's usual pauses, and for at most this time.
+/// The scheduler waits for a pausing rank for at most this many of its usual pauses.
 const PAUSES_OF_PATIENCE: u64 = 2;
+/// The longest time for which the scheduler waits for a pausing rank, ns.
 const LONGEST_PATIENCE_NS: u64 = ns(Duration::from_millis(20));
 
 impl Scheduler {
-    /// Sets the board's order for this GPU, and the tenants that get the GPU only by such orders.
+    /// Sets the board's order for this GPU, and the gangs on it. A gang gets the GPU only by an
+    /// order.
     pub fn set_order(&mut self, order: Order, gangs: Gangs) {
         self.order = order;
         self.gangs = gangs;
     }
 
-    /// Returns the state of this GPU for the board.
+    /// Returns the report on this GPU for the board.
     pub fn post(&self, now_ns: u64, tuning: &Tuning) -> Post {
         let may_launch = |tenant: &Tenant| !matches!(tenant.grant, Grant::Closed | Grant::Paused);
         let owners = self.tenants.iter().filter(|(id, tenant)| {
@@ -66,15 +68,14 @@ impl Scheduler {
         }
     }
 
-    /// Returns whether a tenant goes before those without a time objective: it has one, and is owed
-    /// GPU time. A tenant that does not have the GPU may take it only now and then.
+    /// Returns whether a tenant presses: it has an SLO, wants the GPU, and is owed GPU time. If the
+    /// tenant does not hold the GPU, a pre-emption must also be allowed at this time.
     fn presses(&self, tenant: &Tenant, holds: bool, now_ns: u64, tuning: &Tuning) -> bool {
         let is_owed = tenant.is_owed(self.clocks[tenant.rank as usize].eligible_after(0));
         tenant.has_objective() && tenant.wanted && is_owed && (holds || now_ns >= self.preempts_ns(tuning))
     }
 
-    /// Returns the virtual time of the owner that is furthest behind, of the owners that want the
-    /// GPU or wanted it a moment ago.
+    /// Returns the least virtual time of all owners that want the GPU or wanted it a moment ago.
     fn last_owner_vtime(&self, now_ns: u64) -> VirtualTime {
         let clock = self.clocks[Rank::Owner as usize].now();
         let owners = self.tenants.values().filter(|tenant| tenant.is_here() && tenant.rank == Rank::Owner);
@@ -83,19 +84,20 @@ impl Scheduler {
         counted.map(|tenant| tenant.vtime(clock)).min().unwrap_or(clock)
     }
 
-    /// Returns the tenant that has the GPU, or drains, unless it is a guest. A guest is gone as
-    /// soon as an owner wants the GPU.
+    /// Returns the owner that has the GPU, or whose work drains. Returns `None` for a guest,
+    /// because a guest loses the GPU as soon as an owner wants it.
     pub fn holder(&self) -> Option<TenantId> {
         self.hold.map(|hold| hold.tenant).filter(|holder| !self.is_guest(*holder))
     }
 
-    /// Returns whether the holder has wanted nothing for as long as the scheduler waits for it.
+    /// Returns whether the holder has wanted nothing for so long that the scheduler no longer waits
+    /// for it.
     fn is_done(&self, hold: &Hold, now_ns: u64, tuning: &Tuning) -> bool {
         self.gang_idle_ends_ns(hold, now_ns, tuning).is_some_and(|ends_ns| now_ns >= ends_ns)
     }
 
-    /// Returns when the holder is done, by its own account, ns: with its work in flight, and with
-    /// its lease.
+    /// Returns two times, ns: the end of the holder's work in flight by the holder's meter, and the
+    /// end of the holder's work if it uses its whole lease.
     fn ends_ns(&self, now_ns: u64, tuning: &Tuning) -> (u64, u64) {
         let Some(hold) = self.hold else { return (now_ns, now_ns) };
         let Some(holder) = self.tenants.get(hold.tenant) else { return (now_ns, now_ns) };
@@ -117,21 +119,23 @@ impl Scheduler {
         self.gangs.contains_key(&tenant)
     }
 
-    /// Decides while no tenant has the GPU.
+    /// Decides by the board's order while no tenant has the GPU: gives the GPU to a tenant, or
+    /// waits.
     pub(super) fn ordered_free_step(&mut self, now_ns: u64, tuning: &Tuning) -> Step {
         match self.order {
             Order::Apart => self.free_step(now_ns, tuning),
             Order::Until { at_ns, .. } => self.free_until_step(at_ns, now_ns, tuning),
             Order::Held { tenant, .. } => match self.tenants.get(tenant) {
                 Some(gang) if gang.is_here() => {
-                    // While no other owner wants this GPU, guests have the pauses of the gang.
+                    // While no other owner wants this GPU, a guest may use it in a pause of the
+                    // gang.
                     let pauses = !gang.wanted && self.next(Rank::Owner, Some(tenant)).is_none();
                     let guest = pauses.then(|| self.next_guest(None, now_ns, tuning).ok()).flatten();
                     self.give(guest.map_or(tenant, |(guest, _)| guest), now_ns, tuning)
                 }
                 _ => Step::Stay(None),
             },
-            // The gang's drain has ended on this GPU, and goes on elsewhere.
+            // The gang has drained on this GPU, and still drains on another GPU.
             Order::Drain { tenant, catches_up: true } if self.tenants.get(tenant).is_some() => {
                 self.give(tenant, now_ns, tuning);
                 match self.hold {
@@ -143,8 +147,8 @@ impl Scheduler {
         }
     }
 
-    /// Decides while no tenant has the GPU and a gang gets it at `at_ns`. Until then other tenants
-    /// may have it if they can drain by then.
+    /// Decides while no tenant has the GPU and a gang gets it at `at_ns`. Another tenant may get
+    /// the GPU before, if its work can drain before `at_ns`.
     fn free_until_step(&mut self, at_ns: u64, now_ns: u64, tuning: &Tuning) -> Step {
         let next = self.next_apart(Rank::Owner, None).or_else(|| {
             let guest = self.next_guest(None, now_ns, tuning).ok();
@@ -161,7 +165,8 @@ impl Scheduler {
         Step::Stay((now_ns < at_ns).then_some(at_ns))
     }
 
-    /// Decides while a tenant has the GPU.
+    /// Decides by the board's order while a tenant has the GPU: lets the tenant go on, or closes
+    /// its gate.
     pub(super) fn ordered_step(&mut self, hold: Hold, now_ns: u64, tuning: &Tuning) -> Step {
         match self.order {
             Order::Apart if self.is_gang(hold.tenant) => self.close(hold, now_ns),
@@ -179,7 +184,8 @@ impl Scheduler {
         }
     }
 
-    /// Decides while a tenant has the GPU that must have drained when a gang gets it.
+    /// Decides while a tenant has the GPU and a gang gets it at `at_ns`. The tenant's work must
+    /// have drained by then.
     fn hold_until_step(&mut self, hold: Hold, at_ns: u64, now_ns: u64, tuning: &Tuning) -> Step {
         if self.is_guest(hold.tenant) {
             return self.guest_step(hold, now_ns, tuning);
@@ -199,7 +205,7 @@ impl Scheduler {
         }
     }
 
-    /// Decides while an owner has the GPU, and only gangs want it that do not get it yet.
+    /// Decides while an owner has the GPU, and only gangs without an order for this GPU want it.
     pub(super) fn before_gangs_step(
         &mut self,
         hold: Hold,
@@ -222,7 +228,8 @@ impl Scheduler {
         Step::Stay(Some(renewal_ns(expires_ns)))
     }
 
-    /// Decides while a gang has the GPU, and its other GPUs.
+    /// Decides while a gang has this GPU and its other GPUs. `until_ns` is the end of the gang's
+    /// lease, ns.
     fn gang_step(&mut self, hold: Hold, until_ns: Option<u64>, now_ns: u64, tuning: &Tuning) -> Step {
         let grant = self.grant(hold.tenant);
         let Some(until_ns) = until_ns else {
@@ -237,7 +244,7 @@ impl Scheduler {
             && now_ns >= idle_since_ns.saturating_add(tuning.grace_ns)
             && self.next_guest(Some(hold.tenant), now_ns, tuning).is_ok()
         {
-            // Other owners want the gang's other GPUs. Only guests want this one.
+            // Other owners want the gang's other GPUs, and only guests want this GPU.
             return self.close(hold, now_ns);
         }
         let lease = Grant::Leased { expires_ns: until_ns };
@@ -248,7 +255,8 @@ impl Scheduler {
         Step::Stay(Some(idle_ends_ns.map_or(wake_ns, |ends_ns| ends_ns.min(wake_ns))))
     }
 
-    /// Returns until when the scheduler waits for a rank that wants nothing now, ns.
+    /// Returns the time until which the scheduler waits for a rank that wants nothing now, ns.
+    /// Returns `None` if the rank has work in flight or a waiting thread.
     fn gang_idle_ends_ns(&self, hold: &Hold, now_ns: u64, tuning: &Tuning) -> Option<u64> {
         let holder = self.tenants.get(hold.tenant)?;
         let next = self.next(Rank::Owner, Some(hold.tenant)).and_then(|next| self.tenants.get(next));
@@ -264,7 +272,8 @@ impl Scheduler {
         hold.idle_since_ns.map(|since_ns| since_ns.saturating_add(patience_ns))
     }
 
-    /// Decides while the holder's work in flight drains.
+    /// Decides by the board's order while the holder's work in flight drains: waits, or ends the
+    /// drain.
     pub(super) fn ordered_drain_step(
         &mut self,
         hold: Hold,
@@ -284,8 +293,8 @@ impl Scheduler {
         }
     }
 
-    /// Decides while the gang's other ranks drain too. A rank that holds a launch that its peer
-    /// needs may launch it.
+    /// Decides while all ranks of a gang drain. If `catches_up` is set, another rank waits in its
+    /// kernel for a launch of this rank. Then this rank may launch once.
     fn drain_together(&mut self, hold: Hold, catches_up: bool, give_up_ns: u64, now_ns: u64) -> Step {
         let Some(holder) = self.tenants.get(hold.tenant) else {
             self.hold = None;
@@ -298,7 +307,7 @@ impl Scheduler {
             {
                 Some(since_ns)
             }
-            // Each launch gets a new epoch.
+            // The gate closes before the next grant, so each grant of one launch has a new epoch.
             Some(_) => None,
             None => catches_up.then_some(now_ns),
         };
@@ -313,8 +322,9 @@ impl Scheduler {
         self.tenants.get(tenant).is_some_and(|tenant| tenant.wanted)
     }
 
-    /// Returns whether a tenant whose drain has begun may have the GPU back, if no other tenant can
-    /// get it now. A gang that waits for its other GPUs goes on waiting for this one.
+    /// Returns whether a tenant whose drain has begun may get the GPU back if no other tenant can
+    /// use it now. If a gang waits for its GPUs, the answer is no, so that this GPU becomes free
+    /// for the gang.
     pub(super) fn may_go_on(&self, tenant: TenantId) -> bool {
         match self.order {
             Order::Apart => !self.is_gang(tenant),
@@ -324,9 +334,9 @@ impl Scheduler {
     }
 }
 
-/// Returns how long before the end of a drain the tenant's gate must close, ns. The tenant may have
-/// launched one of its longest kernels just before. A kernel that is longer than a quantum may be
-/// late.
+/// Returns how long before the end of a drain the tenant's gate must close, ns. Just before, the
+/// tenant may have launched one of its longest kernels. The result is at most a quantum for such a
+/// kernel, so longer kernels may end late.
 fn drain_ns(tenant: &Tenant, tuning: &Tuning) -> u64 {
     tenant.remaining_ns().max(tenant.seen.longest_ns.min(tuning.quantum_ns))
 }

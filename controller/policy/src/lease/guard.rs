@@ -1,22 +1,23 @@
 //! Keeps guests (best-effort tenants) from harming the owners of a GPU, after TGS (NSDI 2023).
 //!
-//! A guest runs only while no owner wants the GPU. An owner that comes back waits for the guest's
-//! work in flight. If that work does not end, the owner goes on beside it and is slower. The guard
-//! then compares the owner's progress (GPU time used in time that the owner wanted) with its
-//! progress without guests. The guard bounds the sum of both costs to a part of the time
-//! (`max_harm`). It never slows owners to make room for guests, and an owner that is faster beside
-//! guests earns nothing.
+//! A guest runs only while no owner wants the GPU. Guests cost an owner time in two ways. First, an
+//! owner that wants the GPU again waits for the guest's work in flight. Second, if this work does
+//! not end, the owner runs beside the work and is slower. The guard measures the second cost by the
+//! owner's progress: the GPU time that the owner used, as a part of the time in which it wanted the
+//! GPU. The guard compares this progress with the progress without guests. It bounds the sum of
+//! both costs to a part of the time (`max_harm`).
 //!
-//! The guard foresees a guest's cost by the last pauses ([`Outlook`]). A guest may launch while its
-//! expected cost, as a part of its work, is at most the credit as a part of the largest credit. So
-//! a launch that costs nothing is always allowed, and the rest of the credit goes where it buys
-//! most. The credit grows with time and shrinks by all costs. Launches that are expensive, although
-//! the guest has a better time, get at most a quarter of it. Guests earn back a cost beyond the
-//! credit before any guest runs again.
+//! The guard forecasts a guest's cost from the owners' last pauses ([`Outlook`]). The *credit* is
+//! the time that guests may still cost the owners. The credit grows as time passes, and shrinks by
+//! all costs. A guest may launch if cost / time ≤ credit / largest credit: *cost* is the expected
+//! cost of the launch, and *time* is the time until the guest's work is gone. So the guard always
+//! allows a launch that costs nothing. Dear launches ([`DEAR_COST_PART`]) may use at most a quarter
+//! of the credit. If a cost exceeds the credit, no guest runs until passing time has paid the
+//! excess.
 //!
-//! If all owners have a time objective, a guest may keep each waiting for a small part of it. These
+//! If all owners have SLOs, each owner may wait for a guest for a small part of its SLO. Such short
 //! waits have a credit of their own that grows faster ([`TOLERATED_PPM`]), because an owner that
-//! answers requests catches up.
+//! answers requests can catch up.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -26,42 +27,47 @@ use deepres_abi::PPM;
 /// The part of the time that guests may cost owners by default: 1 %.
 pub const DEFAULT_MAX_HARM_PPM: u32 = PPM / 100;
 
-/// The part of the time that waits may cost owners with a time objective: 5 %. A job that begins
-/// each step when the last one is done loses this part, for steps of any length.
+/// If all owners have SLOs, they may lose this part of the time to short waits for guests: 5 %. An
+/// owner that works in steps loses at most this part of its work, whatever the length of its steps.
 pub const TOLERATED_PPM: u32 = PPM / 20;
 
-/// If owners can wait, a guest is let in once a pause has lasted this many times as long as the
-/// shortest pause. So of requests that wait one behind another, the first waits, and not each in
-/// turn.
+/// If all owners have SLOs, the guard lets a guest in when a pause has lasted this many times the
+/// shortest time that counts as a pause. So if several requests of an owner queue, only the first
+/// request waits for a guest.
 const GRACES_BEFORE_TOLERATED: u64 = 3;
 
 /// Number of pauses that the guard remembers.
 const PAUSES: usize = 32;
-/// If fewer pauses than this lasted longer than the present one, the guard does not rely on them
-/// alone.
+/// If fewer remembered pauses than this are longer than the present pause, the guard does not rely
+/// on the remembered pauses alone.
 const MIN_PAUSES: usize = 4;
-/// How long a guest may go on at a time if the guard does not know the pause's length. An owner
-/// that comes back ends it at once.
+/// The longest lease of a guest if the guard does not know the pause's length. An owner that wants
+/// the GPU ends such a lease at once.
 const UNFORESEEN_NS: u64 = Duration::from_millis(50).as_nanos() as u64;
-/// The largest credit: this, or this many windows of a waiting guest.
+/// The largest credit is the larger of this time and `WINDOWS_OF_CREDIT` windows of the slowest
+/// waiting guest.
 const MAX_CREDIT_NS: u64 = Duration::from_millis(20).as_nanos() as u64;
+/// For a guest with a long window, the largest credit is this many of its windows.
 const WINDOWS_OF_CREDIT: u64 = 2;
-/// The largest debt, because a kernel without an end is not held against guests for ever.
+/// The largest debt of guests, so that one kernel without an end does not exclude guests for ever.
 const MAX_DEBT_NS: u64 = Duration::from_secs(10).as_nanos() as u64;
 
-/// The guard remembers progress without guests for this time, and then halves its weight.
+/// When the remembered progress without guests covers more than this time, the guard halves its
+/// weight, so that newer progress counts more.
 const PROGRESS_SPAN_NS: u64 = Duration::from_secs(10).as_nanos() as u64;
 
-/// The guard keeps back one part in this many of what guests may cost, for costs that it does not
-/// see: an owner's wake-ups after it got the GPU back, and credit that a guest spends in a moment.
+/// The guard keeps back `max_harm` divided by this number, for costs that it does not see. Such
+/// costs are an owner's wake-ups after it got the GPU back, and credit that a guest spends in a
+/// moment.
 const UNSEEN_PART: u32 = 20;
 
-/// A launch is dear if its expected cost is this part (one in this many) of the time until the
-/// guest is gone …
+/// A launch is dear if its expected cost exceeds the time until the guest's work is gone, divided
+/// by this number. For a guest without a better time (`BETTER_COST_PART`), no launch is dear.
 const DEAR_COST_PART: u64 = 10;
-/// … and the guest has a better time if a launch at the beginning of a pause costs less than this
-/// part of it. Such launches may use at most one part in this many (`DEAR_PART`) of the credit.
+/// A guest has a better time if a launch at the beginning of a pause costs at most its window
+/// divided by this number.
 const BETTER_COST_PART: u64 = 20;
+/// Dear launches may cost owners at most `max_harm` divided by this number.
 const DEAR_PART: u32 = 4;
 
 /// The state of the owners at a decision.
@@ -71,11 +77,12 @@ pub struct Owners {
     pub present: bool,
     /// Whether an owner wants the GPU.
     pub want: bool,
-    /// Whether a guest has the GPU, or has work in flight on it.
+    /// Whether a guest has the GPU, or has work in flight on it, so that owners wait.
     pub kept_out: bool,
 }
 
-/// GPU time that owners used in time in which they wanted the GPU.
+/// The progress of owners: a time in which they wanted the GPU, and the GPU time that they used in
+/// it.
 #[derive(Debug, Clone, Copy, Default)]
 struct Progress {
     wanted_ns: u64,
@@ -88,8 +95,8 @@ impl Progress {
         self.used_ns = self.used_ns.saturating_add(used_ns);
     }
 
-    /// Returns GPU time that owners would have used in this time at this rate, ns. If no rate is
-    /// known, returns the whole time.
+    /// Returns the GPU time that owners would have used in `wanted_ns` at this progress, ns.
+    /// Without any recorded progress, returns the whole time.
     fn in_time(&self, wanted_ns: u64) -> u64 {
         match self.wanted_ns {
             0 => wanted_ns,
@@ -102,14 +109,14 @@ impl Progress {
     }
 }
 
-/// Credit that may be spent: a part of the time that passes.
+/// A credit that grows by a part of the passing time, and that costs reduce.
 #[derive(Debug)]
 struct Budget {
     rate_ppm: u32,
     credit_ns: u64,
-    /// Parts of a nanosecond of credit, in parts per million.
+    /// The fraction of a nanosecond that the credit has grown beyond `credit_ns`, millionths.
     rest: u64,
-    /// Costs beyond the credit, which are earned back first, ns.
+    /// Costs beyond the credit, ns. The passing time pays this debt before the credit grows.
     debt_ns: u64,
 }
 
@@ -129,7 +136,7 @@ impl Budget {
     }
 
     fn spend(&mut self, ns: u64) {
-        // A budget that earns nothing can pay nothing back.
+        // A budget that never grows could not pay a debt.
         let beyond_ns = if self.rate_ppm == 0 { 0 } else { ns.saturating_sub(self.credit_ns) };
         self.credit_ns = self.credit_ns.saturating_sub(ns);
         self.debt_ns = self.debt_ns.saturating_add(beyond_ns).min(MAX_DEBT_NS);
@@ -139,7 +146,8 @@ impl Budget {
         self.debt_ns == 0 && self.credit_ns >= ns
     }
 
-    /// Returns when the credit will be that large, if nothing is spent before, ns.
+    /// Returns when the credit will be at least `ns`, if nothing reduces the credit before, ns.
+    /// Returns `None` if the credit never grows.
     fn has_at_ns(&self, ns: u64, now_ns: u64) -> Option<u64> {
         let missing_ns = ns.saturating_sub(self.credit_ns).saturating_add(self.debt_ns);
         let wait_ns = u128::from(missing_ns) * u128::from(PPM) / u128::from(self.rate_ppm.max(1)) + 1;
@@ -148,24 +156,25 @@ impl Budget {
     }
 }
 
-/// The expected wait of owners for a guest that takes `window_ns` to be gone: the mean over
-/// remembered pauses that lasted as long as the present one.
+/// The expected wait of owners for a guest whose work takes `window_ns` to be gone: the mean over
+/// the remembered pauses that are longer than the present pause so far.
 struct Outlook<'a> {
     /// The remembered pauses, shortest first.
     pauses_ns: &'a [u64],
-    /// The sums of the first pauses: of none, of one, of two …
+    /// Prefix sums of `pauses_ns`: entry n is the sum of the first n pauses, ns.
     sums_ns: &'a [u64],
+    /// The time until the guest's work is gone, ns.
     window_ns: u64,
 }
 
-/// The outlook at one length of the present pause.
+/// The expectation for a launch, if the present pause has lasted for a certain time.
 #[derive(Clone, Copy)]
 struct Prospect {
-    /// Number of pauses that lasted longer, and number of those that are over before the guest's
-    /// work is gone.
+    /// Number of remembered pauses that are longer than the present pause so far.
     longer: usize,
+    /// Number of these longer pauses that end before the guest's work would be gone.
     over: usize,
-    /// The sum of the waits in all of them, ns.
+    /// The sum of the owners' waits over the longer pauses, ns.
     sum_ns: u128,
 }
 
@@ -177,8 +186,8 @@ impl Outlook<'_> {
         let over = longer.partition_point(|pause_ns| *pause_ns <= gone_ns);
         let until_ns = self.sums_ns[first + over].saturating_sub(self.sums_ns[first]);
         let waits_ns = (over as u128 * u128::from(gone_ns)).saturating_sub(u128::from(until_ns));
-        // For a pause longer than all but a few, the guard knows only how long it has lasted: it is
-        // as likely to last as long again as not.
+        // If fewer than `MIN_PAUSES` remembered pauses are longer, the guard fills up with unknown
+        // pauses. An unknown pause lasts as long again as so far with a probability of one half.
         let unknown = MIN_PAUSES.saturating_sub(longer.len()) as u128;
         let window_ns = u128::from(self.window_ns);
         let wait_ns = window_ns * window_ns / (2 * (u128::from(lasts_ns) + window_ns)).max(1);
@@ -189,21 +198,22 @@ impl Outlook<'_> {
         prospect.longer.max(MIN_PAUSES) as u128
     }
 
-    /// Returns the expected wait of owners for a launch when the pause has lasted this long, ns.
+    /// Returns the expected wait of owners for a launch when the pause has lasted `lasts_ns`, ns.
     fn cost_ns(&self, lasts_ns: u64) -> u64 {
         let prospect = self.at(lasts_ns);
         u64::try_from(prospect.sum_ns / Self::mean_of(&prospect)).unwrap_or(u64::MAX)
     }
 
-    /// Returns the cost from which a launch is dear, ns. For a guest without a better time, no
-    /// launch is.
+    /// Returns the expected cost above which a launch is dear, ns. For a guest without a better
+    /// time, the result is `u64::MAX`, so no launch is dear.
     fn dear_ns(&self) -> u64 {
         let has_better = self.cost_ns(0) <= self.window_ns / BETTER_COST_PART;
         if has_better { self.window_ns / DEAR_COST_PART } else { u64::MAX }
     }
 
-    /// Returns the length of the pause up to which the cost is at most `bid_ns`, from `lasts_ns`
-    /// on. Returns `None` if the cost is larger already.
+    /// Returns the length of the pause up to which the expected cost of a launch stays at most
+    /// `bid_ns`, for a pause that has lasted `lasts_ns`. Returns `None` if the cost exceeds
+    /// `bid_ns` already.
     fn worth_until_ns(&self, lasts_ns: u64, bid_ns: u64) -> Option<u64> {
         let mut at_ns = lasts_ns;
         loop {
@@ -212,8 +222,8 @@ impl Outlook<'_> {
             let spare_ns = most_ns.checked_sub(prospect.sum_ns);
             let Some(spare_ns) = spare_ns else { return (at_ns > lasts_ns).then_some(at_ns) };
             let longer = &self.pauses_ns[self.pauses_ns.len() - prospect.longer..];
-            // Until then only the waits change: those in pauses that are over before grow with the
-            // time.
+            // Up to `next_ns`, `longer` and `over` stay the same. Only the waits in pauses that end
+            // before the guest's work is gone grow with the time.
             let begins_ns = longer.get(prospect.over).map(|pause_ns| pause_ns - self.window_ns);
             let Some(next_ns) =
                 longer.first().copied().into_iter().chain(begins_ns).filter(|ns| *ns > at_ns).min()
@@ -231,47 +241,56 @@ impl Outlook<'_> {
         }
     }
 
-    /// Returns the length of the pause from which the cost is at most `bid_ns`, although it is
-    /// larger now. This is when the present pause has outlasted another.
+    /// Returns the length of the pause from which on the expected cost of a launch is at most
+    /// `bid_ns`, although the cost is larger now. The cost falls when the present pause becomes
+    /// longer than a remembered pause. Returns `None` if the cost does not fall to `bid_ns`.
     fn worth_from_ns(&self, lasts_ns: u64, bid_ns: u64) -> Option<u64> {
         let longer = self.pauses_ns.iter().copied().filter(|pause_ns| *pause_ns > lasts_ns);
         longer.into_iter().find(|at_ns| self.cost_ns(*at_ns) <= bid_ns)
     }
 }
 
-/// Returns the largest credit for a guest that takes `window_ns` to be gone.
+/// Returns the largest credit for a guest whose work takes `window_ns` to be gone, ns.
 fn saved_up_ns(window_ns: u64) -> u64 {
     MAX_CREDIT_NS.max(window_ns.saturating_mul(WINDOWS_OF_CREDIT))
 }
 
-/// The guard of one GPU.
+/// The guard of one GPU, which decides whether guests may launch.
 #[derive(Debug)]
 pub struct Guard {
     max_harm_ppm: u32,
+    /// The credit for all costs of guests.
     harm: Budget,
-    /// The part of it for launches that are dear although the guest has a better time …
+    /// The credit for dear launches.
     dear: Budget,
-    /// … and whether the last launch that was let in was dear.
+    /// Whether the last launch that the guard allowed was dear.
     is_dear: bool,
-    /// The credit for waits that every owner can bear.
+    /// The credit for short waits, which owners with SLOs tolerate.
     tolerated: Budget,
-    /// The longest such wait, as the caller said last, ns.
+    /// The longest wait that all owners tolerate, as the caller said last, ns.
     tolerated_ns: u64,
+    /// The amount above which no credit grows, ns.
     credit_limit_ns: u64,
+    /// The time of the last call of [`Guard::observe`], ns.
     seen_ns: Option<u64>,
     owners_present: bool,
+    /// The time since which no owner wants the GPU, ns.
     idle_since_ns: Option<u64>,
     /// The shortest time that counts as a pause, ns.
     grace_ns: u64,
+    /// The time since which an owner waits for a guest, ns.
     kept_out_since_ns: Option<u64>,
+    /// The lengths of the owners' last pauses, oldest first, ns.
     pauses_ns: VecDeque<u64>,
-    /// The lengths in `pauses_ns`, shortest first …
+    /// The lengths in `pauses_ns`, shortest first.
     sorted_ns: Vec<u64>,
-    /// … and their sums: of none of them, of the first, of the first two …
+    /// Prefix sums of `sorted_ns`: entry n is the sum of the n shortest pauses, ns.
     sums_ns: Vec<u64>,
+    /// The time that owners lost to guests so far, ns.
     harm_ns: u64,
-    /// The owners' progress while no guest was in, and since one is in.
+    /// The owners' progress while no guest had work in flight.
     undisturbed: Progress,
+    /// The owners' progress since a guest has had work in flight beside them.
     disturbed: Progress,
 }
 
@@ -282,7 +301,7 @@ impl Default for Guard {
 }
 
 impl Guard {
-    /// Returns a guard that lets guests cost owners this part of the time.
+    /// Returns a guard that lets guests cost owners `max_harm_ppm` millionths of the time.
     pub fn new(max_harm_ppm: u32) -> Self {
         let mut sums_ns = Vec::with_capacity(PAUSES + 1);
         sums_ns.push(0);
@@ -323,17 +342,20 @@ impl Guard {
         self.harm.credit_ns
     }
 
-    /// Returns the time that guests must earn back before any guest may cost owners anything, ns.
+    /// Returns the debt of guests, ns. Passing time must pay the debt before any guest may cost
+    /// owners time.
     pub fn debt_ns(&self) -> u64 {
         self.harm.debt_ns
     }
 
-    /// Saves credit for waiting guests, of which the slowest takes `window_ns` to be gone.
+    /// Sets the largest credit for the waiting guests. `window_ns` is the time until the work of
+    /// the slowest of these guests is gone, ns.
     pub fn save_for(&mut self, window_ns: u64) {
         self.credit_limit_ns = saved_up_ns(window_ns);
     }
 
-    /// Takes in the state of the owners at `now_ns`. A time shorter than `grace_ns` is no pause.
+    /// Records the state of the owners at `now_ns`, and lets the credit grow by the time since the
+    /// last call. A time without a wanting owner counts as a pause if it is longer than `grace_ns`.
     pub fn observe(&mut self, now_ns: u64, owners: Owners, grace_ns: u64) {
         let elapsed_ns = now_ns.saturating_sub(self.seen_ns.unwrap_or(now_ns));
         self.seen_ns = Some(now_ns);
@@ -372,18 +394,19 @@ impl Guard {
         }
     }
 
-    /// Skips the time since the last look. In that time no scheduler ran, so the guard knows of no
-    /// owner that paused or waited for a guest.
+    /// Leaves out the time since the last call of [`Self::observe`]. No scheduler ran in this time,
+    /// so the guard does not know whether an owner paused or waited for a guest.
     pub fn skip(&mut self) {
         self.seen_ns = None;
         self.idle_since_ns = None;
         self.kept_out_since_ns = None;
     }
 
-    /// Notes that an owner has the GPU, and spends its wait for a guest.
+    /// Records that an owner gets the GPU. If the owner waited for a guest, subtracts the wait from
+    /// the credit.
     pub fn owner_served(&mut self, now_ns: u64, handoff_ns: u64) {
         if let Some(since_ns) = self.kept_out_since_ns.take() {
-            // The owner's call for the GPU, and the answer, took time too.
+            // The owner's bell and the opening of its gate took time too.
             let harm_ns = now_ns.saturating_sub(since_ns).saturating_add(handoff_ns);
             self.harm_ns = self.harm_ns.saturating_add(harm_ns);
             let is_tolerated =
@@ -397,8 +420,8 @@ impl Guard {
         }
     }
 
-    /// Takes in that an owner that had the GPU and wanted it for `wanted_ns` used `used_ns` of it,
-    /// with or without a guest's work in flight.
+    /// Records the progress of the owner that has the GPU: of the `wanted_ns` for which it wanted
+    /// the GPU, it used `used_ns`. `has_guest_in` says whether a guest had work in flight.
     pub fn owner_progressed(&mut self, wanted_ns: u64, used_ns: u64, has_guest_in: bool) {
         if has_guest_in {
             return self.disturbed.add(wanted_ns, used_ns);
@@ -411,8 +434,9 @@ impl Guard {
         }
     }
 
-    /// Spends the loss of owners beside guests. The meter shows a use when a kernel is done, so the
-    /// loss is of all the time in which a guest was in.
+    /// Subtracts the time that owners lost beside guests from the credit. A meter shows a use only
+    /// when a kernel ends. So the guard compares the whole time in which a guest had work in
+    /// flight, and not parts of it.
     fn settle(&mut self) {
         let disturbed = core::mem::take(&mut self.disturbed);
         if disturbed.wanted_ns > 0 {
@@ -422,8 +446,9 @@ impl Guard {
         }
     }
 
-    /// Returns until when a guest may launch that takes `window_ns` to be gone, ns. Returns `None`
-    /// if it may not launch now. Each owner may wait for `tolerated_ns` at a time.
+    /// Returns the time until which a guest may launch, ns; `None` if the guest may not launch now.
+    /// The guest's work takes `window_ns` to be gone. Every owner tolerates a single wait of
+    /// `tolerated_ns`.
     pub fn until_ns(&mut self, now_ns: u64, window_ns: u64, tolerated_ns: u64) -> Option<u64> {
         if !self.owners_present {
             return Some(u64::MAX);
@@ -450,16 +475,16 @@ impl Guard {
         Some(idle_since_ns.saturating_add(until_ns).min(longest_ns))
     }
 
-    /// Returns from when on a guest may be let in, in a pause that began at `idle_since_ns`, ns.
+    /// Returns the earliest time at which a guest may launch in a pause that began at
+    /// `idle_since_ns`, ns.
     fn begins_ns(&self, idle_since_ns: u64, window_ns: u64, tolerated_ns: u64) -> u64 {
         let graces = if window_ns <= tolerated_ns { GRACES_BEFORE_TOLERATED } else { 0 };
         idle_since_ns.saturating_add(self.grace_ns.saturating_mul(graces))
     }
 
-    /// Returns the most that a guest that takes `window_ns` to be gone may be expected to cost now,
-    /// ns: as large a part of `window_ns` as the credit is of the largest credit. So credit goes
-    /// where it buys most: with much credit a guest may cost something, and with little next to
-    /// nothing. `None` means debt.
+    /// Returns the largest expected cost with which a guest may launch now, ns: `window_ns` ×
+    /// credit / largest credit. The guest's work takes `window_ns` to be gone. With a small credit,
+    /// only launches that cost nearly nothing are allowed. Returns `None` if guests have a debt.
     fn bid_ns(&self, window_ns: u64) -> Option<u64> {
         let bid =
             u128::from(window_ns) * u128::from(self.harm.credit_ns) / u128::from(saved_up_ns(window_ns));
@@ -470,7 +495,8 @@ impl Guard {
         Outlook { pauses_ns: &self.sorted_ns, sums_ns: &self.sums_ns, window_ns }
     }
 
-    /// Returns when to ask again for a guest that may not launch now, if no owner comes before, ns.
+    /// Returns when the caller should ask again for a guest that may not launch now, ns. Returns
+    /// `None` if only an owner's next pause can change the answer.
     pub fn retry_ns(&self, now_ns: u64, window_ns: u64, tolerated_ns: u64) -> Option<u64> {
         let tolerated = Some(&self.tolerated).filter(|_| window_ns <= tolerated_ns);
         let tolerated_at_ns = tolerated.and_then(|budget| budget.has_at_ns(window_ns, now_ns));
@@ -494,7 +520,8 @@ impl Guard {
         [harm_at_ns, tolerated_at_ns].into_iter().flatten().min().map(|at_ns| at_ns.max(begins_ns))
     }
 
-    /// Returns how long the next pause lasts at least, if pauses go on as before, ns.
+    /// Returns the shortest of the remembered pauses, ns: the next pause should last at least this
+    /// long. Returns `None` while the guard remembers fewer than `MIN_PAUSES` pauses.
     pub fn shortest_pause_ns(&self) -> Option<u64> {
         let shortest_ns = *self.sorted_ns.first()?;
         (self.pauses_ns.len() >= MIN_PAUSES).then_some(shortest_ns)

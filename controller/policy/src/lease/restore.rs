@@ -1,12 +1,12 @@
-//! Takes over from another scheduler what tenants owed and were owed.
+//! Takes over the lags of tenants that the scheduler of the previous daemon knew.
 
 use super::state::{MAX_CREDIT_NS, MAX_DEBT_NS};
 use super::{Class, Scheduler, signed};
 use crate::TenantId;
 
 impl Scheduler {
-    /// Adds a tenant that another scheduler knew, without sessions, and with its class, its weight
-    /// and the GPU time that it was owed, ns (negative if it had more).
+    /// Adds a tenant that the previous daemon's scheduler knew. The tenant has no sessions yet.
+    /// `lag_ns` is the GPU time that the tenant was owed, ns; negative for a debt.
     pub fn restore(&mut self, id: TenantId, class: Class, weight_ppm: u32, lag_ns: i64, now_ns: u64) {
         self.enter(id, class, now_ns);
         self.set_standing(id, class, weight_ppm);
@@ -14,7 +14,7 @@ impl Scheduler {
         tenant.lag_ns = lag_ns.clamp(-signed(MAX_DEBT_NS), signed(MAX_CREDIT_NS));
         tenant.largest_charge_ns = tenant.lag_ns.min(0).unsigned_abs();
         tenant.present = false;
-        // The absence of a daemon is no pause of the tenant.
+        // The time without a daemon does not count as a pause of the tenant.
         tenant.stopped_wanting_ns = now_ns;
     }
 }

@@ -1,19 +1,19 @@
-//! The tenants of a GPU, and which of them a decision looks at. Of a thousand tenants most want
-//! nothing, and nothing about them changes by itself.
+//! The tenants of a GPU, and the list of those tenants that the next decision examines. Of a
+//! thousand tenants, most want nothing and do not change, so a decision need not examine them.
 
 use super::state::Tenant;
 use crate::TenantId;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
-/// The tenants, as the module's documentation explains.
+/// All tenants of one GPU, and the list of those that the next decision examines.
 #[derive(Debug, Default)]
 pub struct Tenants {
     all: BTreeMap<TenantId, Tenant>,
-    /// The tenants that wanted the GPU at the last look, and those that were touched since, in order.
-    /// There is room for all tenants.
+    /// The tenants that the next decision examines, sorted by number: those that wanted the GPU,
+    /// and those that changed. The capacity suffices for all tenants.
     astir: Vec<TenantId>,
-    /// The tenants with a time objective.
+    /// The tenants with an SLO.
     with_objective: BTreeSet<TenantId>,
 }
 
@@ -22,14 +22,14 @@ impl Tenants {
         self.all.get(&id)
     }
 
-    /// Makes the next decision look at a tenant.
+    /// Makes the next decision examine a tenant.
     pub fn touch(&mut self, id: TenantId) {
         if let Err(place) = self.astir.binary_search(&id) {
             self.astir.insert(place, id);
         }
     }
 
-    /// Returns a tenant for a change. The next decision looks at the tenant.
+    /// Returns a tenant for a change. The next decision examines the tenant.
     pub fn get_mut(&mut self, id: TenantId) -> Option<&mut Tenant> {
         if self.all.contains_key(&id) {
             self.touch(id);
@@ -37,7 +37,7 @@ impl Tenants {
         self.all.get_mut(&id)
     }
 
-    /// Returns a tenant for a change that the next decision need not see.
+    /// Returns a tenant for a change, without making the next decision examine the tenant.
     pub fn get_quietly(&mut self, id: TenantId) -> Option<&mut Tenant> {
         self.all.get_mut(&id)
     }
@@ -66,12 +66,12 @@ impl Tenants {
         self.all.values()
     }
 
-    /// Returns all tenants for changes that the next decision need not see.
+    /// Returns all tenants for changes, without making the next decision examine them.
     pub fn values_quietly(&mut self) -> impl Iterator<Item = &mut Tenant> {
         self.all.values_mut()
     }
 
-    /// Sets the time objective of a tenant's requests, ns.
+    /// Sets a tenant's SLO, ns; `None` removes the SLO.
     pub fn set_slo(&mut self, id: TenantId, slo_ns: Option<u64>) {
         let Some(tenant) = self.get_quietly(id) else { return };
         tenant.slo_ns = slo_ns;
@@ -82,17 +82,17 @@ impl Tenants {
         }
     }
 
-    /// Returns the tenants with a time objective.
+    /// Returns the tenants with an SLO.
     pub fn with_objective(&self) -> impl Iterator<Item = (&TenantId, &Tenant)> {
         self.with_objective.iter().filter_map(|id| Some((id, self.all.get(id)?)))
     }
 
-    /// Returns the tenants at which the next decision looks, in order.
+    /// Returns the tenants that the next decision examines, sorted by number.
     pub fn astir(&self) -> impl Iterator<Item = (&TenantId, &Tenant)> + Clone {
         self.astir.iter().filter_map(|id| Some((id, self.all.get(id)?)))
     }
 
-    /// Changes each of these tenants, in order.
+    /// Calls `change` for each tenant that the next decision examines, sorted by number.
     pub fn astir_with(&mut self, mut change: impl FnMut(TenantId, &mut Tenant)) {
         for id in &self.astir {
             if let Some(tenant) = self.all.get_mut(id) {
@@ -101,8 +101,8 @@ impl Tenants {
         }
     }
 
-    /// Looks at each of these tenants, in order. A tenant that wants nothing is then not looked at
-    /// again until it is touched.
+    /// Calls `look` for each tenant that this decision examines, sorted by number. Afterwards the
+    /// list keeps only the tenants that want the GPU.
     pub fn look(&mut self, mut look: impl FnMut(TenantId, &mut Tenant)) {
         let all = &mut self.all;
         self.astir.retain(|id| {

@@ -304,7 +304,7 @@ fn who_did_not_drain_is_waited_for_briefly_until_something_long_has_ended() {
 }
 
 impl Bench {
-    /// A always has work, B has a time objective.
+    /// A always has work, B has an SLO.
     fn latency() -> Self {
         let mut bench = Self::new();
         bench.scheduler.set_slo(B, Some(20 * MS));

@@ -1,6 +1,6 @@
-//! Remembers the debts of a user: GPU time that the user's tenants had and did not show, and GPU
-//! time that they owe although they are gone. So a user with a thousand tenants, or with a new
-//! tenant every second, gets no more GPU time on trust than a user with one tenant.
+//! Remembers two kinds of debts of a user: GPU time that the user's tenants had without metered
+//! use, and GPU time that tenants owed when they ended. So a user with a thousand tenants, or with
+//! a new tenant every second, gains no more unmetered GPU time than a user with one tenant.
 
 use super::state::Rank;
 use super::{MAX_DRAIN_NS, ns};
@@ -9,23 +9,25 @@ use core::time::Duration;
 /// The number of the user to whom a tenant belongs.
 pub type UserId = u64;
 
-/// The scheduler forgets time that was not shown, and debts: one part in this many of the time that
-/// passes.
+/// The scheduler forgets the debts of a user as time passes: by the passed time divided by this
+/// number.
 const FORGOTTEN_PART: u64 = 50;
-/// The scheduler remembers at most this much, which it forgets within minutes.
+/// The largest debt of each kind that the scheduler remembers, ns. It forgets such a debt in 250 s.
 const MOST_NS: u64 = ns(Duration::from_secs(5));
 
-/// The memory of one user. Times are ns.
+/// The debts of one user. Times are ns.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Trust {
+    /// GPU time that tenants of the user had without metered use, while others wanted the GPU.
     unshown_ns: u64,
-    /// By rank: GPU time that is owed to owners, and to guests.
+    /// GPU time that ended tenants of the user owe: to owners, and to guests (by [`Rank`]).
     owed_ns: [u64; 2],
+    /// The time up to which the scheduler has forgotten debts.
     at_ns: u64,
 }
 
 impl Trust {
-    /// Lets time pass up to `now_ns`.
+    /// Forgets a part of the debts, for the time that passed up to `now_ns`.
     fn at(&mut self, now_ns: u64) -> &mut Self {
         let forgotten_ns = now_ns.saturating_sub(self.at_ns) / FORGOTTEN_PART;
         if forgotten_ns > 0 {
@@ -36,27 +38,27 @@ impl Trust {
         self
     }
 
-    /// Notes GPU time that a tenant had while others wanted the GPU, and for which no meter shows a
-    /// use.
+    /// Adds GPU time that a tenant had without metered use while other tenants wanted the GPU.
     pub fn had_unshown(&mut self, had_ns: u64, now_ns: u64) {
         let trust = self.at(now_ns);
         trust.unshown_ns = trust.unshown_ns.saturating_add(had_ns).min(MOST_NS);
     }
 
-    /// Notes that a meter showed the use of such time after all.
+    /// Subtracts time that counted as unmetered, because a meter has shown its use later.
     pub fn shown(&mut self, used_ns: u64, now_ns: u64) {
         let trust = self.at(now_ns);
         trust.unshown_ns = trust.unshown_ns.saturating_sub(used_ns);
     }
 
-    /// Notes a tenant that leaves, and the GPU time that it owes to tenants of its rank.
+    /// Adds the debt of a tenant that leaves. The tenant owes the GPU time to tenants of its rank:
+    /// to owners, or to guests.
     pub fn leave(&mut self, rank: Rank, owed_ns: u64, now_ns: u64) {
         let owed = &mut self.at(now_ns).owed_ns[rank as usize];
         *owed = owed.saturating_add(owed_ns).min(MOST_NS);
     }
 
-    /// Lets a tenant of that rank take over debts, `most_ns` at most. Returns the debts taken over,
-    /// ns.
+    /// Moves debts of ended tenants to a new tenant of the same rank, `most_ns` at most. Returns
+    /// the GPU time that the new tenant owes now, ns.
     pub fn take_over(&mut self, rank: Rank, most_ns: u64, now_ns: u64) -> u64 {
         let owed = &mut self.at(now_ns).owed_ns[rank as usize];
         let taken_ns = most_ns.min(*owed);
@@ -64,14 +66,13 @@ impl Trust {
         taken_ns
     }
 
-    /// Returns how long the scheduler waits for work of a tenant of this user that does not end,
-    /// ns. The usual limit shrinks by the time that others waited in vain. It is at least
-    /// `metered_ns`, because a tenant that showed that much use is believed that much.
+    /// Returns the longest wait for a drain of a tenant of this user, ns. Unmetered time of the
+    /// user's tenants shortens the wait, but not below `metered_ns`, the tenant's metered GPU time.
     pub fn patience_ns(&mut self, metered_ns: u64, now_ns: u64) -> u64 {
         MAX_DRAIN_NS.saturating_sub(self.at(now_ns).unshown_ns).max(metered_ns)
     }
 
-    /// Returns whether there is nothing to remember.
+    /// Returns whether the user has no debts.
     pub fn is_as_new(&mut self, now_ns: u64) -> bool {
         let trust = self.at(now_ns);
         trust.unshown_ns == 0 && trust.owed_ns == [0; 2]

@@ -88,7 +88,7 @@ struct Gpu {
     processes: BTreeMap<SessionId, Process>,
     asked: Vec<SessionId>,
     now_ns: u64,
-    /// Allocations in turns without orders.
+    /// Number of memory allocations in turns without orders.
     allocations: u64,
     turns: usize,
 }

@@ -26,9 +26,10 @@ pub(super) struct OpenSegment {
 pub(super) struct Beginning {
     /// The launch that opens the segment.
     pub(super) launch: Launch,
-    /// Host time just before the thread recorded the first event, ns.
+    /// Host time before the thread recorded the start event, ns.
     pub(super) asked_ns: u64,
-    /// Host time just after the thread recorded the first event, ns.
+    /// Host time after the thread recorded the start event, ns. Without a start event: host time
+    /// before the segment's first launch.
     pub(super) began_ns: u64,
     /// Whether the segment gets no start event, only an end event.
     pub(super) is_end_only: bool,
@@ -39,7 +40,7 @@ pub(super) struct Beginning {
 }
 
 impl OpenSegment {
-    /// Takes the data of a segment that is about to open. Only the owner thread calls this.
+    /// Stores the data of a segment that is about to open. Only the owner thread calls this.
     pub(super) fn begin(&self, beginning: &Beginning) {
         self.queued_ns.store(0, Ordering::Relaxed);
         self.key.store(beginning.launch.key, Ordering::Relaxed);
@@ -69,7 +70,7 @@ impl OpenSegment {
         self.may_wait.load(Ordering::Relaxed)
     }
 
-    /// Returns the host time just before the thread recorded the segment's first event, ns.
+    /// Returns the host time before the thread recorded the segment's start event, ns.
     pub(super) fn asked_ns(&self) -> u64 {
         self.asked_ns.load(Ordering::Relaxed)
     }
@@ -106,7 +107,7 @@ impl OpenSegment {
         self.may_wait.store(true, Ordering::Relaxed);
     }
 
-    /// Takes a copy of `copy_ns`, by its estimate, into a segment of kernels. Only the owner thread
+    /// Adds a copy with the estimate `copy_ns` to an open segment of kernels. Only the owner thread
     /// calls this.
     pub(super) fn take_in(&self, copy_ns: u64) {
         self.note_wait();

@@ -37,15 +37,15 @@ const MEASURED_IN_SPELL_EVERY: u32 = 8;
 /// of this many. While the GPU is contended, the samples themselves set the number
 /// ([`super::reader`]).
 const SAMPLE_EVERY: u32 = 4;
-/// The fewest launches of an open segment that a launch without a settled estimate ends. So if no
-/// kernel has an estimate, the meter times one launch in this many.
+/// A launch without a settled estimate ends the open segment if the segment has at least this many
+/// launches. So if no kernel has an estimate, the meter times one launch in this many.
 pub(super) const UNKNOWN_APART: u32 = 8;
-/// Of copies between kernels with an estimate, the meter times one in this many.
+/// The meter times one of this many copies that come between kernels and have an estimate.
 const COPY_SAMPLE_EVERY: u32 = 8;
-/// The most launches, and the estimated time, ns, after which a segment ends although a dependent
-/// launch follows. A program whose launches are all dependent then loses one overlap in this many
-/// launches, or in this time.
+/// The number of launches after which a segment ends although a dependent launch follows. A program
+/// whose launches are all dependent then loses one overlap in this many launches.
 pub(super) const CHAIN_MAX: u32 = 256;
+/// The estimated time after which a segment ends although a dependent launch follows, ns.
 const CHAIN_NS: u64 = 4 * SEGMENT_NS;
 /// While the GPU is not contended, the lane counts a graph of at most this length, ns, like a
 /// kernel. Graphs with conditional nodes are the exception. A longer graph fills more than a
@@ -57,7 +57,7 @@ pub(super) const SHORT_GRAPH_NS: u64 = SEGMENT_NS / 4;
 #[derive(Debug, Clone, Copy)]
 pub struct LaneOwner {
     lane: &'static Lane,
-    /// Keeps the value in its thread.
+    /// A marker type that is not `Send`, so that the value cannot leave its thread.
     thread: PhantomData<*const ()>,
 }
 
@@ -133,7 +133,7 @@ impl Default for Pace {
 }
 
 impl Pace {
-    /// Begins with short segments again.
+    /// Sets the wanted length of the next segment to one launch.
     pub(super) fn restart(&self) {
         self.want(1);
     }
@@ -155,7 +155,7 @@ impl Pace {
     }
 }
 
-/// A launch that a lane has taken in.
+/// The result of [`LaneOwner::begin`]: the lane has counted the launch in a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Begun {
     /// Whether the launch opened a segment.
@@ -167,7 +167,7 @@ pub struct Begun {
 /// The reason why no segment counts a launch or copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unmarked {
-    /// The open segment of kernels took in the copy, by its estimate.
+    /// The open segment of kernels contains the copy, with the copy's estimate.
     TakenIn,
     /// The call is a bypass, for this reason.
     Bypass(Bypass),
@@ -232,9 +232,9 @@ impl LaneOwner {
         Some(self.mean_ns()).filter(|mean_ns| is_joined && *mean_ns != 0)
     }
 
-    /// Takes in a launch before its call: opens a segment if none is open, or counts the launch in
-    /// the open segment. After a success, the caller must call [`Self::launched`]. `leave` says
-    /// which launches may follow this launch.
+    /// Counts a launch before its call: opens a segment for the launch if none is open, or counts
+    /// the launch in the open segment. After a success, the caller must call [`Self::launched`].
+    /// `leave` says which launches may follow this launch.
     ///
     /// While the GPU is contended, `contended` is the launch's estimate, which the GPU's estimated
     /// time in flight already includes.
@@ -323,8 +323,8 @@ impl LaneOwner {
         Ok(Begun { opens, ends })
     }
 
-    /// Returns whether a dependent launch follows the launch, and the open segment is short enough to
-    /// take both in.
+    /// Returns whether a dependent launch follows the launch, and the open segment is short enough
+    /// for both launches.
     fn leads(self, launch: Launch) -> bool {
         let is_long = match self.unaccounted().all() {
             0 | 1 => false,
@@ -342,10 +342,10 @@ impl LaneOwner {
         if is_unmeasured { 1 } else { UNKNOWN_APART }
     }
 
-    /// If a copy needs no event of its own, takes the copy into the open segment of kernels and
-    /// returns true. Otherwise returns false. The meter times a copy that has no estimate, that
-    /// comes while the GPU is contended, or that is a sample. If the ring has no room, a copy with
-    /// an estimate joins too.
+    /// Adds a copy to the open segment of kernels if the meter need not time the copy, and returns
+    /// true. Otherwise returns false. The meter must time a copy without an estimate, a copy while
+    /// the GPU is contended, and a copy that is a sample. There is one exception: if the ring has
+    /// no room, each copy with an estimate joins the segment.
     fn takes_in(self, calls: &Calls, known_ns: Option<u64>, contended: bool) -> bool {
         let copies = self.pace.copies.load(Ordering::Relaxed).wrapping_add(1);
         self.pace.copies.store(copies, Ordering::Relaxed);
@@ -359,8 +359,8 @@ impl LaneOwner {
         }
     }
 
-    /// Turns the open segment of a copy into a segment of kernels that took in a copy. The owner
-    /// thread could not close the segment before.
+    /// Turns the open segment, which holds one copy, into a segment of kernels that also contains
+    /// the copy. The owner thread could not close the segment before.
     fn make_compute(self) {
         self.open.take_in(self.tally.account(self.tally.launched()).ns);
         self.open.make_compute();
@@ -477,8 +477,8 @@ impl LaneOwner {
         }
     }
 
-    /// Records the return of a launch that [`Self::begin`] has taken in. `opened`: the launch
-    /// opened the segment.
+    /// Records the return of a launch that [`Self::begin`] has counted. `opened`: the launch opened
+    /// the segment.
     pub fn launched(self, opened: bool) {
         if opened {
             self.open.set_first(os::now_ns());

@@ -32,6 +32,8 @@ const SAMPLE_EVERY_MOST: u32 = 32;
 /// A sample confirms its estimate if sample and estimate differ by at most one part in this many. A
 /// difference of [`CONFIRMS_NS`], the error of a time between two events, also confirms.
 const CONFIRMS_PART: u64 = 8;
+/// The error of a time between two events, ns. A sample that differs from its estimate by at most
+/// this also confirms the estimate.
 const CONFIRMS_NS: u64 = 1_000;
 /// Time between two checks whether the owner thread ended inside the driver.
 const DEAD_NS: u64 = 1_000_000_000;
@@ -57,7 +59,7 @@ pub(super) struct Learned {
     previous_end_ns: AtomicI64,
     /// The number of launches of the lane at the last look, modulo 2³²; 0 if no segment was open.
     seen_launched: AtomicU32,
-    /// Since when `seen_launched` has its value (ns of `CLOCK_MONOTONIC`).
+    /// The time since which `seen_launched` has its value, ns of `CLOCK_MONOTONIC`.
     seen_since_ns: AtomicU64,
     /// The time after `seen_since_ns` at which a look last found the stream busy, ns.
     busy_for_ns: AtomicU64,
@@ -247,8 +249,8 @@ impl Lane {
         self.learned.sample_every.store(every, Ordering::Relaxed);
     }
 
-    /// Takes a measurement into the mean time of a launch. `is_sparse`: the segment had gaps, or
-    /// may have had gaps.
+    /// Adds a measurement to the mean time of a launch. `is_sparse`: the segment had gaps, or may
+    /// have had gaps.
     pub fn learn(&self, _meter: MeterThread, per_launch_ns: u64, is_sparse: bool) {
         let mean_ns = self.mean_ns();
         let next = if mean_ns == 0 { per_launch_ns } else { mean_ns - mean_ns / 4 + per_launch_ns / 4 };

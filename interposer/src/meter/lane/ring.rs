@@ -16,10 +16,10 @@ pub(super) const RING: u32 = 128;
 /// ending.
 pub(super) const RING_BUSY: u32 = RING - RING / 4;
 
-/// A ring, as the module's documentation explains.
+/// The ring through which the closed segments of a lane reach the meter thread.
 #[derive(Debug)]
 pub(super) struct Ring {
-    /// The number of closed segments of kernels and graphs in the ring.
+    /// The number of segments in the ring that hold kernels or graphs, and not copies.
     computing: AtomicU32,
     /// The number of segments closed so far (modulo 2³²).
     head: AtomicU32,

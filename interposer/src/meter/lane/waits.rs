@@ -20,7 +20,7 @@ pub(super) const LAUNCHES_STUCK: u32 = 256;
 /// The number of measurements after which the meter trusts the estimate of a graph with conditional
 /// nodes. The first launch may be by far the shortest.
 pub(super) const VARYING_SEEN: u8 = 8;
-/// The value of `stuck_at` while no wait holds up the stream.
+/// The value of [`Waits::stuck_at`] while no wait holds up the stream.
 const GETS_ON: u64 = u64::MAX;
 
 /// The known waits of a lane's stream.
@@ -53,7 +53,7 @@ impl Waits {
         self.has_to_wait.swap(false, Ordering::Relaxed)
     }
 
-    /// Forgets that the stream is stuck, because the lane gets another thread.
+    /// Takes the stream as running again, because the lane gets another thread.
     pub(super) fn get_on(&self) {
         self.stuck_at.store(GETS_ON, Ordering::Relaxed);
     }

@@ -41,14 +41,16 @@ struct Process {
     stretched_ns: u64,
     /// Number of kernels in flight.
     in_flight: u64,
-    /// When the present kernel came to the front of the stream, and when the last work ended.
+    /// The time at which the present kernel came to the front of the stream, ns.
     front_ns: u64,
+    /// The time at which the last work ended, ns.
     ended_ns: Option<u64>,
     /// The epoch of the gate and the reason for which the waiting thread has rung the bell.
     rung_for: Option<(u32, Reason)>,
-    /// The epoch under which a launch last passed. If its thread had waited: when it passed, until
-    /// that launch has run.
+    /// The epoch of the gate under which a launch last passed.
     entered: u32,
+    /// The time at which this launch passed, ns, if its thread had waited. `None` once the launch
+    /// has run.
     entered_ns: Option<u64>,
     /// When the first work began that had waited for its lease.
     began_ns: Option<u64>,
@@ -122,8 +124,9 @@ pub struct Deepres {
     /// When the arbiter hears the next bell, or takes another turn at once.
     called_ns: Option<u64>,
     turned_ns: u64,
-    /// When the core last computed the entitlements, and these, until the engine has taken them.
+    /// The time at which the core last computed the entitlements, ns.
     entitled_ns: Option<u64>,
+    /// The entitlements, until the engine has taken them.
     owed: Option<Vec<Entitlement>>,
     retries: BinaryHeap<Reverse<(u64, Tenant)>>,
 }

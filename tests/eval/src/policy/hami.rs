@@ -26,18 +26,20 @@ use crate::metrics;
 use crate::scenario::{SECOND, Scenario};
 use crate::standings::Standings;
 
-/// `g_wait`
+/// The time between two looks at the utilisation, at which the buckets get tokens, ns (`g_wait` in
+/// HAMi-core).
 const WATCH_NS: u64 = 120_000_000;
-/// `g_cycle`
+/// The time for which a launch without tokens sleeps, ns (`g_cycle` in HAMi-core).
 const SLEEP_NS: u64 = 10_000_000;
-/// `FACTOR`
+/// The most tokens of a bucket at first, for each thread that the GPU holds (`FACTOR` in
+/// HAMi-core).
 const FACTOR: i64 = 32;
 /// Threads that an SM holds (an H200).
 const THREADS: i64 = 2048;
 const SMS: i64 = blocks::SMS as i64;
-/// The divisor in `delta`.
+/// The divisor in the step by which `share` changes (in the function `delta` of HAMi-core).
 const DIVISOR: i64 = 2560;
-/// Least difference that `delta` uses, percent.
+/// The least difference between limit and utilisation by which `share` changes, percent.
 const MIN_DIFFERENCE: i64 = 5;
 /// The limit from which on no launch waits, percent.
 const UNLIMITED: i64 = 100;

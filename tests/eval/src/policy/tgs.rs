@@ -22,21 +22,24 @@ use crate::device::Tenant;
 use crate::gate::{Gate, Launch};
 use crate::scenario::Scenario;
 
-/// `duration` of production's monitor and watcher
+/// The time between two messages of production about its launches, ns (`duration` of production's
+/// monitor and watcher in TGS).
 const MESSAGE_NS: u64 = 5_000_000_000;
-/// `duration` of the guest's watcher
+/// The time in which the guest may launch `limit` blocks, ns (`duration` of the guest's watcher in
+/// TGS).
 const UNIT_NS: u64 = 50_000_000;
-/// `TIME_TICK`
+/// The time for which a guest's launch beyond the limit sleeps, ns (`TIME_TICK` in TGS).
 const SLEEP_NS: u64 = 10_000_000;
-/// `PROFILE_TIME`
+/// The number of messages of a profile (`PROFILE_TIME` in TGS).
 const PROFILE_MESSAGES: u32 = 5;
-/// `WINDOW_SIZE`
+/// The number of messages whose rates the manager remembers (`WINDOW_SIZE` in TGS).
 const WINDOW: usize = 5;
-/// `LIMIT_INITIALIZER`
+/// The limit with which the guest starts, blocks (`LIMIT_INITIALIZER` in TGS).
 const FIRST_LIMIT: f64 = 20_000.0;
-/// `RATE_MIN`
+/// The least change of the limit, blocks (`RATE_MIN` in TGS).
 const MIN_STEP: f64 = 1_000.0;
-/// `threshold`
+/// The difference from production's best rate, as a part of it, up to which the limit goes up
+/// (`threshold` in TGS).
 const THRESHOLD: f64 = 0.03;
 /// The rate below which the policy assumes that a tenant does not launch.
 const NO_RATE: f64 = 1_000.0;

@@ -180,10 +180,10 @@ pub struct Tenant {
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "a table, for example { from_s = 0, to_s = 20, load = 0.5 }")]
 pub struct Phase {
-    /// Beginning.
+    /// When the phase begins, ns after the start of the scenario.
     #[serde(rename = "from_s", default, deserialize_with = "units::seconds_or_none")]
     pub from_ns: u64,
-    /// End.
+    /// When the phase ends, ns after the start of the scenario.
     #[serde(rename = "to_s", deserialize_with = "units::seconds")]
     pub to_ns: u64,
     /// Load: factor for the rate of requests, or for the number of kernels in a step.
@@ -239,7 +239,7 @@ pub struct Steps {
     /// Time between two steps.
     #[serde(default, rename = "pause_ms", deserialize_with = "units::millis_or_none")]
     pub pause_ns: u64,
-    /// Variation of the pauses.
+    /// How the pauses between steps vary.
     #[serde(default)]
     pub pauses: Pauses,
     /// The greatest variation of kernels and regular pauses, up and down, as a part of their
@@ -251,7 +251,7 @@ pub struct Steps {
     pub slo_ns: Option<u64>,
 }
 
-/// Variation of the pauses.
+/// How the pauses between the steps of a closed loop vary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Pauses {
@@ -267,7 +267,7 @@ pub enum Pauses {
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "a table: `[tenant.requests]`")]
 pub struct Requests {
-    /// Pattern of arrivals.
+    /// The pattern in which requests arrive.
     pub arrival: Arrival,
     /// Requests per second, on average.
     #[serde(rename = "per_s", deserialize_with = "units::rate")]
@@ -290,7 +290,7 @@ pub struct Requests {
     pub slo_ns: Option<u64>,
 }
 
-/// Pattern of arrivals.
+/// The pattern in which requests arrive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Arrival {

@@ -176,7 +176,7 @@ impl Plan {
         self.staged = Some(staged);
     }
 
-    /// Moves the bytes.
+    /// Copies the bytes from the source to the target.
     pub fn run(&self) {
         let _stay = mapping::stay();
         self.moved(self.source, self.target);
@@ -245,7 +245,7 @@ pub struct Fill {
     pub address: u64,
     /// Distance from one row to the next.
     pub pitch_bytes: u64,
-    /// The pattern.
+    /// The pattern that the memset writes.
     pub value: u32,
     /// Width of the pattern in bytes: 1, 2 or 4.
     pub element_bytes: u32,
@@ -284,7 +284,7 @@ impl Fill {
         overlap(self.address, span(side, row_bytes, self.height, 1).unwrap_or(0), address, bytes)
     }
 
-    /// Writes the pattern.
+    /// Writes the pattern into every element of the memset.
     pub fn run(&self) {
         let _stay = mapping::stay();
         let row_bytes = self.width * u64::from(self.element_bytes);

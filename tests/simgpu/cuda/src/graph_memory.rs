@@ -50,7 +50,7 @@ struct Live {
 /// Memory of a device's graphs, in bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Usage {
-    /// Memory in use now.
+    /// Memory that the graphs use now.
     pub current: u64,
     /// Highest value of `current` since the last reset.
     pub high: u64,
@@ -70,7 +70,7 @@ struct Spare {
 struct State {
     live: HashMap<u64, Live>,
     usage: HashMap<i32, Usage>,
-    /// Kept memory by context.
+    /// The memory that the driver keeps for later launches, by context.
     spare: HashMap<usize, Spare>,
 }
 

@@ -121,7 +121,7 @@ struct Piece {
     /// The only descriptor of the file. If the process closed any other descriptor of the file, the
     /// kernel would drop the process's locks.
     file: Arc<File>,
-    /// Ids of the exported allocations.
+    /// Ids of the piece's allocations that the process exported.
     exported: HashSet<u64>,
 }
 

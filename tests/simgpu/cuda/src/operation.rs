@@ -180,9 +180,9 @@ impl Launch {
 /// An operation on a value in memory.
 #[derive(Clone, Copy, Debug)]
 pub enum MemoryOperation {
-    /// Wait for the value.
+    /// Wait until the value in memory compares as asked.
     Wait(Cell, Comparison),
-    /// Write the value.
+    /// Write the value to memory.
     Write(Cell),
     /// Order memory accesses. The simulated driver has nothing to do for this operation.
     Barrier,

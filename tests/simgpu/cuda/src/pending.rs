@@ -105,11 +105,11 @@ fn compare(found: u64, wanted: u64, comparison: Comparison, wide: bool) -> bool 
 /// One effect.
 #[derive(Debug)]
 pub enum Effect {
-    /// Moves bytes.
+    /// Copies bytes from one address to another.
     Copy(Plan),
-    /// Writes a pattern.
+    /// Writes a pattern, as a memset does.
     Fill(Fill),
-    /// Writes a value.
+    /// Writes one value to memory.
     Write(Cell),
     /// Runs a host function, and then lets the stream go on past the ticket's item.
     Call(HostCall, Ticket),

@@ -94,7 +94,7 @@ pub fn is_used() -> bool {
     IS_USED.load(Ordering::Relaxed)
 }
 
-/// Enters managed memory at `base`.
+/// Notes that managed memory of this length exists at `base`.
 pub fn enter(base: u64, bytes: u64) {
     IS_USED.store(true, Ordering::Relaxed);
     let blocks = vec![Block::default(); bytes.div_ceil(BLOCK_BYTES) as usize];
@@ -240,7 +240,7 @@ pub fn touch(values: impl Iterator<Item = u64>, gpu: usize) -> Moved {
     })
 }
 
-/// Records advice about a range.
+/// Records the advice of `cuMemAdvise` about a range.
 pub fn advise(address: u64, bytes: u64, advice: CUmem_advise, device: CUdevice) {
     let bit = u32::try_from(device).ok().and_then(|gpu| 1_u32.checked_shl(gpu)).unwrap_or(HOST_BIT);
     with(|table| {

@@ -96,11 +96,11 @@ pub struct PciAddress {
 pub enum Ancestor {
     /// The GPU itself, because both are the same GPU.
     Same,
-    /// A PCIe switch.
+    /// A PCIe switch to which both GPUs are connected.
     Switch,
-    /// A NUMA node.
+    /// A NUMA node to which both GPUs belong.
     Node,
-    /// The machine as a whole.
+    /// The machine as a whole, because the GPUs belong to different NUMA nodes.
     System,
 }
 

@@ -26,7 +26,7 @@ use std::{
 /// Instruction to a call before its own work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Do the work.
+    /// Do the work of the call.
     Proceed,
     /// Return this error and do nothing.
     Fail(u32),

@@ -16,9 +16,9 @@ use std::ops::{Deref, DerefMut};
 /// The time of a census of the living processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Census {
-    /// If the last census is older than [`liveness::interval_ns`].
+    /// The engine counts now if the last census is older than [`liveness::interval_ns`].
     WhenDue,
-    /// Now.
+    /// The engine counts now in any case.
     Now,
 }
 

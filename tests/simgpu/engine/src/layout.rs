@@ -73,7 +73,7 @@ impl Word {
     }
 }
 
-/// The whole file.
+/// The contents of the state file.
 #[repr(C)]
 pub struct State {
     pub header: Header,
@@ -174,7 +174,7 @@ pub struct Gpu {
     /// Idle time since the last context ran. If another context runs next, the engine adds the time
     /// to `handover_idle_ns`.
     pub recent_idle_ns: Word,
-    /// The context that ran last.
+    /// The context whose kernels ran last on the GPU.
     pub ran_last: Word,
     pub switches: Word,
     pub memory_used_bytes: Word,

@@ -23,7 +23,7 @@ const SYSTEM_ERROR: u32 = 2;
 const VERSION: i32 = 23_007;
 /// Bytes that one block moves. NVIDIA's kernels have a block for each of some channels.
 const BLOCK_BYTES: u64 = 1 << 20;
-/// The most blocks.
+/// The most blocks that the kernel of a collective has.
 const CHANNELS: u64 = 24;
 /// Bytes of an element, by `ncclDataType_t`.
 const ELEMENT_BYTES: [u64; 12] = [1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1];

@@ -95,11 +95,11 @@ pub fn launch(kernel: CUkernel, stream: CUstream, grid: [u64; 3]) -> Result<()> 
 /// terms.
 #[derive(Clone, Copy)]
 pub struct Extents {
-    /// Rows of the result.
+    /// Number of rows of a result.
     pub m: u64,
-    /// Columns of the result.
+    /// Number of columns of a result.
     pub n: u64,
-    /// Terms of a sum.
+    /// Number of terms in the sum of each element.
     pub k: u64,
     /// Number of results.
     pub batch: u64,

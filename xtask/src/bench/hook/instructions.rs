@@ -9,9 +9,9 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::command;
 
-/// Number of calls in the shorter and in the longer of two runs. The difference of the two runs
-/// contains only the calls.
+/// Number of calls in the shorter of two runs. The difference of the two runs contains only calls.
 const FEW: u32 = 20_000;
+/// Number of calls in the longer of two runs.
 const MANY: u32 = 60_000;
 
 /// Returns whether this machine has callgrind.

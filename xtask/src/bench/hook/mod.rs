@@ -33,8 +33,9 @@ const APIS: &[(&str, f64)] = &[
 ];
 /// The least scaling of launches by two threads, relative to the bare driver.
 const LEAST_SCALE_RATIO: f64 = 0.97;
-/// The client's tenant, and the memory limit for its allocations.
+/// The name of the client's tenant.
 const TENANT: &str = "bench";
+/// The memory limit of the client's tenant.
 const MEMORY: &str = "16GiB";
 /// Number of kernels that the client launches one by one in a run, warm-ups included. The daemon's
 /// meter must show all of them.
@@ -76,7 +77,8 @@ struct Api {
     added_instructions: Option<f64>,
 }
 
-/// Time or instructions of one call.
+/// The time (ns) or the instructions of one call: without the interposer, with the interposer, and
+/// the difference.
 #[derive(Clone, Copy)]
 struct Figures {
     bare: f64,
@@ -108,7 +110,8 @@ struct Run {
     mean_ns: BTreeMap<String, f64>,
 }
 
-/// The stub driver, its client, and a host with a daemon that manages its GPU.
+/// The parts of the benchmark: the stub driver, the client program that calls it, and a running
+/// daemon that manages the stub's GPU.
 struct Bench {
     artefacts: Artefacts,
     host: Host,
@@ -118,7 +121,8 @@ struct Bench {
     interrupt: Interrupt,
 }
 
-/// Returns the time of an allocation with its free, ns: bare, and hooked under a limit.
+/// Returns the time of an allocation with its free, ns: first without the interposer, then with the
+/// interposer under a memory limit.
 pub fn allocation(rounds: u32) -> Result<(f64, f64)> {
     let (times, _) = Bench::start()?.times(rounds)?;
     let figures = times.get(ALLOCATION).with_context(|| format!("no figure for {ALLOCATION}"))?;

@@ -3,7 +3,7 @@
 
 use super::{Shares, Workload};
 
-/// One tenant of a cell.
+/// One tenant of a cell: its share, and its work.
 pub struct Tenant {
     pub name: String,
     /// Share, percent.
@@ -13,7 +13,7 @@ pub struct Tenant {
     pub steps: &'static [&'static str],
 }
 
-/// The tenants that run together.
+/// A cell of the matrix: the tenants that run together.
 pub struct Cell {
     pub tenants: Vec<Tenant>,
 }

@@ -1,5 +1,5 @@
-//! Runs the tenants of a cell on a host of their own and measures them. Also measures one tenant
-//! alone, with deepres and without deepres.
+//! Runs the tenants of a cell (a combination of shares and work) on a host of their own, and
+//! measures their GPU time. Also measures one tenant alone, with deepres and without deepres.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -23,9 +23,10 @@ const SIMGPU_TOML: &str = "kernel = [
 ";
 /// Further configuration for a GPU that is hard to meter.
 const HARD_TOML: &str = "event_step_ns = 500\nrecord_cost_ns = 2000\nclock_drift_ppb = 50000\n";
-/// Number of rounds in which a tenant alone and the bare driver take turns, and the time of each
-/// turn. If the machine gets busy, both figures change.
+/// Number of rounds in which a tenant alone and the bare driver take turns. If the machine gets
+/// busy, both figures change.
 const ALONE_ROUNDS: u32 = 3;
+/// The time of each turn of a tenant alone and of the bare driver.
 const ALONE_LASTS: Duration = Duration::from_secs(2);
 
 /// Settings that all cells share.
@@ -38,7 +39,8 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// Runs one cell and measures it.
+    /// Runs the tenants of `cell` together. Returns each tenant's true and metered GPU time over
+    /// `seconds`.
     pub fn measure(&self, cell: &Cell) -> Result<Measured> {
         let host = self.host()?;
         let mut clients = Vec::new();
@@ -61,8 +63,8 @@ impl Bench {
         Ok(Measured { tenants, elapsed_ns, bound_fraction })
     }
 
-    /// Returns the GPU time of a tenant alone, divided by its GPU time without deepres. Both runs
-    /// take turns.
+    /// Returns the GPU time of a tenant alone under deepres, divided by its GPU time without
+    /// deepres. Runs with deepres and runs without deepres take turns.
     pub fn alone_ratio(&self, tenant: &Tenant) -> Result<f64> {
         let mut used = [0.0; 2];
         for _ in 0..ALONE_ROUNDS {
@@ -96,7 +98,7 @@ impl Bench {
     }
 }
 
-/// All figures of one moment.
+/// The figures of the daemon and of the simulated GPU at one moment.
 struct Look {
     ps: Ps,
     truth: truth::Snapshot,

@@ -3,7 +3,7 @@
 use deepres_abi::driver::{ApiId, by_symbol};
 use deepres_abi::probe::cookie;
 
-/// Kind of a function.
+/// The kind of a counted function, by which the status adds up the calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Launches a kernel.

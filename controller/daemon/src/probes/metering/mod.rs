@@ -2,10 +2,11 @@
 //! the driver's library count the launches and allocations of such a process. The probes delay no
 //! call, so they limit nothing.
 //!
-//! The kernel programs follow a metered process and its children. The daemon probes a library only
-//! in the processes that use it, with one exception. A probe at `cuInit` of each known library acts
-//! in all processes. When a metered process calls `cuInit`, this probe reports the process, so that
-//! the daemon can probe a child before it launches.
+//! The kernel programs follow a metered process and its children. The daemon probes a library's
+//! functions only in the metered processes that use the library. There is one exception: a probe at
+//! `cuInit` of each known library acts in all processes. When a metered process calls `cuInit`,
+//! this probe reports the process. So the daemon can probe a child of a metered process before the
+//! child's first launch.
 //!
 //! | module | job |
 //! |---|---|
@@ -91,7 +92,7 @@ impl Metering {
         answered
     }
 
-    /// Returns a copy of the board.
+    /// Returns a copy of the status of all metered processes.
     pub fn board(&self) -> MeteringStatus {
         self.board.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

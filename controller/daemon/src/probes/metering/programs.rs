@@ -25,7 +25,7 @@ type LaunchKeyBytes = [u8; size_of::<LaunchKey>()];
 type LaunchValueBytes = [u8; size_of::<LaunchValue>()];
 type MeteredBytes = [u8; size_of::<MeteredValue>()];
 
-/// The loaded programs.
+/// The kernel programs of metering, loaded into the kernel.
 pub struct Programs {
     ebpf: Ebpf,
 }

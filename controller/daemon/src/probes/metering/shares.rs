@@ -4,7 +4,7 @@
 use crate::identity::source::Source;
 use std::collections::BTreeMap;
 
-/// The reason for which a source gets no more.
+/// The error if a source already has as much as it may have.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{source_name} has {taken} of {most}, and each user may have half of the number that others leave")]
 pub struct Full {
@@ -13,12 +13,13 @@ pub struct Full {
     most: usize,
 }
 
-/// The amount that each source has.
+/// The amount of a scarce resource that each source has.
 #[derive(Debug, Default)]
 pub struct Shares(BTreeMap<Source, usize>);
 
 impl Shares {
-    /// Gives a source `count` more, if its limit allows. `most` is the total.
+    /// Gives a source `count` more of the resource, if the source's limit allows. `most` is the
+    /// amount for all sources together.
     ///
     /// # Errors
     /// [`Full`], with the amount that the source has.
@@ -36,7 +37,8 @@ impl Shares {
         self.0.get(source).copied().unwrap_or(0)
     }
 
-    /// Returns the most that a source may have. `most` is the total.
+    /// Returns the largest amount that a source may have. `most` is the amount for all sources
+    /// together.
     pub fn limit_of(&self, source: &Source, most: usize) -> usize {
         most.saturating_sub(self.sum() - self.of(source)).div_ceil(2)
     }

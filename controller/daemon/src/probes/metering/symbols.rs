@@ -18,7 +18,7 @@ const MAX_SEGMENTS: usize = 1024;
 /// variants, but a forged file may name thousands.
 const MAX_POINTS: usize = 256;
 
-/// Place of a probe.
+/// A place in the driver's library at which the daemon attaches a probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Point {
     /// Offset in the file, bytes.
@@ -27,7 +27,7 @@ pub struct Point {
     pub cookie: u64,
 }
 
-/// The reason for which the daemon does not probe a file.
+/// The reason for which the daemon cannot find the driver's functions in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SymbolsError {
     /// The file is no program or library.
@@ -44,7 +44,8 @@ pub enum SymbolsError {
     NoFunctions,
 }
 
-/// Returns the places of the functions to probe, each once.
+/// Returns the places, in the driver's library, of the functions that the daemon probes. A place
+/// that several functions share is returned once.
 ///
 /// # Errors
 /// [`SymbolsError`], which says what is wrong with the file.

@@ -29,26 +29,28 @@ const MS: u64 = 1_000_000;
 /// The time between two rounds, in which the thread reads the counters and looks for dead
 /// processes.
 const ROUND_NS: u64 = 250 * MS;
-/// The first and the longest pause before the thread looks again at a process that uses no known
-/// library yet.
+/// The first pause before the thread looks again at a process that uses no known library yet, ns.
 const LOOK_NS: u64 = 250 * MS;
+/// The longest pause before the thread looks again at a process that uses no known library yet, ns.
 const MAX_LOOK_NS: u64 = 4_000 * MS;
-/// The most time for such looks in one round. The next round goes on with the other processes.
+/// The most time in one round for looks at processes that use no known library yet. The next round
+/// goes on with the other processes.
 const LOOKS_LIMIT: Duration = Duration::from_millis(50);
 /// The time for which the status lists a process that has ended.
 const ENDED_NS: u64 = 60_000 * MS;
 /// The most ended processes that the status lists.
 const MAX_ENDED: usize = 256;
-/// The most time that the thread waits for a process's command line, and for its mappings. The
-/// process can block both reads.
+/// The most time that the thread waits for a process's command line. The process can block this
+/// read.
 const COMMAND_LIMIT: Duration = Duration::from_millis(50);
+/// The most time that the thread waits for a process's mappings. The process can block this read.
 const MAPPINGS_LIMIT: Duration = Duration::from_secs(1);
 /// The most time for reading the libraries of a process. Their file systems may be remote, or a
 /// program may serve them.
 const SYMBOLS_LIMIT: Duration = Duration::from_secs(2);
 /// The most probes at a time. Each probe takes a descriptor.
 const MAX_PROBES: usize = 8192;
-/// The most files that the thread remembers to contain none of the functions.
+/// The most files that the thread remembers as files without any of the driver's functions.
 const MAX_DISMISSED: usize = 4096;
 /// The most libraries that have a probe at `cuInit`.
 const MAX_LIBRARIES: usize = 128;
@@ -60,7 +62,7 @@ struct Library {
     points: Vec<Point>,
     /// Probes that report the processes which begin to use the library.
     beginning: Vec<UProbeLink>,
-    /// Source of the process through which the thread got to know the library.
+    /// Source of the process in which the thread first found the library.
     source: Source,
     /// Jobs whose processes used the library.
     jobs: BTreeSet<u64>,
@@ -103,17 +105,17 @@ pub struct Worker {
     sources: BTreeMap<Source, u32>,
     processes: BTreeMap<ProcessKey, Process>,
     waiting: BTreeMap<ProcessKey, Waiting>,
-    /// Processes that were started to be metered, and their children, with and without probes. The
-    /// daemon does not report them as unmanaged.
+    /// Processes of `deepres run --no-preload` and their children, with and without probes. The
+    /// daemon does not report these processes as unmanaged.
     presences: BTreeMap<ProcessKey, Presence>,
     readers: Readers,
-    /// Files that contain none of the functions.
+    /// Files that contain none of the driver's functions.
     dismissed: BTreeSet<(u64, u64)>,
     next_job: u64,
     undertaker: Undertaker,
     /// Processes whose mappings a thread is still reading.
     unread: BTreeMap<ProcessKey, Arc<()>>,
-    /// Calls and processes for which programs that are unloaded now had no room.
+    /// Calls and processes that earlier, now unloaded programs did not count for lack of room.
     uncounted: (u64, u64),
 }
 
@@ -207,7 +209,7 @@ impl Worker {
         found
     }
 
-    /// Returns the number of a source that is to have one more metered process.
+    /// Returns the number of a source, which gets one more metered process.
     fn let_in(&mut self, source: Source) -> Result<u32, String> {
         let mut held = self.share_out();
         held.take(&source, 1, METERED_ENTRIES as usize)

@@ -72,7 +72,7 @@ pub struct Descriptor {
 
 #[derive(Clone)]
 enum Value {
-    /// The bytes of the elements.
+    /// Numbers: the bytes of the elements, in order.
     Plain(Vec<u8>),
     /// Descriptors as they were when the program set the attribute. The program may end them.
     Descriptors(Vec<Arc<Descriptor>>),
