@@ -1,43 +1,45 @@
-//! Virtual time, in which every tenant of a rank is owed the same.
+//! Virtual time, and the clock of each kind of tenants (owners, and guests).
 //!
 //! A tenant's virtual time grows by the GPU time that the scheduler charges to the tenant, divided
-//! by the tenant's weight. The clock of a rank grows by the charges of all competing tenants, divided
-//! by the sum of their weights. So the clock shows how far each tenant would be in the fluid limit.
-//! The distance to the clock is the tenant's lag: GPU time that the tenant is owed.
+//! by the tenant's weight. The clock of a kind grows by the charges of all competing tenants of the
+//! kind, divided by the sum of their weights. So the clock shows the virtual time that each of
+//! these tenants would have in the fluid limit. The distance to the clock is the tenant's lag: GPU
+//! time that the tenant is owed.
 //!
-//! A tenant that pauses keeps its lag, and competes with it again later. What the scheduler forgets
-//! of the lag meanwhile is divided among the competing tenants, so that the clock does not run away
-//! from them. The lags of the competing tenants need not add up to nothing. So a tenant is eligible
-//! up to the clock, and up to the *mean* virtual time of the competing tenants, weighted by their
-//! weights.
+//! A tenant that pauses keeps its lag, and later competes with this lag again. During the pause,
+//! the scheduler moves the lag towards zero, and divides the change among the competing tenants.
+//! The lags of the competing tenants need not add up to zero. So the bound of eligibility is the
+//! larger of two: the clock, and the *mean* virtual time of the competing tenants, weighted by
+//! their weights.
 
 use deepres_abi::PPM;
 
 /// GPU time divided by weight: ns × [`PPM`] / weight.
 pub type VirtualTime = i128;
 
-/// Returns the virtual time of this much GPU time at this weight.
+/// Returns `gpu_ns` of GPU time as virtual time, for a tenant of this weight.
 pub fn weighted(gpu_ns: i64, weight_ppm: u32) -> VirtualTime {
     VirtualTime::from(gpu_ns) * VirtualTime::from(PPM) / VirtualTime::from(weight_ppm.max(1))
 }
 
-/// Returns the GPU time of this much virtual time at this weight, ns.
+/// Returns the virtual time `vtime` as GPU time, for a tenant of this weight, ns.
 pub fn gpu_ns(vtime: VirtualTime, weight_ppm: u32) -> i64 {
     let gpu_ns = vtime.saturating_mul(VirtualTime::from(weight_ppm)) / VirtualTime::from(PPM);
     i64::try_from(gpu_ns).unwrap_or(if gpu_ns < 0 { i64::MIN } else { i64::MAX })
 }
 
-/// Returns GPU time as a signed number, ns.
+/// Returns the number as a signed number, or the largest signed number.
 pub fn signed(gpu_ns: u64) -> i64 {
     i64::try_from(gpu_ns).unwrap_or(i64::MAX)
 }
 
-/// The clock of a rank.
+/// The clock of owners, or of guests.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Clock {
     now: VirtualTime,
-    /// The sum of the weights of the competing tenants, and of their weights times virtual times.
+    /// The sum of the weights of the competing tenants.
     weight: VirtualTime,
+    /// The sum of each weight times the tenant's virtual time.
     moment: VirtualTime,
     /// Number of the competing tenants.
     competing: usize,
@@ -49,8 +51,8 @@ impl Clock {
         self.now
     }
 
-    /// Returns the mean virtual time of the competing tenants if one of them is charged this much
-    /// more GPU time, ns. Without competing tenants, returns the time that the clock shows.
+    /// Returns the mean virtual time of the competing tenants after a further charge of `gpu_ns` to
+    /// one of them. Without competing tenants, returns the time that the clock shows.
     fn mean_after(&self, gpu_ns: u64) -> VirtualTime {
         if self.weight == 0 {
             return self.now;
@@ -58,23 +60,22 @@ impl Clock {
         (self.moment + VirtualTime::from(gpu_ns) * VirtualTime::from(PPM)).div_euclid(self.weight)
     }
 
-    /// Returns up to which virtual time a tenant is eligible if a competing tenant is charged this
-    /// much more GPU time, ns: up to the clock, or to the mean where tenants that pause are owed
-    /// GPU time.
+    /// Returns the bound of eligibility after a further charge of `gpu_ns` to a competing tenant:
+    /// the larger of the clock and the mean virtual time of the competing tenants.
     pub fn eligible_after(&self, gpu_ns: u64) -> VirtualTime {
         let more = VirtualTime::from(gpu_ns) * VirtualTime::from(PPM) / self.weight.max(1);
         self.mean_after(gpu_ns).max(self.now + more)
     }
 
-    /// Returns the GPU time that the competing tenants use until their mean has reached `vtime`, ns.
-    /// `gpu_ns` are not charged yet.
+    /// Returns the GPU time that the competing tenants must use until the bound of eligibility
+    /// reaches `vtime`, ns. `gpu_ns` of their use are not charged yet.
     pub fn until_ns(&self, vtime: VirtualTime, gpu_ns: u64) -> u64 {
         let ns =
             (vtime - self.eligible_after(gpu_ns)).max(0).saturating_mul(self.weight) / VirtualTime::from(PPM);
         u64::try_from(ns).unwrap_or(u64::MAX)
     }
 
-    /// Returns whether one tenant alone competes.
+    /// Returns whether exactly one tenant competes.
     pub fn has_one(&self) -> bool {
         self.competing == 1
     }
@@ -84,7 +85,7 @@ impl Clock {
         *self = Self { now: self.now, ..Self::default() };
     }
 
-    /// Counts a competing tenant.
+    /// Adds a competing tenant to the sums.
     pub fn add(&mut self, vtime: VirtualTime, weight_ppm: u32) {
         let weight = VirtualTime::from(weight_ppm.max(1));
         self.weight += weight;
@@ -92,7 +93,7 @@ impl Clock {
         self.competing += 1;
     }
 
-    /// Stops counting a tenant, which competes no more.
+    /// Removes a tenant that no longer competes from the sums.
     pub fn remove(&mut self, vtime: VirtualTime, weight_ppm: u32) {
         let weight = VirtualTime::from(weight_ppm.max(1));
         self.weight -= weight;
@@ -100,16 +101,17 @@ impl Clock {
         self.competing -= 1;
     }
 
-    /// Lets the clock grow by charges of competing tenants: the sum of weight times virtual time.
+    /// Lets the clock grow by charges to competing tenants. `charged` is the sum of these charges,
+    /// as virtual time times weight.
     pub fn run(&mut self, charged: VirtualTime) {
         if self.weight > 0 {
             self.now += charged / self.weight;
         }
     }
 
-    /// Divides GPU time among the competing tenants, ns: what another tenant is owed no more, or what
-    /// it owes no more if the time is negative. The competing tenants lose at most what they are owed
-    /// together.
+    /// Divides the change of another tenant's lag among the competing tenants, ns: the lag that the
+    /// other tenant lost, or (negative) the debt that it lost. The lags of the competing tenants
+    /// together do not fall below zero by this.
     pub fn give(&mut self, gpu_ns: i64) {
         if self.weight > 0 {
             let given = self.now + VirtualTime::from(gpu_ns) * VirtualTime::from(PPM) / self.weight;
@@ -117,14 +119,15 @@ impl Clock {
         }
     }
 
-    /// Returns the part of this GPU time that a tenant would be owed if it competed too, ns.
+    /// Returns the part of `gpu_ns` that a tenant of this weight would be owed if it competed too,
+    /// ns.
     pub fn part_ns(&self, gpu_ns: u64, weight_ppm: u32) -> i64 {
         let weight = VirtualTime::from(weight_ppm.max(1));
         i64::try_from(VirtualTime::from(gpu_ns) * weight / (self.weight + weight)).unwrap_or(i64::MAX)
     }
 
-    /// Lets the clock grow by a charge to a tenant that did not compete, as if it had. Returns the
-    /// part of the charge that the tenant owes to the others, ns.
+    /// Lets the clock grow by a charge to a tenant that did not compete, as if the tenant had
+    /// competed. Returns the part of the charge that the tenant owes to the competing tenants, ns.
     pub fn run_beside(&mut self, gpu_ns: u64, weight_ppm: u32) -> i64 {
         let gpu = VirtualTime::from(gpu_ns);
         let all = self.weight + VirtualTime::from(weight_ppm.max(1));

@@ -1,5 +1,5 @@
-//! Charges a tenant for a GPU that idles for it while another tenant wants the GPU: a gang whose
-//! ranks wait for each other, or a holder in a short pause.
+//! Charges a tenant if the GPU idles for this tenant while another tenant wants the GPU. The tenant
+//! is a gang whose ranks wait for each other, or a holder in a short pause.
 
 use super::state::{Budget, Hold, Rank};
 use super::{Scheduler, ns, short_pause_ns};
@@ -8,11 +8,12 @@ use crate::gang::Order;
 use crate::tuning::Tuning;
 use core::time::Duration;
 
-/// All tenants bear the idle time in short pauses of holders up to one part in this many of the time.
-/// Beyond that, the holder alone bears it. With a smaller part, a program with a small share that
-/// pauses shortly has less than it is owed; with a greater part, the others have (`eval --sweep 200`).
+/// All tenants bear the idle time in short pauses of holders, up to the passed time divided by this
+/// number. The scheduler charges further idle time to the holder alone. With a larger divisor, a
+/// program with a small share and short pauses gets less than it is owed. With a smaller divisor,
+/// the other tenants get less than they are owed (`eval --sweep 200`).
 const PAUSES_PART: u64 = 16;
-/// The most of this time that may be left, ns.
+/// The most idle time that all tenants may bear at once, ns.
 const MOST_PAUSES_NS: u64 = ns(Duration::from_millis(10));
 
 /// The idle time in short pauses of holders that all tenants may still bear.
@@ -25,26 +26,26 @@ impl Default for Pauses {
     }
 }
 
-/// The tenant for which the GPU idles, and up to where the scheduler has charged the idle time.
+/// The tenant for which the GPU idles while another tenant wants it.
 #[derive(Debug, Clone, Copy)]
 pub struct Kept {
     tenant: TenantId,
+    /// The beginning of the idle time, ns.
     since_ns: u64,
     /// The moment up to which the scheduler charged the idle time, ns.
     charged_ns: u64,
-    /// GPU time that the hold's meter showed at that moment, ns.
+    /// GPU time that the holder's meter showed for the hold at `charged_ns`, ns.
     used_ns: u64,
 }
 
 impl Scheduler {
-    /// Charges a tenant for the time in which the GPU idled for it although another tenant wanted
-    /// it. The scheduler charges the time of a hand-off to no tenant, here as elsewhere. A short pause
-    /// saves hand-offs, so it counts from its beginning.
+    /// Charges the tenant of `kept` for the time in which the GPU idled for the tenant although
+    /// another tenant wanted the GPU. For a gang, the first idle time of a hand-off is free. A
+    /// short pause of a holder counts from its beginning.
     ///
-    /// In the fluid limit, others would have the GPU in the pause, and a tenant that pauses is owed
-    /// nothing. So the tenant owes them the pause. It gives that back while it waits, and is owed its
-    /// part of the time meanwhile. Its debt is therefore its part of the pause. What exceeds the
-    /// budget of such pauses is charged to the tenant as if it had used the GPU.
+    /// In the fluid limit, the other tenants would have the GPU in the pause of a holder. So the
+    /// holder owes its part of the pause. The scheduler charges the time that exceeds the budget of
+    /// such pauses ([`Pauses`]) to the holder, as if it had used the GPU.
     pub(super) fn charge_kept(&mut self, now_ns: u64, tuning: &Tuning) {
         let Some(kept) = self.kept else { return };
         let pauses = self.order == Order::Apart && !self.is_gang(kept.tenant);
@@ -69,13 +70,13 @@ impl Scheduler {
                 tenant.charge(idle_ns);
             }
         }
-        // The meter need not show a use of the time that is charged.
+        // The charged time counts as used, so the meter need not show a use of it.
         if let Some(hold) = hold {
             hold.used_ns = hold.used_ns.saturating_add(charged_ns);
         }
     }
 
-    /// Notes for which tenant the GPU idles from now on.
+    /// Records the tenant for which the GPU idles from `now_ns` on, if any.
     pub(super) fn note_kept(&mut self, now_ns: u64) {
         let used_ns = self.hold.map_or(0, |hold| hold.used_ns);
         let since_ns =
@@ -88,12 +89,14 @@ impl Scheduler {
         });
     }
 
-    /// Returns the tenant for which the GPU idles while another tenant wants it: the other GPUs of
-    /// a gang drain, its rank on this GPU has nothing to do, or a holder pauses shortly.
+    /// Returns the tenant for which the GPU idles while another tenant wants the GPU. There are
+    /// three cases: other GPUs of a gang still drain, the gang's rank on this GPU has no work, or a
+    /// holder is in a short pause.
     fn kept_for(&self) -> Option<TenantId> {
         let is_idle = |hold: Hold| {
             let seen = self.tenants.get(hold.tenant).map(|gang| gang.seen)?;
-            // A thread with a lease that waits is on its way from the gate.
+            // If a thread of a tenant with a lease still shows as waiting, it is on its way from
+            // the gate, so the GPU does not idle for a pause.
             (!seen.in_flight && (hold.drain_give_up_ns.is_some() || !seen.waiting)).then_some(hold.tenant)
         };
         match (self.order, self.hold) {

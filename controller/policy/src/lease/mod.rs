@@ -3,27 +3,29 @@
 //! The scheduler is EEVDF (I. Stoica, H. Abdel-Wahab, ODU TR-95-22, 1995), with GPU time that is
 //! known only after the use. For each tenant it keeps a virtual time and a request:
 //!
-//! - The distance between a tenant's virtual time and the [`clock`] of its rank is the tenant's
-//!   *lag*: GPU time that the tenant is owed beside the tenants that compete with it.
+//! - The distance between a tenant's virtual time and the [`clock`] of its kind (owners, or guests)
+//!   is the tenant's *lag*: GPU time that the tenant is owed beside the tenants that compete with
+//!   it.
 //! - A *request* is the GPU time that the tenant is expected to use in one go: its usual burst, a
-//!   quantum at most. The request is due when the fluid limit would have served it. A time objective
-//!   (SLO) makes it due earlier.
+//!   quantum at most. The request is due at the virtual time at which the fluid limit would have
+//!   served it. With an SLO, the request is due earlier.
 //!
 //! **The one rule**: of the tenants that are owed GPU time, the GPU goes to the tenant whose request
 //! is due first. So short bursts go before long ones, and no tenant gets more than it is owed by
-//! being quick. A tenant that pauses keeps its lag, up to a bound. The
-//! scheduler applies the rule when a lease ends, when the holder pauses, and when a tenant that
-//! waits is due before the holder.
+//! being quick. A tenant that pauses keeps its lag, up to a bound. What a tenant loses by a bound, the
+//! competing tenants get. The scheduler applies the rule when a lease ends, when the holder pauses,
+//! and when the request of a tenant that waits is due before the holder's.
 //!
-//! One tenant at a time may launch. If no other tenant wants the GPU, its gate is open. Otherwise it
-//! has a lease for its request. At a hand-off the scheduler closes the gate, reads the meters again,
-//! waits until the work in flight has drained, and opens the next gate. If the next tenant's usual
-//! burst is shorter than that wait, the scheduler opens its gate at once. The hardware then takes
-//! turns between the rest in flight and the burst.
+//! One tenant at a time may launch. If no other tenant wants the GPU, the gate of this tenant is
+//! open. Otherwise the tenant has a lease for its request. At a hand-off the scheduler closes the
+//! gate, reads the meters again, waits until the work in flight has drained, and opens the next
+//! gate. If the next tenant would lose less in the hardware's turns than by the wait for the drain,
+//! the scheduler opens its gate at once. The hardware then takes turns between the old work in
+//! flight and the next tenant's burst.
 //!
-//! Guests (the tenants of the best-effort class) get the GPU only while no other tenant (no *owner*)
-//! wants it, by the same rule among themselves. They lose it as soon as an owner wants it. [`guard`]
-//! bounds the cost for owners.
+//! Guests (best-effort tenants) get the GPU only while no *owner* (tenant of another class) wants
+//! it. Among guests, the one rule decides. A guest loses the GPU as soon as an owner wants it.
+//! [`guard`] bounds the cost of guests for owners.
 //!
 //! The caller passes the figures of the meters to [`Scheduler::observe`] and then calls
 //! [`Scheduler::decide`].
@@ -55,57 +57,60 @@ const fn ns(duration: Duration) -> u64 {
     duration.as_nanos() as u64
 }
 
-/// If another tenant wanted the GPU within this time, a holder that is alone keeps a lease, and with
-/// it a short window. A tenant that comes back soon then finds little work in flight.
+/// If another tenant wanted the GPU within this time, a holder that now wants the GPU alone keeps a
+/// lease with a short window. So if the other tenant comes back soon, little work is in flight.
 const STAY_LEASED_NS: u64 = ns(Duration::from_millis(100));
 /// GPU time that may be queued behind an open gate.
 const RUN_AHEAD_NS: u64 = ns(Duration::from_millis(100));
-/// If an owner came or made progress within this time, it may be back at any moment.
+/// If an owner came or made progress within this time, the scheduler expects the owner to want the
+/// GPU again at any moment.
 const AWAITED_NS: u64 = ns(Duration::from_secs(60));
 /// How long the lease of a holder lasts if only guests want the GPU.
 const SOLO_LEASE_NS: u64 = ns(Duration::from_millis(50));
-/// A guest may keep an owner waiting for this part (one in so many) of the owner's time objective.
+/// An owner with an SLO tolerates a wait for a guest of its SLO divided by this number.
 const WAITS_PER_SLO: u64 = 20;
 /// The scheduler waits at least this long for a drain before it gives up. Most kernels are shorter.
 const MIN_DRAIN_NS: u64 = ns(Duration::from_millis(50));
 /// The scheduler waits at most this long for a drain. Then the next gate opens, and the hardware
 /// takes turns.
 const MAX_DRAIN_NS: u64 = ns(Duration::from_secs(1));
-/// The scheduler waits only this long for a tenant whose last drain did not end, while nothing
-/// explains that: the tenant's work seems not to end.
+/// The longest wait for a drain of a tenant whose last drain did not end, ns, until its meter shows
+/// a long kernel. The work of such a tenant seems not to end.
 const STUCK_DRAIN_NS: u64 = ns(Duration::from_millis(2));
-/// The drain limit allows for this many of the tenant's longest kernels, because the meter counts
-/// some kernels as one.
+/// The limit of a drain includes the time of this many of the tenant's longest kernels, because the
+/// meter counts some kernels as one.
 const LONGEST_PER_DRAIN: u64 = 4;
-/// Between two pre-emptions lie at least this many hand-offs. Each costs two hand-offs at most, so
-/// pre-emption costs at most an eighth of the time.
+/// The least time between two pre-emptions, as a number of hand-offs. A pre-emption costs two
+/// hand-offs at most, so pre-emption costs at most an eighth of the time.
 const HANDOFFS_PER_PREEMPTION: u64 = 16;
-/// If a pause is shorter than this many hand-offs, waiting costs less than two hand-offs would.
+/// A pause is short if it is at most this many hand-offs long: to wait for the holder then costs
+/// less than a hand-off away from the holder and a hand-off back.
 const HANDOFFS_PER_PAUSE: u64 = 2;
 /// The time between two looks at a pause in which a guest waits for the guard's permission.
 const PAUSE_POLL_NS: u64 = ns(Duration::from_millis(1));
-/// Looks at a tenant that will soon be owed GPU time, in the time of a hand-off.
+/// The number of looks, in the time of a hand-off, at a waiting tenant that will soon be eligible.
 const LOOKS_PER_HANDOFF: u64 = 4;
 /// The time between two looks at a drain, if no bell rings.
 const DRAIN_POLL_NS: u64 = ns(Duration::from_millis(1));
-/// Changes and hand-offs that one decision may make without an allocation.
+/// The number of gate changes, and of hand-offs, that one decision may make without allocating
+/// memory.
 const MOST_CHANGES: usize = 16;
 
 /// The grant that a tenant's gate shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Grant {
-    /// The tenant waits.
+    /// The tenant's launches wait.
     Closed,
-    /// The tenant may launch until then.
+    /// The tenant has a lease: it may launch until `expires_ns`, within its window.
     Leased {
         /// The end of the lease on the monotonic clock, ns.
         expires_ns: u64,
     },
-    /// Each process of the tenant may launch one thing.
+    /// Each process of the tenant may launch one kernel or graph.
     Once,
-    /// The tenant may launch.
+    /// The tenant may launch without a lease.
     Open,
-    /// The tenant waits and does not ring, because an administrator paused it.
+    /// The tenant waits and does not ring the bell, because an administrator paused it.
     Paused,
 }
 
@@ -120,7 +125,7 @@ pub struct Change {
     pub renewal: bool,
 }
 
-/// The meters of a tenant's sessions, together.
+/// The readings of the meters of all sessions of a tenant, added up.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Seen {
     /// Whether threads wait at the gate.
@@ -141,7 +146,7 @@ impl Seen {
     }
 }
 
-/// The state of the GPU between tenants.
+/// The state of the GPU: free, held by a tenant, or draining.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
     /// No tenant has the GPU.
@@ -155,8 +160,8 @@ pub enum Phase {
 /// The cost of a hand-off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Handoff {
-    /// Time of one hold in which the GPU idled, both ends included, ns. `None` if it is unknown: the
-    /// holder paused, or its work did not drain.
+    /// The time of one hold in which the GPU idled, both ends included, ns. `None` if the time is
+    /// unknown, because the holder paused or its work did not drain.
     pub idle_ns: Option<u64>,
 }
 
@@ -164,10 +169,11 @@ pub struct Handoff {
 #[derive(Debug, Clone, Copy)]
 struct Beside {
     tenant: TenantId,
-    /// Up to this time the next tenant need not show a use of the GPU, and tenants without room wait,
-    /// ns.
+    /// Up to this time, the meter of the next tenant need not show a use of the GPU, and tenants
+    /// that would lose more beside this work than its drain takes wait, ns.
     until_ns: u64,
-    /// The tenant's progress in its hold, which counts if the work does not end by then.
+    /// The previous holder's metered use in its hold. The scheduler marks the tenant as stuck if
+    /// the work does not end by `until_ns`.
     progress: Stuck,
 }
 
@@ -175,7 +181,7 @@ struct Beside {
 #[derive(Debug, Default)]
 pub struct Scheduler {
     tenants: Tenants,
-    /// The users about whose tenants the scheduler remembers something.
+    /// The remembered debts of users, by user.
     trusts: BTreeMap<UserId, Trust>,
     hold: Option<Hold>,
     /// The previous holder, while its work is in flight.
@@ -183,29 +189,30 @@ pub struct Scheduler {
     /// The clocks of owners and of guests, by [`Rank`].
     clocks: [Clock; 2],
     guard: Guard,
-    /// The owner that had the GPU last. If only guests are there besides, it gets the GPU before it
-    /// asks.
+    /// The owner that had the GPU last. If no tenant may use the free GPU now, the scheduler gives
+    /// it to this owner in advance.
     last_owner: Option<TenantId>,
-    /// When two tenants last wanted the GPU at once, ns.
+    /// The last time at which two tenants wanted the GPU at once, ns.
     contended_ns: Option<u64>,
-    /// When the scheduler last closed a gate for a tenant that was due earlier, ns.
+    /// The time of the last pre-emption, ns.
     preempted_ns: Option<u64>,
-    /// The progress of the present owner at the last decision.
+    /// The progress of the holding owner at the last decision.
     noted: Option<Noted>,
-    /// The order of the host's board for this GPU, and the tenants that have the GPU only by such
-    /// orders.
+    /// The order of the host's board for this GPU.
     order: Order,
+    /// The gangs on this GPU, which get the GPU only by orders of the board.
     gangs: Gangs,
     kept: Option<kept::Kept>,
     pauses: kept::Pauses,
-    /// When a tenant with brief bursts last wanted the GPU, ns.
+    /// The last time at which a tenant with brief bursts wanted the GPU, ns.
     brief_ns: Option<u64>,
     decided_ns: u64,
     /// Number of tenants with work in flight at the last decision.
     flying: usize,
-    /// The rest of the time since the last decision that could not be divided, ns.
+    /// The remainder of the division of passed time among the tenants with work in flight, ns. The
+    /// next decision divides it.
     unaccrued_ns: u64,
-    /// No lease lasts longer than until then, ns.
+    /// The latest end of any lease that this decision gives, ns.
     lease_limit_ns: u64,
     changes: Vec<Change>,
     handoffs: Vec<Handoff>,
@@ -214,7 +221,8 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
-    /// Adds a tenant of a class, or brings back a tenant that was away. Its gate is closed.
+    /// Adds a tenant of a class with its first session on this GPU, or brings back a tenant that
+    /// had left. The tenant's gate is closed.
     pub fn enter(&mut self, tenant: TenantId, class: Class, now_ns: u64) {
         self.changes.reserve(MOST_CHANGES);
         self.handoffs.reserve(MOST_CHANGES);
@@ -225,7 +233,7 @@ impl Scheduler {
             return;
         }
         tenant.came_ns = now_ns;
-        // The tenant itself owes its debt again.
+        // The tenant itself has its debt again, so its user no longer owes this debt.
         let owing_ns = mem::take(&mut tenant.left_owing_ns);
         if let Some(trust) = tenant.user.and_then(|user| self.trusts.get_mut(&user)) {
             trust.take_over(tenant.rank, owing_ns, now_ns);
@@ -233,7 +241,7 @@ impl Scheduler {
     }
 
     /// Sets the user of a tenant that has entered. A new tenant takes over the debts of the user's
-    /// tenants that are gone.
+    /// ended tenants.
     pub fn set_user(&mut self, tenant: TenantId, user: UserId, now_ns: u64) {
         let Some(tenant) = self.tenants.get_mut(tenant) else { return };
         tenant.takes_over |= tenant.user.replace(user).is_none();
@@ -250,7 +258,8 @@ impl Scheduler {
         }
     }
 
-    /// Returns whether a tenant has wanted nothing for so long that its part is lent to others.
+    /// Returns whether a tenant has wanted nothing for so long that other tenants get its part of
+    /// the GPU.
     pub fn is_idle(&self, tenant: TenantId, now_ns: u64) -> bool {
         self.tenants.get(tenant).is_some_and(|tenant| tenant.is_idle(now_ns))
     }
@@ -260,8 +269,8 @@ impl Scheduler {
     pub fn leave(&mut self, id: TenantId, now_ns: u64) {
         self.set_clocks();
         if let Some(tenant) = self.tenants.get_mut(id) {
-            // The tenant keeps its debt even if it ends within a lease. The scheduler lets nothing
-            // of that pass, because the tenant's threads will not wake up any more.
+            // The tenant keeps its debt even if it ends within a lease. The lenience does not
+            // apply, because the tenant's threads will not wake up any more.
             tenant.lenience = tenant.lenience.spent(now_ns);
             let held = self.hold.filter(|hold| hold.tenant == id);
             let unshown_ns = held.map_or(0, |hold| tenant.settle(&hold, now_ns));
@@ -289,8 +298,9 @@ impl Scheduler {
         self.trusts.retain(|user, trust| !trust.is_as_new(now_ns) || is_here(*user));
     }
 
-    /// Pauses a tenant, or ends its pause. The work in flight of a paused tenant drains. While it is
-    /// paused it wants nothing, and the others share the GPU as if it were not there.
+    /// Pauses a tenant, or ends its pause. The work in flight of a paused tenant drains. While a
+    /// tenant is paused, it wants nothing, and the other tenants share the GPU as if it were not
+    /// there.
     pub fn set_paused(&mut self, id: TenantId, is_paused: bool) {
         let Some(tenant) = self.tenants.get_mut(id) else { return };
         tenant.is_paused = is_paused;
@@ -310,8 +320,8 @@ impl Scheduler {
         self.beside = self.beside.filter(|beside| beside.tenant != id);
     }
 
-    /// Sets the class of a tenant, and its weight among the tenants of its rank. The tenant owes and
-    /// is owed as much GPU time as before.
+    /// Sets the class of a tenant, and its weight among the tenants of its kind (owners, or
+    /// guests). The tenant's lag stays the same GPU time, unless the kind changes.
     pub fn set_standing(&mut self, id: TenantId, class: Class, weight_ppm: u32) {
         let Some(tenant) = self.tenants.get_quietly(id) else { return };
         let clock = self.clocks[tenant.rank as usize].now();
@@ -320,13 +330,13 @@ impl Scheduler {
         }
         let rank = Rank::of(class);
         if mem::replace(&mut tenant.rank, rank) != rank {
-            // A debt to the tenants of one rank is no debt to those of the other.
+            // A debt to owners is no debt to guests, and the other way round.
             tenant.set_lag(0, self.clocks[rank as usize].now());
             self.tenants.touch(id);
         }
     }
 
-    /// Sets the time objective of a tenant's requests, ns.
+    /// Sets a tenant's SLO, ns; `None` removes the SLO.
     pub fn set_slo(&mut self, tenant: TenantId, slo_ns: Option<u64>) {
         self.tenants.set_slo(tenant, slo_ns);
     }
@@ -353,8 +363,9 @@ impl Scheduler {
     }
 
     /// Returns the GPU time that each session of a tenant with an open gate may have in flight, ns.
-    /// Much work in flight keeps the GPU busy while the host pauses. If another owner was there of
-    /// late, or if the tenant is a guest, it is less, because an owner that comes waits for it.
+    /// Much work in flight keeps the GPU busy while the host pauses. If another owner was active in
+    /// the last minute, or if the tenant is a guest, the result is less, because an owner that
+    /// wants the GPU waits for the work in flight.
     pub fn run_ahead_ns(
         &self,
         id: TenantId,
@@ -375,21 +386,23 @@ impl Scheduler {
         tuning.session_window_ns(sessions, longest_ns).max(quantum_ns).min(RUN_AHEAD_NS)
     }
 
-    /// Returns the length of a tenant's longest kernel, ns. The ranks of a gang run ahead alike.
+    /// Returns the length of a tenant's longest kernel, ns. For a gang: the longest kernel of any
+    /// of its ranks, so that all ranks have the same window.
     fn longest_ns(&self, tenant: TenantId, longest_ns: u64) -> u64 {
         self.gangs.get(&tenant).map_or(longest_ns, |all_ns| longest_ns.max(*all_ns))
     }
 
-    /// Returns whether the tenant may have about one kernel in flight, because others may come at
-    /// any moment that must not wait.
+    /// Returns whether the tenant may have only about one kernel in flight, because an owner or a
+    /// tenant with an SLO may come.
     fn gives_way(&self, tenant: TenantId) -> bool {
         let has_objective = || self.tenants.get(tenant).is_some_and(Tenant::has_objective);
         (self.is_guest(tenant) && self.owner_is_present())
             || (self.is_beside_objective(tenant) && !has_objective())
     }
 
-    /// Forgets all debts. The caller calls this after `silent_ns` in which no scheduler ran. In that
-    /// time the holder did not have the GPU to itself, so its hold begins anew.
+    /// Forgets all debts between tenants. The caller calls this after `silent_ns` in which no
+    /// scheduler ran. In this time the holder did not have the GPU to itself, so its hold begins
+    /// anew.
     pub fn forgive(&mut self, now_ns: u64, silent_ns: u64) {
         for tenant in self.tenants.values_quietly() {
             tenant.set_lag(0, self.clocks[tenant.rank as usize].now());
@@ -429,21 +442,22 @@ impl Scheduler {
         self.beside.map(|beside| beside.tenant)
     }
 
-    /// Returns whether a tenant may have shared the GPU since the last decision: it had work in flight or
-    /// might launch, and another tenant had work in flight.
+    /// Returns whether a tenant may have shared the GPU since the last decision: it had work in
+    /// flight or might launch, and another tenant had work in flight.
     pub fn shares(&self, id: TenantId) -> bool {
         let flew = self.tenants.get(id).is_some_and(|tenant| tenant.flew);
         let holds = self.hold.is_some_and(|hold| hold.tenant == id);
         (flew || holds) && self.flying > usize::from(flew)
     }
 
-    /// Returns the GPU time that a tenant is owed, ns; negative if it had more than that.
+    /// Returns a tenant's lag, ns: GPU time that the tenant is owed; negative for a debt.
     pub fn lag_ns(&self, tenant: TenantId) -> i64 {
         let Some(tenant) = self.tenants.get(tenant) else { return 0 };
         tenant.lag_ns(self.clocks[tenant.rank as usize].now())
     }
 
-    /// Takes in the figures of a tenant's meters at `now_ns`.
+    /// Charges a tenant by the figures of its meters at `now_ns`, and records whether the tenant
+    /// wants the GPU.
     pub fn observe(&mut self, id: TenantId, now_ns: u64, seen: Seen) {
         let is_holder = self.hold.is_some_and(|hold| hold.tenant == id);
         if !is_holder && self.tenants.get(id).is_some_and(|tenant| tenant.still_rests(&seen)) {
@@ -479,8 +493,8 @@ impl Scheduler {
             if seen.wants() {
                 hold.idle_since_ns = None;
             } else if hold.drain_give_up_ns.is_none() {
-                // A use shows that the holder worked since the last look. The ranks of a gang have
-                // pauses by their own rule.
+                // If the meter shows a use, the holder has worked since the last look, so its idle
+                // time begins now. For the ranks of a gang, the idle time goes on.
                 let idle_since_ns = hold.idle_since_ns.filter(|_| seen.used_ns == 0 || is_gang);
                 hold.paused = true;
                 hold.idle_since_ns = Some(idle_since_ns.unwrap_or(now_ns));
@@ -488,8 +502,9 @@ impl Scheduler {
         }
     }
 
-    /// Takes in when a session's work began and ended, if the session reports it. The caller calls
-    /// this before [`Self::observe`], for each session of the tenant that has the GPU.
+    /// Records the times at which a session's work in this hold began and ended, if the session
+    /// reports these times. The caller calls this before [`Self::observe`], for each session of the
+    /// tenant that has the GPU.
     pub fn observe_edges(&mut self, id: TenantId, began_ns: Option<u64>, ended_ns: Option<u64>) {
         let Some(hold) = self.hold.as_mut().filter(|hold| hold.tenant == id) else { return };
         let began_ns = began_ns.filter(|began_ns| *began_ns >= hold.since_ns);
@@ -497,8 +512,8 @@ impl Scheduler {
         hold.ended_ns = hold.ended_ns.max(ended_ns);
     }
 
-    /// Decides at `now_ns`. [`Self::take_changes`] then returns the gates to change. Returns when to
-    /// decide again if nothing happens before, ns.
+    /// Decides at `now_ns` which tenant may launch. [`Self::take_changes`] then returns the gates
+    /// to change. Returns the time of the next decision if nothing happens before, ns.
     pub fn decide(&mut self, now_ns: u64, tuning: &Tuning) -> Option<u64> {
         self.lease_limit_ns = u64::MAX;
         self.charge_kept(now_ns, tuning);
@@ -516,7 +531,8 @@ impl Scheduler {
                 Some(hold) => match hold.drain_give_up_ns {
                     None if self.is_paused(hold.tenant) => self.close(hold, now_ns),
                     None => self.ordered_step(hold, now_ns, tuning),
-                    // The last readings do not show what passed the gate just before it closed.
+                    // The last readings do not show launches that passed the gate just before it
+                    // closed.
                     Some(_) if hold.closed_ns.is_some_and(|closed_ns| now_ns <= closed_ns) => {
                         Step::Stay(Some(now_ns.saturating_add(1)))
                     }
@@ -546,8 +562,8 @@ impl Scheduler {
         self.handoffs.drain(..)
     }
 
-    /// Sets the clocks by the charges since the last decision, and takes in which tenants begin and
-    /// stop wanting the GPU.
+    /// Lets the clocks grow by the charges since the last decision. Lets each tenant begin or end
+    /// to compete, by whether the tenant wants the GPU now.
     fn account(&mut self, now_ns: u64, tuning: &Tuning) {
         let elapsed_ns = now_ns.saturating_sub(mem::replace(&mut self.decided_ns, now_ns));
         self.note_progress(now_ns);
@@ -626,7 +642,8 @@ impl Scheduler {
     }
 
     /// Charges all work in flight for the time since the last decision. The hardware takes turns
-    /// between tenants with work in flight, so each of them had an equal part of the time.
+    /// between tenants with work in flight, so each of these tenants is charged an equal part of
+    /// the time.
     fn accrue(&mut self, elapsed_ns: u64) {
         let flying = self.flying.max(1) as u64;
         let elapsed_ns = elapsed_ns.saturating_add(mem::take(&mut self.unaccrued_ns));
@@ -634,7 +651,8 @@ impl Scheduler {
         self.tenants.astir_with(|_, tenant| tenant.accrue(elapsed_ns / flying, flying > 1));
     }
 
-    /// Lets the clock of each rank run by the charges of its competing tenants.
+    /// Lets the clock of owners, and the clock of guests, grow by the charges to the competing
+    /// tenants of that kind.
     fn set_clocks(&mut self) {
         let mut charged = [0; 2];
         let clocks = &mut self.clocks;
@@ -648,12 +666,13 @@ impl Scheduler {
         clocks.iter_mut().zip(charged).for_each(|(clock, charged)| clock.run(charged));
     }
 
-    /// Counts the part of the time since the last decision that the rest of the previous holder's work
-    /// had beside the holder.
+    /// Adds the time that the previous holder's work in flight took since the last decision to the
+    /// hold's `shared_ns`. If this work has ended, or has not ended in time, also records that.
     fn note_shared(&mut self, elapsed_ns: u64, now_ns: u64) {
         let Some(beside) = self.beside else { return };
         if let Some(hold) = self.hold.as_mut().filter(|_| now_ns < beside.until_ns) {
             let had_ns = now_ns.saturating_sub(hold.since_ns);
+            // The hardware gives all tenants with work in flight equal parts of the time.
             let part_ns = elapsed_ns / self.flying.max(2) as u64;
             let own_ns = self.tenants.get(hold.tenant).map_or(0, |holder| holder.beside_ns(part_ns));
             hold.shared_ns = hold.shared_ns.saturating_add(elapsed_ns - own_ns).min(had_ns);
@@ -665,7 +684,8 @@ impl Scheduler {
         }
     }
 
-    /// Tells the guard how the owner that has the GPU gets on.
+    /// Reports to the guard how long the holding owner wanted the GPU, and how much GPU time it
+    /// used.
     fn note_progress(&mut self, now_ns: u64) {
         let owner = self.hold.filter(|hold| hold.drain_give_up_ns.is_none() && !self.is_guest(hold.tenant));
         let noted = owner.and_then(|Hold { tenant, since_ns, used_ns, .. }| {
@@ -697,25 +717,27 @@ impl Scheduler {
         self.tenants.values().any(|tenant| tenant.is_here() && tenant.rank == Rank::Owner)
     }
 
-    /// Returns for how long every owner can be kept waiting at a time, ns.
+    /// Returns the longest single wait for a guest that all owners tolerate by their SLOs, ns; 0 if
+    /// an owner has no SLO.
     pub fn tolerated_ns(&self) -> u64 {
         let owners = self.tenants.values().filter(|tenant| tenant.is_here() && tenant.rank == Rank::Owner);
         owners.map(|owner| owner.slo_ns.unwrap_or(0) / WAITS_PER_SLO).min().unwrap_or(0)
     }
 
-    /// Returns the tenant of a rank that wants the GPU and is first in the order, except `but`.
+    /// Returns the first in the order of the owners, or of the guests (`rank`), that want the GPU,
+    /// except `but`.
     fn next(&self, rank: Rank, but: Option<TenantId>) -> Option<TenantId> {
         self.next_of(rank, self.clocks[rank as usize].eligible_after(0), |id| Some(id) != but)
     }
 
-    /// Returns the same, of the tenants that get the GPU without an order of the board.
+    /// Calls [`Self::next_apart_at`] with the present bound of eligibility.
     fn next_apart(&self, rank: Rank, but: Option<TenantId>) -> Option<TenantId> {
         self.next_apart_at(rank, self.clocks[rank as usize].eligible_after(0), but)
     }
 
-    /// Returns the same for this mean virtual time of the competing tenants. While the first in the
-    /// order has no room beside the previous holder's work, others that have room and are owed GPU time
-    /// go before it.
+    /// Returns the next tenant of a kind (`rank`), except `but` and gangs, if `mean` is the bound
+    /// of eligibility. Usually this is the first in the order. If the first may not go beside the
+    /// previous holder's work, returns the first eligible tenant that may, if there is one.
     fn next_apart_at(&self, rank: Rank, mean: VirtualTime, but: Option<TenantId>) -> Option<TenantId> {
         let is_asked = |id| Some(id) != but && !self.is_gang(id);
         let first = self.next_of(rank, mean, is_asked)?;
@@ -749,15 +771,17 @@ impl Scheduler {
             .map(|(id, _)| *id)
     }
 
-    /// Returns whether another owner is there that has a time objective.
+    /// Returns whether another owner with an SLO has sessions on this GPU, has used it, and is not
+    /// paused.
     fn is_beside_objective(&self, tenant: TenantId) -> bool {
         let mut others = self.tenants.with_objective().filter(|(id, _)| **id != tenant);
         others.any(|(_, other)| other.is_here() && other.is_answering())
     }
 
-    /// Returns the guest that is next, except `but`, and until when it may launch, ns. As an error,
-    /// returns when to ask again. A guest whose kernels are too long for the pauses keeps none from
-    /// other guests, because the guard decides about each guest by itself.
+    /// Returns the next guest, except `but`, and the time until which it may launch, ns. If the
+    /// guard allows no guest now, returns the time at which to ask again as the error. The guard
+    /// decides about each guest by itself. So a guest with long kernels does not keep guests with
+    /// short kernels from the GPU.
     fn next_guest(
         &mut self,
         but: Option<TenantId>,
@@ -789,7 +813,8 @@ impl Scheduler {
         next
     }
 
-    /// Returns until when a guest may launch, ns. As an error, returns when to ask again.
+    /// Returns the time until which a guest may launch, ns. If the guard does not allow the guest
+    /// now, returns the time at which to ask again as the error.
     fn guest_until_ns(&mut self, guest: TenantId, now_ns: u64, tuning: &Tuning) -> Result<u64, Option<u64>> {
         let window_ns = self.tenants.get(guest).map_or(0, |guest| guest_window_ns(guest, tuning));
         let tolerated_ns = self.tolerated_ns();
@@ -798,13 +823,14 @@ impl Scheduler {
             .ok_or_else(|| self.guard.retry_ns(now_ns, window_ns, tolerated_ns))
     }
 
-    /// Returns the tenant if there is only one. It gets the GPU before it asks.
+    /// Returns the only tenant with sessions on this GPU; `None` if there are several. Such a
+    /// tenant gets the GPU before it asks.
     fn only(&self) -> Option<TenantId> {
         let mut present = self.tenants.iter().filter(|(_, tenant)| tenant.is_here()).map(|(id, _)| *id);
         present.next().filter(|_| present.next().is_none())
     }
 
-    /// Returns the owner that had the GPU last, if it is still there.
+    /// Returns the owner that had the GPU last, if it still has sessions and is not paused.
     fn resident(&self) -> Option<TenantId> {
         self.last_owner.filter(|id| {
             self.tenants.get(*id).is_some_and(|owner| owner.is_here() && owner.rank == Rank::Owner)
@@ -819,7 +845,7 @@ impl Scheduler {
         if let Some(beside) = self.beside
             && self.next_of(Rank::Owner, 0, |id| !self.is_gang(id)).is_some()
         {
-            // No owner that wants the GPU has room beside the previous holder's work.
+            // No owner that wants the GPU may go beside the previous holder's work yet.
             return Step::Stay(Some(beside.until_ns.min(now_ns.saturating_add(DRAIN_POLL_NS))));
         }
         let wake_ns = match self.next_guest(None, now_ns, tuning) {
@@ -853,8 +879,8 @@ impl Scheduler {
         }
         let hold = Hold::begin(tenant, now_ns, is_idle);
         self.hold = Some(if contended { hold.contend(now_ns) } else { hold });
-        // Beside owners a guest's lease is as long as their pause. Guests among themselves are like
-        // owners. The lease of a gang is as long as the gang's turn.
+        // If there are owners, the guard sets a guest's lease. Without owners, guests get leases as
+        // owners do. The board sets the lease of a gang.
         let is_apart = matches!(self.order, Order::Apart | Order::Until { .. });
         if contended && is_apart && (rank == Rank::Owner || !self.owner_is_present()) {
             self.lease_request(tenant, now_ns, 0, tuning, false);
@@ -862,8 +888,9 @@ impl Scheduler {
         Step::Again
     }
 
-    /// Gives a holder a lease for the rest of its request. `begun_ns` of GPU time are not charged
-    /// yet. If the holder has had the whole request, its next request begins.
+    /// Gives the holder a lease for the rest of its request, and returns the lease's end, ns.
+    /// `begun_ns` of the holder's GPU time are not charged yet. If the holder has used up its
+    /// request, its next request begins.
     fn lease_request(
         &mut self,
         id: TenantId,
@@ -900,7 +927,7 @@ impl Scheduler {
         let grant = guest.grant;
         let idle_ends_ns = hold.idle_since_ns.map(|since_ns| since_ns.saturating_add(tuning.grace_ns));
         if idle_ends_ns.is_some_and(|ends_ns| now_ns >= ends_ns) {
-            // The owners have the GPU back before they ask.
+            // The scheduler gives the GPU back to the owners before they ask.
             return self.close(hold, now_ns);
         }
         let expires_ns = match grant {
@@ -946,7 +973,7 @@ impl Scheduler {
         let expires_ns = match grant {
             Grant::Leased { expires_ns } if hold.contended.is_some() => expires_ns,
             Grant::Leased { .. } | Grant::Open | Grant::Once | Grant::Closed | Grant::Paused => {
-                // The holder had the GPU to itself until now. Its request begins.
+                // The holder had the GPU to itself until now, so its request begins now.
                 let was_open = hold.was_open || grant == Grant::Open;
                 self.hold = Some(Hold { was_open, ..hold.contend(now_ns) });
                 let clock = self.clocks[rank as usize].now();
@@ -970,17 +997,18 @@ impl Scheduler {
             return Step::Stay(Some(patience_ends_ns));
         }
         let mut wake_ns = u64::MAX;
-        // Within its request the holder counts as owed GPU time.
-        // A change of the holder costs as much as a short pause, so `next` must be due earlier by that.
+        // Until the end of its request, the holder counts as eligible. A change of the holder costs
+        // as much as a short pause, so `next` must be due earlier by that.
         let due = next.due + next.weighted(short_pause_ns(tuning));
         let is_first = |mean| next.order_at(next.vtime, due, mean) < holder.order_at(mean, holder.due, mean);
         if has_room && is_first(mean) {
-            // The request of `next` is due before that of the holder. It must be owed GPU time when it
-            // gets the GPU: after the drain, or after half a slice in the mean.
+            // The request of `next` is due before the holder's request. `next` must be eligible
+            // when it gets the GPU: after the drain, or beside the holder's work after half a slice
+            // in the mean.
             let clock = &self.clocks[rank as usize];
             let goes_beside = self.goes_beside(self.drain_ns(hold.tenant), next);
             let owed_ns = if goes_beside { clock.until_ns(next.vtime, HARDWARE_SLICE_NS / 2) } else { 0 };
-            // A hand-off is not exact to a moment, so the scheduler does not look more often.
+            // The time of a hand-off varies, so the scheduler need not look more often.
             let owed_ns = if owed_ns > 0 { owed_ns.max(tuning.handoff_ns / LOOKS_PER_HANDOFF) } else { 0 };
             let preempts_ns = self.preempts_ns(tuning).max(now_ns.saturating_add(owed_ns));
             if now_ns >= preempts_ns {
@@ -1005,14 +1033,14 @@ impl Scheduler {
         Step::Stay(Some(wake_ns.min(expires_ns)))
     }
 
-    /// Returns when a tenant that is due earlier may take the GPU from the holder, ns.
+    /// Returns the earliest time of the next pre-emption, ns.
     fn preempts_ns(&self, tuning: &Tuning) -> u64 {
         let every_ns = tuning.handoff_ns.saturating_mul(HANDOFFS_PER_PREEMPTION);
         self.preempted_ns.map_or(0, |at_ns| at_ns.saturating_add(every_ns))
     }
 
-    /// Returns whether the holder is still first in the order at the end of its lease, which is over
-    /// in `rest_ns`. `begun_ns` of its GPU time are not charged yet.
+    /// Returns whether the holder will still come before `next` in the order at the end of its
+    /// lease, which ends in `rest_ns`. `begun_ns` of the holder's GPU time are not charged yet.
     fn goes_on(&self, holder: &Tenant, next: &Tenant, begun_ns: u64, rest_ns: u64, tuning: &Tuning) -> bool {
         let more_ns = begun_ns.saturating_add(rest_ns);
         let clock = &self.clocks[holder.rank as usize];
@@ -1027,7 +1055,7 @@ impl Scheduler {
     }
 
     /// Decides while an owner has the GPU and only guests want it. The owner keeps a lease, so that
-    /// its pauses are noticed. Guests have the pauses.
+    /// the scheduler notices its pauses. In a pause, a guest may get the GPU.
     fn beside_step(&mut self, hold: Hold, grant: Grant, now_ns: u64, tuning: &Tuning) -> Step {
         self.hold = Some(Hold { contended: None, ..hold });
         let mut wake_ns = self.keep_leased(hold.tenant, grant, now_ns, tuning);
@@ -1038,8 +1066,8 @@ impl Scheduler {
             } else {
                 match self.next_guest(Some(hold.tenant), now_ns, tuning) {
                     Ok(_) => return self.close(hold, now_ns),
-                    // The owner has its lease, so the end of the pause rings no bell. The guard needs
-                    // the length of the pause.
+                    // The owner has a lease, so it rings no bell at the end of the pause. The
+                    // scheduler polls, because the guard needs the length of the pause.
                     Err(retry_ns) => {
                         let poll_ns = now_ns.saturating_add(PAUSE_POLL_NS);
                         wake_ns = wake_ns.min(poll_ns).min(retry_ns.unwrap_or(u64::MAX));
@@ -1050,8 +1078,8 @@ impl Scheduler {
         Step::Stay(Some(wake_ns))
     }
 
-    /// Gives a long lease to a holder whose GPU no other tenant of its rank wants, or renews it.
-    /// Returns when the next renewal is due, ns.
+    /// Gives a long lease to a holder, or renews it, while no other tenant of the holder's kind
+    /// (owners, or guests) wants the GPU. Returns when the next renewal is due, ns.
     fn keep_leased(&mut self, tenant: TenantId, grant: Grant, now_ns: u64, tuning: &Tuning) -> u64 {
         let renewal_ns = |expires_ns: u64| expires_ns.saturating_sub(tuning.lead_ns);
         let expires_ns = match grant {
@@ -1078,7 +1106,7 @@ impl Scheduler {
             return Step::Stay(None);
         }
         if grant == Grant::Open && !self.is_beside_objective(hold.tenant) {
-            // The gate has been open since before the others came and went.
+            // The gate has been open since before other tenants wanted the GPU.
             return Step::Stay(None);
         }
         let wake_ns = self.keep_leased(hold.tenant, grant, now_ns, tuning);
@@ -1090,7 +1118,7 @@ impl Scheduler {
     fn close(&mut self, hold: Hold, now_ns: u64) -> Step {
         let limit_ns = self.tenants.get(hold.tenant).map_or(0, |holder| match holder.grant {
             _ if holder.stuck.is_some() => STUCK_DRAIN_NS,
-            // No meter shows how much is queued behind an open gate.
+            // No meter shows how much work is queued behind an open gate.
             _ if hold.was_open => MAX_DRAIN_NS,
             Grant::Open => MAX_DRAIN_NS,
             Grant::Leased { .. } | Grant::Once | Grant::Closed | Grant::Paused => holder
@@ -1111,8 +1139,8 @@ impl Scheduler {
         Step::Again
     }
 
-    /// Returns for how long the scheduler waits for a tenant's work in flight, ns. It depends on the
-    /// time for which others waited in vain for tenants of the same user.
+    /// Returns the longest wait for the tenant's drain, ns. The wait shrinks by the unmetered time
+    /// of all tenants of its user.
     fn patience_ns(&mut self, id: TenantId, now_ns: u64) -> u64 {
         let Some(tenant) = self.tenants.get(id) else { return 0 };
         let trust = tenant.user.and_then(|user| self.trusts.get_mut(&user));
@@ -1138,7 +1166,8 @@ impl Scheduler {
             return Step::Stay(Some(give_up_ns.min(now_ns.saturating_add(DRAIN_POLL_NS))));
         }
         if hold.once_since_ns.is_some() {
-            // The holder may have launched since its meter was read.
+            // The holder may have launched since the caller read its meter, so the scheduler closes
+            // the gate and waits for another reading.
             self.change(hold.tenant, Grant::Closed, false);
             self.hold = Some(Hold { closed_ns: Some(now_ns), once_since_ns: None, ..hold });
             return Step::Again;
@@ -1149,7 +1178,8 @@ impl Scheduler {
         let rest_ns = |id| self.tenants.get(id).map_or(0, Tenant::remaining_ns);
         let other = self.beside.filter(|other| Some(other.tenant) != next);
         if in_flight && other.is_none_or(|other| rest_ns(other.tenant) < rest_ns(hold.tenant)) {
-            // A tenant without room waits no longer because the work beside it changes.
+            // If the work beside changes, tenants that may not go beside it still wait only until
+            // the earlier `until_ns`.
             let until_ns = other.map(|other| other.until_ns).filter(|until_ns| now_ns < *until_ns);
             let until_ns = until_ns.map_or(give_up_ns, |until_ns| until_ns.min(give_up_ns));
             self.beside = Some(Beside { tenant: hold.tenant, until_ns, progress });
@@ -1159,14 +1189,15 @@ impl Scheduler {
             self.guard.owner_served(now_ns, tuning.handoff_ns);
         }
         match next.filter(|_| in_flight && self.order == Order::Apart) {
-            // The tenant whose work still runs comes last.
+            // The scheduler gives the GPU to `next` here, because the next choice could fall on the
+            // tenant whose work still runs.
             Some(next) => self.give(next, now_ns, tuning),
             None => Step::Again,
         }
     }
 
-    /// Returns how long a tenant's work in flight takes to drain, ns. Beside the work of another tenant
-    /// it waits for a slice of the hardware first.
+    /// Returns the time that a tenant's work in flight takes to drain, ns. If another tenant's work
+    /// is in flight too, the time includes a slice of the hardware for which the work waits.
     fn drain_ns(&self, id: TenantId) -> u64 {
         let in_flight = |id| self.tenants.get(id).is_some_and(|tenant| tenant.seen.in_flight);
         let other = self.beside.filter(|beside| beside.tenant != id && in_flight(beside.tenant));
@@ -1174,12 +1205,14 @@ impl Scheduler {
         self.tenants.get(id).map_or(0, Tenant::remaining_ns).saturating_add(waits_ns)
     }
 
-    /// Returns whether `next` gets the GPU while other work still drains for `rest_ns`. This is so if
-    /// the drain takes longer than `next` would lose to the hardware, which takes turns between both:
-    /// half a slice in the mean until its first turn, and a slice after each of its slices.
+    /// Returns whether `next` gets the GPU at once, beside other work that still drains for
+    /// `rest_ns`. This is so if the drain takes longer than `next` would lose in the hardware's
+    /// turns. The loss is half a slice in the mean before its first turn, and a slice after each of
+    /// its slices.
     ///
-    /// With two long bursts in flight, each brief burst waits for two slices. So while tenants with
-    /// brief bursts are there, only these go beside other work.
+    /// With two long bursts in flight, each brief burst waits for two slices. So while a tenant
+    /// with brief bursts wanted the GPU lately, only tenants with brief bursts go beside other
+    /// work.
     fn goes_beside(&self, rest_ns: u64, next: &Tenant) -> bool {
         let lost_ns = (next.usual_burst_ns() / HARDWARE_SLICE_NS)
             .saturating_mul(HARDWARE_SLICE_NS)
@@ -1189,13 +1222,14 @@ impl Scheduler {
         self.order == Order::Apart && next.metered_ns > 0 && may_go && rest_ns > lost_ns
     }
 
-    /// Returns the tenant that has the GPU next, except this one.
+    /// Returns the tenant that gets the GPU next, except `tenant`; `None` if no other tenant may
+    /// have the GPU.
     fn next_but(&mut self, tenant: TenantId, now_ns: u64, tuning: &Tuning) -> Option<TenantId> {
         self.next_apart(Rank::Owner, Some(tenant))
             .or_else(|| self.next_guest(Some(tenant), now_ns, tuning).ok().map(|(guest, _)| guest))
     }
 
-    /// Ends a hold: charges the time without a shown use, and notes the cost of the hand-off.
+    /// Ends a hold: charges the time without metered use, and records the cost of the hand-off.
     fn settle(&mut self, hold: &Hold, in_flight: bool, is_given_up: bool, now_ns: u64) {
         // The time within a hold in which the GPU waits for the next launch is no cost of a hand-off.
         // If it counted, leases and windows would grow, and the GPU would wait longer still. A holder
@@ -1247,9 +1281,9 @@ fn guest_window_ns(guest: &Tenant, tuning: &Tuning) -> u64 {
 }
 
 enum Step {
-    /// Nothing more to do until then.
+    /// There is nothing more to decide until this time, ns; `None`: until a bell or an order.
     Stay(Option<u64>),
-    /// The phase changed.
+    /// The phase of the GPU changed, so the scheduler decides again at once.
     Again,
 }
 

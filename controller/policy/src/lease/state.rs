@@ -1,4 +1,4 @@
-//! The state of a tenant and of a hold, and the functions of either alone.
+//! The state of a tenant, and the state of a hold (the time for which one tenant has the GPU).
 
 use super::clock::{Clock, VirtualTime, gpu_ns, signed, weighted};
 use super::trust::UserId;
@@ -17,35 +17,38 @@ use deepres_abi::PPM;
 pub const SHORT_IDLE_NS: u64 = ns(Duration::from_millis(20));
 /// The most GPU time that a tenant is owed over a pause, ns.
 pub const MAX_CREDIT_NS: u64 = ns(Duration::from_millis(100));
-/// The most GPU time that a tenant owes: this …
+/// The bound on a tenant's debt, ns, unless `CHARGES_OWED` raises it.
 const DEBT_NS: u64 = ns(Duration::from_millis(250));
-/// … or this many times the most that the scheduler charged at once, because it charges a long
-/// kernel at its end …
+/// A tenant may also owe this many times its largest single charge, because the scheduler charges a
+/// long kernel at its end.
 const CHARGES_OWED: u64 = 2;
-/// … but not more than this, so that no tenant starves for what happened once.
+/// The largest debt of any tenant, ns, so that no tenant starves because of a single long kernel.
 pub const MAX_DEBT_NS: u64 = ns(Duration::from_secs(1));
-/// What a tenant owes and is owed is forgotten in time while no other tenant competes: one part in
-/// this many of the time that passes.
+/// Over a pause, and while no other tenant competes, a tenant's lag moves towards zero by the
+/// passed time divided by this number.
 const FORGOTTEN_PART: u64 = 50;
-/// While threads of the holder are on their way from the gate, the scheduler charges nothing for
-/// this time: a wake-up on a busy machine. It is also the most that the scheduler lets pass at once …
+/// The time for which the scheduler charges nothing while threads of the holder are on their way
+/// from the gate, ns: a wake-up on a busy machine. This is also the largest lenience at a time:
+/// time without metered use that the scheduler does not charge.
 const START_LIMIT_NS: u64 = ns(Duration::from_millis(10));
-/// … and over time the scheduler lets pass one part in this many of the time.
+/// A tenant's lenience grows by the passed time divided by this number.
 const LENIENCE_PART: u64 = 10;
-/// The weight of the newest pause or burst in the running means: one in this many.
+/// In the running means of pauses and bursts, the newest value has the weight of one divided by
+/// this number.
 const MEAN_DIVISOR: u64 = 8;
-/// The weight of the newest pause in the part of the pauses that are short: one in this many.
+/// In the running part of pauses that are short, the newest pause has the weight of one divided by
+/// this number.
 const PAUSE_DIVISOR: u32 = 4;
-/// A tenant with a time objective wants its request served within this part of the objective (one
-/// in so many). The rest is for the request's own work and for what came before.
+/// A request of a tenant with an SLO is due as if it were no longer than the SLO divided by this
+/// number. The rest of the SLO is for the request's own work and for earlier requests.
 const HASTE_PER_SLO: u64 = 20;
 
-/// The two ranks of tenants.
+/// The two kinds of tenants: owners and guests. Each kind has a clock of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rank {
-    /// The tenant competes for the GPU.
+    /// A tenant of class guaranteed or fair.
     Owner,
-    /// The tenant has the GPU while no owner wants it (best-effort).
+    /// A best-effort tenant, which gets the GPU only while no owner wants it.
     Guest,
 }
 
@@ -55,75 +58,87 @@ impl Rank {
     }
 }
 
-/// A tenant.
+/// A tenant as the scheduler of one GPU knows it.
 #[derive(Debug)]
 pub struct Tenant {
     pub rank: Rank,
     pub weight_ppm: u32,
-    /// The time objective (SLO) of the tenant's requests, ns.
+    /// The tenant's SLO, ns. `None` if the tenant has no SLO.
     pub slo_ns: Option<u64>,
-    /// Whether the tenant wanted the GPU at the last decision. It then competes: the clock of its
-    /// rank counts it.
+    /// Whether the tenant wanted the GPU at the last decision. A tenant that wanted the GPU
+    /// competes: the clock of its kind (owners or guests) counts the tenant.
     pub wanted: bool,
-    /// The virtual time of a competing tenant, and up to where the clock has counted it.
+    /// The tenant's virtual time while it competes.
     pub vtime: VirtualTime,
+    /// The virtual time up to which the clock contains the tenant's charges.
     pub counted: VirtualTime,
-    /// GPU time that a tenant is owed that does not compete, ns; negative if it had more than that.
+    /// The tenant's lag while it does not compete, ns; negative for a debt.
     pub lag_ns: i64,
     /// GPU time charged since the last decision to a tenant that did not compete, ns.
     pub uncounted_ns: u64,
-    /// The request of a competing tenant: the virtual times at which it is due, and at which the
-    /// tenant has had it.
+    /// The virtual time by which the tenant's request is to be served.
     pub due: VirtualTime,
+    /// The virtual time at which the tenant has used up the request.
     pub ends: VirtualTime,
     /// The tenant's user; `None` if the user is unknown.
     pub user: Option<UserId>,
-    /// Whether the tenant is new. Once it wants the GPU, it takes over the debts of its user's
-    /// tenants that are gone.
+    /// Whether the tenant is new. When a new tenant first wants the GPU, it takes over the debts of
+    /// its user's ended tenants.
     pub takes_over: bool,
     /// GPU time that the tenant owed when it left, ns.
     pub left_owing_ns: u64,
-    /// GPU time that the meter has shown, ns.
+    /// GPU time that the tenant's meters have shown in all, ns.
     pub metered_ns: u64,
-    /// Whether the tenant has sessions on this GPU, and since when, ns.
+    /// Whether the tenant has sessions on this GPU.
     pub present: bool,
+    /// The time since which the tenant has sessions on this GPU, ns.
     pub came_ns: u64,
     /// Whether an administrator paused the tenant.
     pub is_paused: bool,
     pub seen: Seen,
     pub stopped_wanting_ns: u64,
-    /// When the tenant was last seen to have used the GPU, ns. A tenant may pause at each look.
+    /// The last time at which a meter showed that the tenant had used the GPU, ns. A tenant with
+    /// short bursts may pause at each look.
     pub used_at_ns: u64,
     pub last_progress_ns: u64,
-    /// The most GPU time that the scheduler charged at once, ns.
+    /// The largest single charge to the tenant so far, ns.
     pub largest_charge_ns: u64,
-    /// GPU time charged without a meter that showed it, ns. Later metered time is set off against it.
+    /// GPU time that the scheduler charged before a meter showed it, ns. The scheduler does not
+    /// charge this amount again when a meter shows it later.
     pub advance_ns: u64,
-    /// GPU time charged for work in flight as the time passes, ns. The meter shows it at the end.
+    /// GPU time that the scheduler has charged for the present work in flight, ns. The meter shows
+    /// this work only at its end.
     pub accrued_ns: u64,
-    /// Metered GPU time since the last decision, ns, and whether work was in flight then.
+    /// GPU time that the meter has shown since the last decision, ns.
     pub shown_ns: u64,
+    /// Whether work was in flight at the last decision.
     pub flew: bool,
-    /// GPU time used since the last pause that was not short, ns.
+    /// GPU time used since the tenant's last pause that was longer than two hand-offs, ns: the
+    /// present burst.
     pub burst_ns: u64,
-    /// The running means of such bursts and of all pauses, ns.
+    /// The running mean of the tenant's bursts, ns.
     pub mean_burst_ns: u64,
+    /// The running mean of all of the tenant's pauses, ns.
     pub mean_pause_ns: u64,
-    /// The part of the pauses that are too short for a hand-off, parts per million.
+    /// The part of the tenant's pauses that are shorter than two hand-offs, parts per million.
     pub short_pauses_ppm: u32,
-    /// Time without a shown use that the scheduler lets pass. It charges nothing for a thread that now
-    /// and then wakes up late, but charges a thread that always does.
+    /// Time that a holder kept others waiting without metered use, and that the scheduler does not
+    /// charge. So the scheduler charges nothing for a thread that sometimes wakes up late, but
+    /// charges a thread that always wakes up late.
     pub lenience: Budget,
-    /// Set if the tenant's work did not end within a drain, and nothing explains that yet.
+    /// Set if the tenant's work did not end within a drain, and its meter has not shown a long
+    /// kernel that explains this.
     pub stuck: Option<Stuck>,
     pub grant: Grant,
 }
 
-/// The order in which tenants get the GPU: the least is first.
+/// A tenant's place in the order; the tenant with the least place gets the GPU first. Eligible
+/// tenants come before others, then the earlier due request (or virtual time), then the larger
+/// weight.
 pub type Order = (bool, VirtualTime, Reverse<u32>);
 
 impl Tenant {
-    /// Returns a tenant that came at `now_ns`, with sessions, and owes and is owed nothing.
+    /// Returns a tenant that came at `now_ns`, with sessions and with a lag of 0.
     pub fn new(rank: Rank, now_ns: u64) -> Self {
         Self {
             rank,
@@ -162,8 +177,7 @@ impl Tenant {
         }
     }
 
-    /// Divides the lenience of the tenant's user among this many tenants, which share what the scheduler
-    /// lets pass.
+    /// Divides the lenience of the tenant's user evenly among the user's `among` tenants.
     pub fn share_lenience(&mut self, among: u64, now_ns: u64) {
         self.lenience.grow_by(LENIENCE_PART.saturating_mul(among.max(1)), now_ns);
     }
@@ -180,7 +194,8 @@ impl Tenant {
         self.is_paused || (!wants && now_ns.saturating_sub(since_ns) >= IDLE_NS)
     }
 
-    /// Returns whether the tenant is between two pieces of work.
+    /// Returns whether the tenant wanted the GPU within `SHORT_IDLE_NS` and wants nothing now, so
+    /// that it may be back at any moment.
     pub fn is_back_soon(&self, now_ns: u64) -> bool {
         self.metered_ns > 0 && !self.wanted && now_ns.saturating_sub(self.stopped_wanting_ns) <= SHORT_IDLE_NS
     }
@@ -190,44 +205,44 @@ impl Tenant {
         self.seen == *seen && !seen.wants() && seen.used_ns == 0 && self.stuck.is_none()
     }
 
-    /// Returns whether the tenant has a time objective and has asked for something before.
+    /// Returns whether the tenant is an owner with an SLO and has used the GPU before.
     pub fn is_answering(&self) -> bool {
         self.has_objective() && self.metered_ns > 0
     }
 
-    /// Returns whether the tenant is an owner with a time objective.
+    /// Returns whether the tenant is an owner with an SLO.
     pub fn has_objective(&self) -> bool {
         self.rank == Rank::Owner && self.slo_ns.is_some()
     }
 
-    /// Returns the grant of a tenant that has to wait.
+    /// Returns the grant of the tenant while it has to wait: closed, or paused.
     pub fn closed(&self) -> Grant {
         if self.is_paused { Grant::Paused } else { Grant::Closed }
     }
 
-    /// Returns the virtual time of this much of the tenant's GPU time.
+    /// Returns `gpu_ns` of the tenant's GPU time as virtual time: divided by the tenant's weight.
     pub fn weighted(&self, gpu_ns: u64) -> VirtualTime {
         weighted(signed(gpu_ns), self.weight_ppm)
     }
 
-    /// Returns the tenant's virtual time. For a tenant that does not compete, it is the virtual
-    /// time that the tenant would begin with, were it alone.
+    /// Returns the tenant's virtual time. For a tenant that does not compete, returns the virtual
+    /// time with which the tenant would begin to compete.
     pub fn vtime(&self, clock: VirtualTime) -> VirtualTime {
         if self.wanted { self.vtime } else { clock - weighted(self.lag_ns, self.weight_ppm) }
     }
 
-    /// Returns GPU time that the tenant is owed, ns; negative if it had more than that.
+    /// Returns the tenant's lag, ns; negative for a debt.
     pub fn lag_ns(&self, clock: VirtualTime) -> i64 {
         if self.wanted { gpu_ns(clock - self.vtime, self.weight_ppm) } else { self.lag_ns }
     }
 
-    /// Sets GPU time that the tenant is owed, ns. The scheduler forgets what exceeds the bounds.
+    /// Sets the tenant's lag, ns, within the bounds on lag and debt.
     pub fn set_lag(&mut self, lag_ns: i64, clock: VirtualTime) {
         self.lag_ns = lag_ns.clamp(-signed(self.max_debt_ns()), signed(MAX_CREDIT_NS));
         self.move_to(clock - weighted(self.lag_ns, self.weight_ppm));
     }
 
-    /// Moves a tenant to another virtual time without a charge.
+    /// Moves the tenant, with its request, to another virtual time without a charge.
     fn move_to(&mut self, vtime: VirtualTime) {
         let moved = vtime - self.vtime;
         for place in [&mut self.vtime, &mut self.counted, &mut self.due, &mut self.ends] {
@@ -235,16 +250,16 @@ impl Tenant {
         }
     }
 
-    /// Forgets a part of what the tenant owes and is owed, as it does in time.
+    /// Moves the tenant's lag towards zero, by `elapsed_ns` divided by `FORGOTTEN_PART`.
     pub fn forget(&mut self, elapsed_ns: u64, clock: VirtualTime) {
         let lag_ns = self.lag_ns(clock);
         let forgotten_ns = signed(elapsed_ns / FORGOTTEN_PART).min(lag_ns.saturating_abs());
         self.set_lag(lag_ns - forgotten_ns * lag_ns.signum(), clock);
     }
 
-    /// Takes in that the tenant did not compete for `pause_ns`. It forgets a part of what it owes and is
-    /// owed. A tenant with an SLO is owed its part of this time too, until it is owed a request. Else its
-    /// next request would wait for what its last one owes.
+    /// Takes in that the tenant did not compete for `pause_ns`. It forgets a part of what it owes
+    /// and is owed. A tenant with an SLO is owed its part of this time too, until it is owed a
+    /// request. Else its next request would wait for what its last one owes.
     pub fn rested(&mut self, pause_ns: u64, clock: &mut Clock, tuning: &Tuning) {
         let before_ns = self.lag_ns;
         self.forget(pause_ns, clock.now());
@@ -256,7 +271,7 @@ impl Tenant {
         clock.give(before_ns - self.lag_ns);
     }
 
-    /// Sets the weight. The tenant owes and is owed as much GPU time as before.
+    /// Sets the tenant's weight. Its lag stays the same GPU time.
     pub fn set_weight(&mut self, weight_ppm: u32, clock: VirtualTime) {
         let lag_ns = self.lag_ns(clock);
         let [due_ns, ends_ns] =
@@ -284,13 +299,13 @@ impl Tenant {
         }
     }
 
-    /// Returns the charges that the clock has not counted yet, times the weight, and counts them.
+    /// Returns the tenant's charges since the last call, as virtual time times the weight.
     pub fn count(&mut self) -> VirtualTime {
         let charged = self.vtime - mem::replace(&mut self.counted, self.vtime);
         charged * VirtualTime::from(self.weight_ppm.max(1))
     }
 
-    /// Charges GPU time.
+    /// Charges GPU time to the tenant.
     pub fn charge(&mut self, gpu_ns: u64) {
         self.largest_charge_ns = self.largest_charge_ns.max(gpu_ns);
         if self.wanted {
@@ -309,8 +324,9 @@ impl Tenant {
         [self.due, self.ends] = [due, ends].map(|place| vtime + place);
     }
 
-    /// Charges the work in flight for `passed_ns` of the GPU's time since the last decision. The
-    /// charge stands until the meter shows the work, or until the work is no longer in flight.
+    /// Charges the tenant's work in flight for `passed_ns` of the GPU's time since the last
+    /// decision. When the meter shows the work, or the work is no longer in flight, the scheduler
+    /// takes this charge back.
     pub fn accrue(&mut self, passed_ns: u64, is_beside: bool) {
         let shown_ns = mem::take(&mut self.shown_ns);
         let flew = mem::replace(&mut self.flew, self.seen.in_flight);
@@ -326,13 +342,15 @@ impl Tenant {
         }
     }
 
-    /// Returns how much of `part_ns` of the GPU's time the tenant had if other tenants had work in
-    /// flight, ns: at most the rest of its work, if that is known, since the work may wait on the device.
+    /// Returns the part of `part_ns` of the GPU's time that the tenant used if other tenants had
+    /// work in flight too, ns. The result is at most the known rest of the tenant's work, because
+    /// this work may wait on the device.
     pub fn beside_ns(&self, part_ns: u64) -> u64 {
         if self.seen.pending_ns > 0 { part_ns.min(self.remaining_ns()) } else { part_ns }
     }
 
-    /// Makes the charge for work in flight final. Later metered time is set off against it.
+    /// Makes the charge for work in flight final. The scheduler does not charge this amount again
+    /// when the meter shows it later.
     pub fn settle_accrued(&mut self) {
         self.advance_ns = self.advance_ns.saturating_add(mem::take(&mut self.accrued_ns));
     }
@@ -342,7 +360,7 @@ impl Tenant {
         self.largest_charge_ns.saturating_mul(CHARGES_OWED).clamp(DEBT_NS, MAX_DEBT_NS)
     }
 
-    /// Forgets what a competing tenant owes and is owed beyond the bounds.
+    /// Moves the virtual time of a competing tenant into the bounds on lag and debt.
     pub fn bound(&mut self, clock: &mut Clock) {
         let lag_ns = self.lag_ns(clock.now());
         if lag_ns < -signed(self.max_debt_ns()) || lag_ns > signed(MAX_DEBT_NS) {
@@ -361,15 +379,15 @@ impl Tenant {
         self.metered_ns > 0 && self.usual_burst_ns() <= HARDWARE_SLICE_NS
     }
 
-    /// Returns the GPU time for which the tenant asks at a time, ns: its usual burst, but a quantum
-    /// at most. A tenant without a shown use asks for a quantum.
+    /// Returns the length of the tenant's next request, ns: its usual burst, but a quantum at most.
+    /// A tenant without metered use asks for a quantum.
     pub fn request_ns(&self, tuning: &Tuning) -> u64 {
         let burst_ns = if self.metered_ns > 0 { self.usual_burst_ns() } else { tuning.quantum_ns };
         burst_ns.clamp(tuning.handoff_ns.min(tuning.quantum_ns), tuning.quantum_ns)
     }
 
-    /// Begins the next request of a tenant that is at this virtual time. If the tenant has a time
-    /// objective, the request is due earlier.
+    /// Begins the tenant's next request at the virtual time `vtime`. With an SLO, the request is
+    /// due earlier.
     pub fn ask(&mut self, vtime: VirtualTime, tuning: &Tuning) {
         let request_ns = self.request_ns(tuning);
         self.ends = vtime + self.weighted(request_ns);
@@ -387,22 +405,23 @@ impl Tenant {
         self.vtime <= mean
     }
 
-    /// Returns the place of a competing tenant in the order. Tenants beyond the mean of all competing
-    /// tenants had more than they are owed, and come last. Of the others, the first is the tenant
-    /// whose request is due first.
+    /// Returns the place of a competing tenant in the order, if `mean` is the bound of eligibility.
+    /// Eligible tenants come first, by the due times of their requests. The other tenants come
+    /// last, by their virtual times.
     pub fn order(&self, mean: VirtualTime) -> Order {
         self.order_at(self.vtime, self.due, mean)
     }
 
-    /// Returns the place that the tenant would have at this virtual time, with a request that is due
-    /// then.
+    /// Returns the place in the order that the tenant would have at the virtual time `vtime`, with
+    /// a request that is due at `due`.
     pub fn order_at(&self, vtime: VirtualTime, due: VirtualTime, mean: VirtualTime) -> Order {
         let had_more = vtime > mean;
         (had_more, if had_more { vtime } else { due }, Reverse(self.weight_ppm))
     }
 
-    /// Takes in the end of a pause. Pauses up to `short_ns` are part of a burst. Returns whether a burst
-    /// begins.
+    /// Records the end of a pause of `pause_ns`, for the means of pauses and bursts. A pause of at
+    /// most `short_ns` does not end the burst. In the mean, a pause counts as at most `most_ns`.
+    /// Returns whether a burst begins.
     pub fn paused(&mut self, pause_ns: u64, most_ns: u64, short_ns: u64) -> bool {
         self.mean_pause_ns = mean(self.mean_pause_ns, pause_ns.min(most_ns));
         let part_ppm = self.short_pauses_ppm / PAUSE_DIVISOR;
@@ -422,27 +441,31 @@ impl Tenant {
     }
 }
 
-/// A tenant's progress since the beginning of a hold whose drain did not end in time.
+/// A tenant whose drain did not end in time: its metered use since the beginning of the hold.
 #[derive(Debug, Clone, Copy)]
 pub struct Stuck {
     pub since_ns: u64,
-    /// GPU time that the meter has shown since, ns.
+    /// GPU time that the meter has shown since `since_ns`, ns.
     pub used_ns: u64,
 }
 
 impl Stuck {
-    /// Returns whether the meter shows so much that something long must have ended.
+    /// Returns whether the metered use explains the time since `since_ns`, so that a long kernel
+    /// must have ended.
     pub fn is_over(&self, now_ns: u64) -> bool {
         is_explained(self.used_ns, now_ns.saturating_sub(self.since_ns))
     }
 }
 
-/// Time that the scheduler lets pass: it grows by a part of the time, up to a bound.
+/// A budget of time that the scheduler does not charge. The budget grows by the passed time divided
+/// by `part`, up to `most_ns`.
 #[derive(Debug, Clone, Copy)]
 pub struct Budget {
+    /// The budget at `at_ns`, ns.
     left_ns: u64,
+    /// The time of the last use of the budget, ns.
     at_ns: u64,
-    /// It grows by one part in this many of the time.
+    /// The divisor of the passed time by which the budget grows.
     part: u64,
     most_ns: u64,
 }
@@ -458,7 +481,7 @@ impl Budget {
         self.left_ns.saturating_add(earned_ns).min(self.most_ns)
     }
 
-    /// Spends this much, or what is left if that is less. Returns what was spent, ns.
+    /// Spends `ns` of the budget, or the whole budget if it is less. Returns the spent time, ns.
     pub fn spend(&mut self, ns: u64, now_ns: u64) -> u64 {
         let left_ns = self.left_ns(now_ns);
         let spent_ns = ns.min(left_ns);
@@ -466,24 +489,25 @@ impl Budget {
         spent_ns
     }
 
-    /// Returns the same with nothing left.
+    /// Returns the budget with nothing left at `now_ns`.
     pub fn spent(self, now_ns: u64) -> Self {
         Self { left_ns: 0, at_ns: now_ns, ..self }
     }
 
-    /// Grows by one part in this many of the time from now on.
+    /// Lets the budget grow by the passed time divided by `part` from `now_ns` on.
     fn grow_by(&mut self, part: u64, now_ns: u64) {
         self.spend(0, now_ns);
         self.part = part;
     }
 }
 
-/// The time from which on others wait for the end of a hold.
+/// The moment from which on other tenants wait for the end of a hold.
 #[derive(Debug, Clone, Copy)]
 pub struct Contended {
     pub since_ns: u64,
-    /// GPU time that the holder had used, and had shared, by then, ns.
+    /// GPU time that the holder had used in the hold by `since_ns`, ns.
     pub used_ns: u64,
+    /// The `shared_ns` of the hold at `since_ns`, ns.
     pub shared_ns: u64,
 }
 
@@ -493,31 +517,34 @@ pub struct Hold {
     pub tenant: TenantId,
     pub since_ns: u64,
     pub used_ns: u64,
-    /// GPU time that the rest of the previous holder's work had in this hold, ns.
+    /// GPU time that the previous holder's work in flight took in this hold, ns.
     pub shared_ns: u64,
-    /// Whether the holder was seen with work in flight, and whether it was seen idle.
+    /// Whether a meter showed work of the holder in flight during the hold.
     pub ran: bool,
+    /// Whether the holder wanted nothing at some time of the hold.
     pub paused: bool,
     pub idle_since_ns: Option<u64>,
-    /// Whether the holder's gate was open in this hold, and others came later.
+    /// Whether the holder's gate was open in this hold before another tenant wanted the GPU.
     pub was_open: bool,
-    /// Set while others of the holder's rank wait for the end of the hold. Its leases then end.
+    /// Set while other tenants of the holder's kind (owners or guests) wait for the end of the
+    /// hold. The holder then has leases that end.
     pub contended: Option<Contended>,
-    /// During the drain: when the gate closed, and when the scheduler gives up the drain, ns.
+    /// The time at which the scheduler closed the gate, ns; `None` before the drain.
     pub closed_ns: Option<u64>,
+    /// The time at which the scheduler stops waiting for the drain, ns; `None` before the drain.
     pub drain_give_up_ns: Option<u64>,
-    /// When the first work began that had waited for the hold, and when the last finished work
-    /// ended, if the sessions report it, ns.
+    /// The time at which the first work of the hold began, ns; `None` if no session reports it.
     pub began_ns: Option<u64>,
+    /// The time at which the last finished work ended, ns; `None` if no session reports it.
     pub ended_ns: Option<u64>,
-    /// While the holder may launch one thing: since when, ns.
+    /// The time since which the holder may launch once, ns; `None` while it has no such grant.
     pub once_since_ns: Option<u64>,
 }
 
 /// The progress of an owner at a decision.
 #[derive(Debug, Clone, Copy)]
 pub struct Noted {
-    /// The beginning of the hold, which tells holds apart, ns.
+    /// The beginning of the hold, ns. By this time, the scheduler tells one hold from another.
     pub hold_ns: u64,
     pub at_ns: u64,
     pub used_ns: u64,
@@ -545,15 +572,17 @@ impl Hold {
         }
     }
 
-    /// Returns the hold with others that wait for its end, from now on if none waited before.
+    /// Returns the hold as contended: other tenants wait for its end. If no tenant waited before,
+    /// the wait begins at `now_ns`.
     pub fn contend(self, now_ns: u64) -> Self {
         let began = Contended { since_ns: now_ns, used_ns: self.used_ns, shared_ns: self.shared_ns };
         Self { contended: Some(self.contended.unwrap_or(began)), ..self }
     }
 
-    /// Returns the time at both ends of the hold in which the GPU idled, ns; `None` if the sessions
-    /// do not report it. The times are from the gate's opening to the first work, and from the end
-    /// of the work in flight to now. A session that did not wait for the gate reports nothing.
+    /// Returns the idle time of the GPU at both ends of the hold, ns: from the gate's opening to
+    /// the first work, and from the end of the work in flight to `now_ns`. Returns `None` if the
+    /// sessions do not report these times. A session that did not wait for the gate reports
+    /// nothing.
     pub fn edges_ns(&self, now_ns: u64) -> Option<u64> {
         let way_in_ns = self.began_ns?.saturating_sub(self.since_ns);
         let idle_since_ns = self.closed_ns.map(|closed_ns| self.ended_ns.unwrap_or(0).max(closed_ns));
@@ -561,8 +590,8 @@ impl Hold {
         Some(way_in_ns.saturating_add(way_out_ns))
     }
 
-    /// Returns the hold as if it began now, after `silent_ns` in which no scheduler ran. The drain
-    /// may last as much longer.
+    /// Returns the hold as if it began at `now_ns`, after `silent_ns` in which no scheduler ran.
+    /// The limit of the drain moves by `silent_ns`.
     pub fn renew(self, now_ns: u64, silent_ns: u64) -> Self {
         let (used_ns, shared_ns) = (self.used_ns, self.shared_ns);
         Self {
@@ -577,11 +606,10 @@ impl Hold {
         }
     }
 
-    /// Returns the time for which others waited and for which no meter shows a use, ns. A meter
-    /// lags behind a little, and a program may launch more slowly than the GPU runs. So the
-    /// scheduler believes a meter that shows at least half. Without lenience, no tenant has more
-    /// than twice the time that it is charged for. The scheduler has charged `accrued_ns` for work in
-    /// flight.
+    /// Returns the time of the hold in which other tenants waited and for which no meter shows a
+    /// use, ns. A meter lags behind a little, and a program may launch more slowly than the GPU
+    /// runs. So if the meter shows at least half of the time, the result is 0. `accrued_ns` is the
+    /// scheduler's charge for work in flight, which counts as shown.
     fn unshown_ns(&self, accrued_ns: u64, now_ns: u64) -> u64 {
         let Some(Contended { since_ns, used_ns, shared_ns }) = self.contended else { return 0 };
         let had_ns = now_ns.saturating_sub(since_ns).saturating_sub(self.shared_ns.saturating_sub(shared_ns));
@@ -590,13 +618,15 @@ impl Hold {
     }
 }
 
-/// Returns whether the scheduler believes a meter that shows this use of the time with the GPU.
+/// Returns whether a meter shows enough use: `used_ns` is at least half of `had_ns`, the time with
+/// the GPU.
 fn is_explained(used_ns: u64, had_ns: u64) -> bool {
     used_ns >= had_ns / 2
 }
 
-/// Returns GPU time that a holder will have used when its work in flight is done, beyond what the
-/// scheduler has charged, ns: the rest of the work in flight, or the time without a shown use.
+/// Returns the GPU time, beyond the charges so far, that a holder will have used when its work in
+/// flight ends, ns: the rest of the work in flight, or the time without metered use if this is
+/// more.
 pub fn begun_ns(hold: &Hold, holder: &Tenant, now_ns: u64) -> u64 {
     let silent_ns = now_ns.saturating_sub(holder.last_progress_ns.max(hold.since_ns));
     let silent_ns = silent_ns.saturating_sub(hold.shared_ns);
@@ -608,8 +638,9 @@ pub fn begun_ns(hold: &Hold, holder: &Tenant, now_ns: u64) -> u64 {
     begun_ns.max(unexplained_ns(hold, holder, now_ns)).min(MAX_DEBT_NS)
 }
 
-/// Returns the part of the time without a shown use that the scheduler does not let pass, ns. It
-/// lets nothing pass for a holder that always ran and shows nothing at all.
+/// Returns the time without metered use that the scheduler charges, ns: all beyond the tenant's
+/// lenience. If the holder ran without a pause and its meter shows nothing at all, the lenience
+/// does not apply.
 fn unexplained_ns(hold: &Hold, holder: &Tenant, now_ns: u64) -> u64 {
     let is_mute = hold.used_ns == 0 && hold.ran && !hold.paused;
     let let_pass_ns = if is_mute { 0 } else { holder.lenience.left_ns(now_ns) };
@@ -617,8 +648,9 @@ fn unexplained_ns(hold: &Hold, holder: &Tenant, now_ns: u64) -> u64 {
 }
 
 impl Tenant {
-    /// Charges the time of a finished hold for which no meter shows a use. Later metered time is set
-    /// off against it. Returns the charge, ns.
+    /// Charges the time of a finished hold for which no meter shows a use, beyond the lenience.
+    /// Returns the charge, ns. The scheduler does not charge this amount again when a meter shows
+    /// it later.
     pub fn settle(&mut self, hold: &Hold, now_ns: u64) -> u64 {
         let unexplained_ns = unexplained_ns(hold, self, now_ns);
         let passed_ns = hold.unshown_ns(self.accrued_ns, now_ns) - unexplained_ns;
@@ -631,14 +663,15 @@ impl Tenant {
         unexplained_ns
     }
 
-    /// Returns how much longer the tenant's work in flight takes by its own account, ns.
+    /// Returns the time that the tenant's work in flight still takes, by the tenant's meter and the
+    /// charges so far, ns.
     pub fn remaining_ns(&self) -> u64 {
         let pending_ns = if self.seen.in_flight { self.seen.pending_ns.min(MAX_DEBT_NS) } else { 0 };
         pending_ns.saturating_sub(self.accrued_ns.max(self.advance_ns))
     }
 }
 
-/// Returns the running mean with one more value. The first value is the mean.
+/// Returns the running mean `before` with one more value. If `before` is 0, returns the value.
 pub fn mean(before: u64, value: u64) -> u64 {
     if before == 0 { value } else { before - before / MEAN_DIVISOR + value / MEAN_DIVISOR }
 }
