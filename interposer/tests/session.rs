@@ -6,7 +6,7 @@ use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
 use deepres_abi::driver::pfn;
-use deepres_abi::driver::result::{CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS};
+use deepres_abi::driver::result::{CUDA_ERROR_NOT_PERMITTED, CUDA_SUCCESS};
 use deepres_abi::grant::{FailMode, GateState, LeaseTerms};
 use deepres_abi::page::{MAJOR, MINOR};
 use deepres_abi::wire::{self, Refusal, RefusalKind, Role, Welcome};
@@ -16,7 +16,7 @@ use support::{Client, Controller, Driver, await_go, now_ns, of_version, part, sa
 
 /// The number of launches of a launching client.
 const LAUNCHES: u64 = 10_000;
-/// The limit of the memory tests.
+/// The limit of the tests that hold memory.
 const LIMIT_BYTES: u64 = 64 << 20;
 
 /// The clients' actions. In the test process itself, this does nothing.
@@ -32,7 +32,6 @@ fn client_process() {
     let alloc: pfn::cuMemAlloc_v2 = driver.function(c"cuMemAlloc_v2");
     let alloc_managed: pfn::cuMemAllocManaged = driver.function(c"cuMemAllocManaged");
     let free: pfn::cuMemFree_v2 = driver.function(c"cuMemFree_v2");
-    let info: pfn::cuMemGetInfo_v2 = driver.function(c"cuMemGetInfo_v2");
     // SAFETY: the driver's documented use. Results have room.
     let begin = || unsafe {
         assert_eq!(init(0), CUDA_SUCCESS);
@@ -46,14 +45,7 @@ fn client_process() {
     say("ready");
     await_go();
     match part.as_str() {
-        "launch" => {
-            for _ in 0..LAUNCHES {
-                assert_eq!(launch(), CUDA_SUCCESS);
-            }
-            say("launched");
-            await_go();
-        }
-        "launch on" => loop {
+        "launch" => loop {
             for _ in 0..LAUNCHES {
                 assert_eq!(launch(), CUDA_SUCCESS);
             }
@@ -118,22 +110,6 @@ fn client_process() {
             assert_eq!(launch(), CUDA_SUCCESS);
             await_go();
         }
-        "memory" => {
-            let mut at = 0;
-            // SAFETY: the driver's documented use. Results have room.
-            unsafe {
-                say(alloc(&mut at, LIMIT_BYTES as usize));
-                let (mut unused, mut free_bytes, mut total_bytes) = (0, 0, 0);
-                say(alloc(&mut unused, 1));
-                assert_eq!(info(&mut free_bytes, &mut total_bytes), CUDA_SUCCESS);
-                say(format!("{free_bytes} of {total_bytes}"));
-                assert_eq!(free(0xdead_beef), CUDA_SUCCESS);
-                assert_eq!(free(at), CUDA_SUCCESS);
-                assert_eq!(free(at), CUDA_SUCCESS);
-                assert_eq!(info(&mut free_bytes, &mut total_bytes), CUDA_SUCCESS);
-                say(format!("{free_bytes} of {total_bytes}"));
-            }
-        }
         other => panic!("no such part: {other}"),
     }
 }
@@ -166,36 +142,38 @@ fn every_launch_is_counted_and_timed_and_the_meter_comes_to_rest() {
     let reading = meter.read();
     assert!(reading.compute_ns > 0 && reading.compute_ns < 1_000_000_000, "{reading:?}");
     assert_eq!((reading.waits, reading.graph_launches, reading.in_flight_ns), (0, 0, 0));
-    client.go();
-    assert_eq!(client.finish(), "");
+    assert_eq!(client.end(), "");
 }
 
 #[test]
-fn a_closed_gate_holds_a_launch_back_rings_and_lets_it_go_when_it_opens() {
-    let controller = Controller::new();
-    let (mut client, _connection) = start(&controller, "launch once");
-    controller.set_gate(GateState::Closed, LeaseTerms::default());
-    // The heartbeat is set an hour ahead, so only the gate decides.
-    client.go();
-    let meter = controller.meter();
-    until("it waits", || meter.read().waiters == 1);
-    until("it rings", || controller.rings() == 1);
-    std::thread::sleep(Duration::from_millis(50));
-    assert_eq!(meter.read().kernel_launches, 0);
-    assert_eq!(controller.rings(), 0, "one ring for one wait");
-    let opened = Instant::now();
-    controller.set_gate(GateState::Open, LeaseTerms::default());
-    assert_eq!(client.answer(), CUDA_SUCCESS.to_string());
-    assert!(opened.elapsed() < Duration::from_millis(100));
-    let reading = meter.read();
-    assert_eq!((reading.waiters, reading.waits), (0, 1));
-    assert!(reading.wait_ns >= 50_000_000);
+fn a_closed_gate_holds_a_launch_back_and_rings_and_a_paused_one_does_not_ring() {
+    for state in [GateState::Closed, GateState::Paused] {
+        let controller = Controller::new();
+        let (mut client, _connection) = start(&controller, "launch once");
+        controller.set_gate(state, LeaseTerms::default());
+        // The heartbeat is set an hour ahead, so only the gate decides.
+        client.go();
+        let meter = controller.meter();
+        until("it waits", || meter.read().waiters == 1);
+        if state == GateState::Closed {
+            until("it rings", || controller.rings() == 1);
+        }
+        std::thread::sleep(Duration::from_millis(50));
+        assert_eq!((meter.read().kernel_launches, controller.rings()), (0, 0), "{state:?}: no other ring");
+        let opened = Instant::now();
+        controller.set_gate(GateState::Open, LeaseTerms::default());
+        assert_eq!(client.answer(), CUDA_SUCCESS.to_string());
+        assert!(opened.elapsed() < Duration::from_millis(100));
+        let reading = meter.read();
+        assert_eq!((reading.waiters, reading.waits), (0, 1));
+        assert!(reading.wait_ns >= 50_000_000);
+    }
 }
 
 #[test]
 fn a_client_that_launches_after_a_rest_rings_though_the_gate_is_open() {
     let controller = Controller::new();
-    let (mut client, _connection) = start(&controller, "launch on");
+    let (mut client, _connection) = start(&controller, "launch");
     let rings = |client: &mut Client| {
         client.gives("launched");
         until("all is complete", || !controller.meter().read().in_flight);
@@ -205,19 +183,6 @@ fn a_client_that_launches_after_a_rest_rings_though_the_gate_is_open() {
     assert_eq!(rings(&mut client), 0, "it still is");
     std::thread::sleep(Duration::from_millis(300));
     assert_eq!(rings(&mut client), 1, "it is there again");
-}
-
-#[test]
-fn a_paused_gate_holds_a_launch_back_without_ringing() {
-    let controller = Controller::new();
-    let (mut client, _connection) = start(&controller, "launch once");
-    controller.set_gate(GateState::Paused, LeaseTerms::default());
-    client.go();
-    until("it waits", || controller.meter().read().waiters == 1);
-    std::thread::sleep(Duration::from_millis(30));
-    assert_eq!(controller.rings(), 0);
-    controller.set_gate(GateState::Open, LeaseTerms::default());
-    assert_eq!(client.answer(), CUDA_SUCCESS.to_string());
 }
 
 #[test]
@@ -237,35 +202,9 @@ fn under_a_lease_launches_go_until_it_expires_and_again_when_it_is_renewed() {
 }
 
 #[test]
-fn a_stopped_heart_opens_the_gate_or_refuses_as_configured() {
-    for (mode, expected) in [(FailMode::Open, CUDA_SUCCESS), (FailMode::Closed, CUDA_ERROR_NOT_PERMITTED)] {
-        let controller = Controller::new();
-        controller.grant.set_session(77, 100_000_000, mode);
-        let (mut client, _connection) = start(&controller, "launch once");
-        controller.beat.beat(controller.gpu(), now_ns());
-        controller.set_gate(GateState::Closed, LeaseTerms::default());
-        client.gives(expected);
-        assert_eq!(controller.meter().read().waiters, 0);
-    }
-}
-
-#[test]
-fn the_end_of_the_connection_lets_waiters_go_at_once() {
-    let controller = Controller::new();
-    let (mut client, connection) = start(&controller, "launch once");
-    controller.set_gate(GateState::Closed, LeaseTerms::default());
-    client.go();
-    until("it waits", || controller.meter().read().waiters == 1);
-    drop(connection);
-    let gone = Instant::now();
-    assert_eq!(client.answer(), CUDA_SUCCESS.to_string());
-    assert!(gone.elapsed() < Duration::from_millis(500));
-}
-
-#[test]
 fn a_client_finds_a_controller_that_came_back_and_its_meter_goes_on() {
     let mut controller = Controller::new();
-    let (mut client, connection) = start(&controller, "launch on");
+    let (mut client, connection) = start(&controller, "launch");
     assert_eq!(connection.hello.sessions_before, 0);
     client.gives("launched");
     until("all is complete", || !controller.meter().read().in_flight);
@@ -334,7 +273,7 @@ fn held_memory_counts_once_with_a_controller_that_lost_the_session_and_lives() {
 #[test]
 fn controllers_that_come_and_go_leave_nothing_behind_in_a_client() {
     let mut controller = Controller::new();
-    let (mut client, mut connection) = start(&controller, "launch on");
+    let (mut client, mut connection) = start(&controller, "launch");
     client.go();
     let settle = |controller: &Controller, client: &mut Client| {
         until("the meter is brought up to date", || controller.meter.is_carried());
@@ -376,7 +315,7 @@ fn a_controller_of_another_minor_version_is_understood() {
 #[test]
 fn a_controller_of_another_major_version_is_reported_once_and_the_job_runs() {
     let mut controller = Controller::new();
-    let (mut client, connection) = start(&controller, "launch on");
+    let (mut client, connection) = start(&controller, "launch");
     client.gives("launched");
     // An administrator upgrades the daemon under a running job.
     controller.restart();
@@ -450,26 +389,6 @@ fn a_forked_child_goes_unmetered_and_leaves_the_parents_session_alone() {
 }
 
 #[test]
-fn a_tenant_sees_its_own_part_of_the_memory_and_frees_give_back_what_was_charged() {
-    let controller = Controller::new();
-    controller.slot().set_memory_limit(LIMIT_BYTES);
-    let (mut client, _connection) = start(&controller, "memory");
-    client.gives(CUDA_SUCCESS);
-    assert_eq!(client.answer(), CUDA_ERROR_OUT_OF_MEMORY.to_string());
-    assert_eq!(client.answer(), format!("0 of {LIMIT_BYTES}"));
-    assert_eq!(client.answer(), format!("{LIMIT_BYTES} of {LIMIT_BYTES}"));
-    let errors = client.finish();
-    assert_eq!(errors.lines().count(), 1, "{errors}");
-    assert!(
-        errors.contains("refused cuMemAlloc_v2 of 1 B on gpu 3 (GPU-")
-            && errors.contains("): the tenant holds 64 MiB of the 64 MiB"),
-        "{errors}"
-    );
-    let reading = controller.meter().read();
-    assert_eq!((reading.refusals, reading.last_refused_bytes), (1, 1));
-}
-
-#[test]
 fn a_refusal_is_told_once_and_the_job_runs() {
     let controller = Controller::new();
     let client = controller.client("launch once");
@@ -505,31 +424,4 @@ fn a_controller_without_announcements_refuses_them_and_no_message_tells_of_it() 
     let _session = controller.welcome();
     let errors = launches_once(client);
     assert!(!errors.contains("no role"), "{errors}");
-}
-
-#[test]
-fn without_a_daemon_and_without_being_asked_nothing_is_said() {
-    assert_eq!(launches_once(Client::start("launch once", |_| {})), "");
-}
-
-#[test]
-fn a_daemon_that_was_asked_for_and_is_not_there_is_one_line() {
-    let mut client = Client::start("launch once", |command| {
-        command.env("DEEPRES_SOCKET", "/nonexistent/tenant.sock").env("DEEPRES_SHARE", "abc");
-    });
-    assert_eq!(client.answer(), "ready");
-    let errors = client.finish();
-    assert!(errors.contains("DEEPRES_SHARE=abc"), "{errors}");
-    assert!(errors.contains("no daemon at /nonexistent/tenant.sock"), "{errors}");
-    assert_eq!(errors.lines().count(), 2, "{errors}");
-}
-
-#[test]
-fn the_kill_switch_leaves_the_driver_to_the_client() {
-    let controller = Controller::new();
-    let client = Client::start("launch once", |command| {
-        command.env("DEEPRES_DISABLE", "1").env("DEEPRES_SHARE", "abc");
-    });
-    assert_eq!(launches_once(client), "");
-    assert_eq!(controller.meter().read().kernel_launches, 0);
 }

@@ -49,295 +49,280 @@ pub const CU_DEVICE_CPU: CUdevice = -1;
 /// The device number that stands for no device.
 pub const CU_DEVICE_INVALID: CUdevice = -2;
 
-/// The UUID of a device, which is the same in each process.
-#[repr(C)]
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct CUuuid {
-    pub bytes: [u8; 16],
+/// Declares plain structures of C, as `struct NAME: SIZE, ALIGNMENT { FIELD: TYPE = OFFSET, … }`. The
+/// macro checks these numbers, which a C compiler computes from the headers.
+#[macro_export]
+macro_rules! layouts {
+    ($($(#[$about:meta])* struct $name:ident: $size:literal, $align:literal {
+        $($(#[$about_field:meta])* $field:ident: $type:ty = $offset:literal,)*
+    })*) => {$(
+        $(#[$about])*
+        #[repr(C)]
+        #[derive(Clone, Copy)]
+        pub struct $name {
+            $($(#[$about_field])* pub $field: $type,)*
+        }
+
+        const _: () = {
+            assert!(size_of::<$name>() == $size);
+            assert!(align_of::<$name>() == $align);
+            $(assert!(core::mem::offset_of!($name, $field) == $offset);)*
+        };
+    )*};
 }
 
-/// A handle by which another process opens an allocation.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct CUipcMemHandle {
-    pub reserved: [u8; 64],
-}
+layouts! {
+    /// The UUID of a device, which is the same in each process.
+    #[derive(PartialEq, Eq, Hash, Debug)]
+    struct CUuuid: 16, 1 {
+        bytes: [u8; 16] = 0,
+    }
 
-/// A handle by which another process opens an event.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct CUipcEventHandle {
-    pub reserved: [u8; 64],
-}
+    /// A handle by which another process opens an allocation.
+    struct CUipcMemHandle: 64, 1 {
+        reserved: [u8; 64] = 0,
+    }
 
-/// The result of `cuDeviceGetProperties`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct CUdevprop {
-    pub maxThreadsPerBlock: i32,
-    pub maxThreadsDim: [i32; 3],
-    pub maxGridSize: [i32; 3],
-    pub sharedMemPerBlock: i32,
-    pub totalConstantMemory: i32,
-    pub SIMDWidth: i32,
-    pub memPitch: i32,
-    pub regsPerBlock: i32,
-    pub clockRate: i32,
-    pub textureAlign: i32,
-}
+    /// A handle by which another process opens an event.
+    struct CUipcEventHandle: 64, 1 {
+        reserved: [u8; 64] = 0,
+    }
 
-/// A place of memory. `id` is a device ordinal, or a NUMA node for the host kinds. For the
-/// localized kinds, the low byte of `id` is the device, and the next byte the locality domain.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct CUmemLocation {
-    pub r#type: CUmemLocationType,
-    pub id: i32,
-}
+    /// The result of `cuDeviceGetProperties`.
+    struct CUdevprop: 56, 4 {
+        maxThreadsPerBlock: i32 = 0,
+        maxThreadsDim: [i32; 3] = 4,
+        maxGridSize: [i32; 3] = 16,
+        sharedMemPerBlock: i32 = 28,
+        totalConstantMemory: i32 = 32,
+        SIMDWidth: i32 = 36,
+        memPitch: i32 = 40,
+        regsPerBlock: i32 = 44,
+        clockRate: i32 = 48,
+        textureAlign: i32 = 52,
+    }
 
-/// The last field of [`CUmemAllocationProp`].
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct CUmemAllocationProp_allocFlags {
-    pub compressionType: u8,
-    pub gpuDirectRDMACapable: u8,
-    pub usage: u16,
-    pub reserved: [u8; 4],
-}
+    /// A place of memory. `id` is a device ordinal, or a NUMA node for the host kinds. For the
+    /// localized kinds, the low byte of `id` is the device, and the next byte the locality domain.
+    struct CUmemLocation: 8, 4 {
+        r#type: CUmemLocationType = 0,
+        id: i32 = 4,
+    }
 
-/// The properties of an allocation by `cuMemCreate`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct CUmemAllocationProp {
-    pub r#type: CUmemAllocationType,
-    pub requestedHandleTypes: CUmemAllocationHandleType,
-    pub location: CUmemLocation,
-    pub win32HandleMetaData: *mut c_void,
-    pub allocFlags: CUmemAllocationProp_allocFlags,
-}
+    /// The last field of [`CUmemAllocationProp`].
+    struct CUmemAllocationProp_allocFlags: 8, 2 {
+        compressionType: u8 = 0,
+        gpuDirectRDMACapable: u8 = 1,
+        usage: u16 = 2,
+        reserved: [u8; 4] = 4,
+    }
 
-/// The access of one place to a mapping.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct CUmemAccessDesc {
-    pub location: CUmemLocation,
-    pub flags: CUmemAccess_flags,
-}
+    /// The properties of an allocation by `cuMemCreate`.
+    struct CUmemAllocationProp: 32, 8 {
+        r#type: CUmemAllocationType = 0,
+        requestedHandleTypes: CUmemAllocationHandleType = 4,
+        location: CUmemLocation = 8,
+        win32HandleMetaData: *mut c_void = 16,
+        allocFlags: CUmemAllocationProp_allocFlags = 24,
+    }
 
-/// The properties of a pool by `cuMemPoolCreate`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct CUmemPoolProps {
-    pub allocType: CUmemAllocationType,
-    pub handleTypes: CUmemAllocationHandleType,
-    pub location: CUmemLocation,
-    pub win32SecurityAttributes: *mut c_void,
-    pub maxSize: usize,
-    pub usage: u16,
-    pub gpuDirectRDMACapable: u8,
-    pub reserved: [u8; 53],
-}
+    /// The access of one place to a mapping.
+    struct CUmemAccessDesc: 12, 4 {
+        location: CUmemLocation = 0,
+        flags: CUmemAccess_flags = 8,
+    }
 
-/// The size and format of a one- or two-dimensional array, before CUDA 3.2.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct CUDA_ARRAY_DESCRIPTOR_v1 {
-    pub Width: u32,
-    pub Height: u32,
-    pub Format: CUarray_format,
-    pub NumChannels: u32,
-}
+    /// The properties of a pool by `cuMemPoolCreate`.
+    struct CUmemPoolProps: 88, 8 {
+        allocType: CUmemAllocationType = 0,
+        handleTypes: CUmemAllocationHandleType = 4,
+        location: CUmemLocation = 8,
+        win32SecurityAttributes: *mut c_void = 16,
+        maxSize: usize = 24,
+        usage: u16 = 32,
+        gpuDirectRDMACapable: u8 = 34,
+        reserved: [u8; 53] = 35,
+    }
 
-/// The size and format of a one- or two-dimensional array.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct CUDA_ARRAY_DESCRIPTOR {
-    pub Width: usize,
-    pub Height: usize,
-    pub Format: CUarray_format,
-    pub NumChannels: u32,
-}
+    /// The size and format of a one- or two-dimensional array, before CUDA 3.2.
+    struct CUDA_ARRAY_DESCRIPTOR_v1: 16, 4 {
+        Width: u32 = 0,
+        Height: u32 = 4,
+        Format: CUarray_format = 8,
+        NumChannels: u32 = 12,
+    }
 
-/// The size and format of a three-dimensional array, before CUDA 3.2.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct CUDA_ARRAY3D_DESCRIPTOR_v1 {
-    pub Width: u32,
-    pub Height: u32,
-    pub Depth: u32,
-    pub Format: CUarray_format,
-    pub NumChannels: u32,
-    pub Flags: u32,
-}
+    /// The size and format of a one- or two-dimensional array.
+    struct CUDA_ARRAY_DESCRIPTOR: 24, 8 {
+        Width: usize = 0,
+        Height: usize = 8,
+        Format: CUarray_format = 16,
+        NumChannels: u32 = 20,
+    }
 
-/// The size and format of a three-dimensional array.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct CUDA_ARRAY3D_DESCRIPTOR {
-    pub Width: usize,
-    pub Height: usize,
-    pub Depth: usize,
-    pub Format: CUarray_format,
-    pub NumChannels: u32,
-    pub Flags: u32,
-}
+    /// The size and format of a three-dimensional array, before CUDA 3.2.
+    struct CUDA_ARRAY3D_DESCRIPTOR_v1: 24, 4 {
+        Width: u32 = 0,
+        Height: u32 = 4,
+        Depth: u32 = 8,
+        Format: CUarray_format = 12,
+        NumChannels: u32 = 16,
+        Flags: u32 = 20,
+    }
 
-/// The source, target and extent of a two-dimensional copy, before CUDA 3.2.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct CUDA_MEMCPY2D_v1 {
-    pub srcXInBytes: u32,
-    pub srcY: u32,
-    pub srcMemoryType: CUmemorytype,
-    pub srcHost: *const c_void,
-    pub srcDevice: CUdeviceptr_v1,
-    pub srcArray: CUarray,
-    pub srcPitch: u32,
-    pub dstXInBytes: u32,
-    pub dstY: u32,
-    pub dstMemoryType: CUmemorytype,
-    pub dstHost: *mut c_void,
-    pub dstDevice: CUdeviceptr_v1,
-    pub dstArray: CUarray,
-    pub dstPitch: u32,
-    pub WidthInBytes: u32,
-    pub Height: u32,
-}
+    /// The size and format of a three-dimensional array.
+    struct CUDA_ARRAY3D_DESCRIPTOR: 40, 8 {
+        Width: usize = 0,
+        Height: usize = 8,
+        Depth: usize = 16,
+        Format: CUarray_format = 24,
+        NumChannels: u32 = 28,
+        Flags: u32 = 32,
+    }
 
-/// The source, target and extent of a two-dimensional copy.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct CUDA_MEMCPY2D {
-    pub srcXInBytes: usize,
-    pub srcY: usize,
-    pub srcMemoryType: CUmemorytype,
-    pub srcHost: *const c_void,
-    pub srcDevice: CUdeviceptr,
-    pub srcArray: CUarray,
-    pub srcPitch: usize,
-    pub dstXInBytes: usize,
-    pub dstY: usize,
-    pub dstMemoryType: CUmemorytype,
-    pub dstHost: *mut c_void,
-    pub dstDevice: CUdeviceptr,
-    pub dstArray: CUarray,
-    pub dstPitch: usize,
-    pub WidthInBytes: usize,
-    pub Height: usize,
-}
+    /// The source, target and extent of a two-dimensional copy, before CUDA 3.2.
+    struct CUDA_MEMCPY2D_v1: 96, 8 {
+        srcXInBytes: u32 = 0,
+        srcY: u32 = 4,
+        srcMemoryType: CUmemorytype = 8,
+        srcHost: *const c_void = 16,
+        srcDevice: CUdeviceptr_v1 = 24,
+        srcArray: CUarray = 32,
+        srcPitch: u32 = 40,
+        dstXInBytes: u32 = 44,
+        dstY: u32 = 48,
+        dstMemoryType: CUmemorytype = 52,
+        dstHost: *mut c_void = 56,
+        dstDevice: CUdeviceptr_v1 = 64,
+        dstArray: CUarray = 72,
+        dstPitch: u32 = 80,
+        WidthInBytes: u32 = 84,
+        Height: u32 = 88,
+    }
 
-/// The source, target and extent of a three-dimensional copy, before CUDA 3.2.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct CUDA_MEMCPY3D_v1 {
-    pub srcXInBytes: u32,
-    pub srcY: u32,
-    pub srcZ: u32,
-    pub srcLOD: u32,
-    pub srcMemoryType: CUmemorytype,
-    pub srcHost: *const c_void,
-    pub srcDevice: CUdeviceptr_v1,
-    pub srcArray: CUarray,
-    pub reserved0: *mut c_void,
-    pub srcPitch: u32,
-    pub srcHeight: u32,
-    pub dstXInBytes: u32,
-    pub dstY: u32,
-    pub dstZ: u32,
-    pub dstLOD: u32,
-    pub dstMemoryType: CUmemorytype,
-    pub dstHost: *mut c_void,
-    pub dstDevice: CUdeviceptr_v1,
-    pub dstArray: CUarray,
-    pub reserved1: *mut c_void,
-    pub dstPitch: u32,
-    pub dstHeight: u32,
-    pub WidthInBytes: u32,
-    pub Height: u32,
-    pub Depth: u32,
-}
+    /// The source, target and extent of a two-dimensional copy.
+    struct CUDA_MEMCPY2D: 128, 8 {
+        srcXInBytes: usize = 0,
+        srcY: usize = 8,
+        srcMemoryType: CUmemorytype = 16,
+        srcHost: *const c_void = 24,
+        srcDevice: CUdeviceptr = 32,
+        srcArray: CUarray = 40,
+        srcPitch: usize = 48,
+        dstXInBytes: usize = 56,
+        dstY: usize = 64,
+        dstMemoryType: CUmemorytype = 72,
+        dstHost: *mut c_void = 80,
+        dstDevice: CUdeviceptr = 88,
+        dstArray: CUarray = 96,
+        dstPitch: usize = 104,
+        WidthInBytes: usize = 112,
+        Height: usize = 120,
+    }
 
-/// The source, target and extent of a three-dimensional copy.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct CUDA_MEMCPY3D {
-    pub srcXInBytes: usize,
-    pub srcY: usize,
-    pub srcZ: usize,
-    pub srcLOD: usize,
-    pub srcMemoryType: CUmemorytype,
-    pub srcHost: *const c_void,
-    pub srcDevice: CUdeviceptr,
-    pub srcArray: CUarray,
-    pub reserved0: *mut c_void,
-    pub srcPitch: usize,
-    pub srcHeight: usize,
-    pub dstXInBytes: usize,
-    pub dstY: usize,
-    pub dstZ: usize,
-    pub dstLOD: usize,
-    pub dstMemoryType: CUmemorytype,
-    pub dstHost: *mut c_void,
-    pub dstDevice: CUdeviceptr,
-    pub dstArray: CUarray,
-    pub reserved1: *mut c_void,
-    pub dstPitch: usize,
-    pub dstHeight: usize,
-    pub WidthInBytes: usize,
-    pub Height: usize,
-    pub Depth: usize,
-}
+    /// The source, target and extent of a three-dimensional copy, before CUDA 3.2.
+    struct CUDA_MEMCPY3D_v1: 144, 8 {
+        srcXInBytes: u32 = 0,
+        srcY: u32 = 4,
+        srcZ: u32 = 8,
+        srcLOD: u32 = 12,
+        srcMemoryType: CUmemorytype = 16,
+        srcHost: *const c_void = 24,
+        srcDevice: CUdeviceptr_v1 = 32,
+        srcArray: CUarray = 40,
+        reserved0: *mut c_void = 48,
+        srcPitch: u32 = 56,
+        srcHeight: u32 = 60,
+        dstXInBytes: u32 = 64,
+        dstY: u32 = 68,
+        dstZ: u32 = 72,
+        dstLOD: u32 = 76,
+        dstMemoryType: CUmemorytype = 80,
+        dstHost: *mut c_void = 88,
+        dstDevice: CUdeviceptr_v1 = 96,
+        dstArray: CUarray = 104,
+        reserved1: *mut c_void = 112,
+        dstPitch: u32 = 120,
+        dstHeight: u32 = 124,
+        WidthInBytes: u32 = 128,
+        Height: u32 = 132,
+        Depth: u32 = 136,
+    }
 
-/// The source, target and extent of a three-dimensional copy between contexts.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct CUDA_MEMCPY3D_PEER {
-    pub srcXInBytes: usize,
-    pub srcY: usize,
-    pub srcZ: usize,
-    pub srcLOD: usize,
-    pub srcMemoryType: CUmemorytype,
-    pub srcHost: *const c_void,
-    pub srcDevice: CUdeviceptr,
-    pub srcArray: CUarray,
-    pub srcContext: CUcontext,
-    pub srcPitch: usize,
-    pub srcHeight: usize,
-    pub dstXInBytes: usize,
-    pub dstY: usize,
-    pub dstZ: usize,
-    pub dstLOD: usize,
-    pub dstMemoryType: CUmemorytype,
-    pub dstHost: *mut c_void,
-    pub dstDevice: CUdeviceptr,
-    pub dstArray: CUarray,
-    pub dstContext: CUcontext,
-    pub dstPitch: usize,
-    pub dstHeight: usize,
-    pub WidthInBytes: usize,
-    pub Height: usize,
-    pub Depth: usize,
-}
+    /// The source, target and extent of a three-dimensional copy.
+    struct CUDA_MEMCPY3D: 200, 8 {
+        srcXInBytes: usize = 0,
+        srcY: usize = 8,
+        srcZ: usize = 16,
+        srcLOD: usize = 24,
+        srcMemoryType: CUmemorytype = 32,
+        srcHost: *const c_void = 40,
+        srcDevice: CUdeviceptr = 48,
+        srcArray: CUarray = 56,
+        reserved0: *mut c_void = 64,
+        srcPitch: usize = 72,
+        srcHeight: usize = 80,
+        dstXInBytes: usize = 88,
+        dstY: usize = 96,
+        dstZ: usize = 104,
+        dstLOD: usize = 112,
+        dstMemoryType: CUmemorytype = 120,
+        dstHost: *mut c_void = 128,
+        dstDevice: CUdeviceptr = 136,
+        dstArray: CUarray = 144,
+        reserved1: *mut c_void = 152,
+        dstPitch: usize = 160,
+        dstHeight: usize = 168,
+        WidthInBytes: usize = 176,
+        Height: usize = 184,
+        Depth: usize = 192,
+    }
 
-/// A range of addresses, and the treatment of the range by the cache.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct CUaccessPolicyWindow {
-    pub base_ptr: *mut c_void,
-    pub num_bytes: usize,
-    pub hitRatio: f32,
-    pub hitProp: CUaccessProperty,
-    pub missProp: CUaccessProperty,
-}
+    /// The source, target and extent of a three-dimensional copy between contexts.
+    struct CUDA_MEMCPY3D_PEER: 200, 8 {
+        srcXInBytes: usize = 0,
+        srcY: usize = 8,
+        srcZ: usize = 16,
+        srcLOD: usize = 24,
+        srcMemoryType: CUmemorytype = 32,
+        srcHost: *const c_void = 40,
+        srcDevice: CUdeviceptr = 48,
+        srcArray: CUarray = 56,
+        srcContext: CUcontext = 64,
+        srcPitch: usize = 72,
+        srcHeight: usize = 80,
+        dstXInBytes: usize = 88,
+        dstY: usize = 96,
+        dstZ: usize = 104,
+        dstLOD: usize = 112,
+        dstMemoryType: CUmemorytype = 120,
+        dstHost: *mut c_void = 128,
+        dstDevice: CUdeviceptr = 136,
+        dstArray: CUarray = 144,
+        dstContext: CUcontext = 152,
+        dstPitch: usize = 160,
+        dstHeight: usize = 168,
+        WidthInBytes: usize = 176,
+        Height: usize = 184,
+        Depth: usize = 192,
+    }
 
-/// An event that a launch records. The header has no name for this type. Only a programmatic event
-/// uses `triggerAtBlockStart`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct CUlaunchAttributeEvent {
-    pub event: CUevent,
-    pub flags: i32,
-    pub triggerAtBlockStart: i32,
+    /// A range of addresses, and the treatment of the range by the cache.
+    struct CUaccessPolicyWindow: 32, 8 {
+        base_ptr: *mut c_void = 0,
+        num_bytes: usize = 8,
+        hitRatio: f32 = 16,
+        hitProp: CUaccessProperty = 20,
+        missProp: CUaccessProperty = 24,
+    }
+
+    /// An event that a launch records. The header has no name for this type. Only a programmatic event
+    /// uses `triggerAtBlockStart`.
+    struct CUlaunchAttributeEvent: 16, 8 {
+        event: CUevent = 0,
+        flags: i32 = 8,
+        triggerAtBlockStart: i32 = 12,
+    }
 }
 
 /// The value of a launch attribute. `pad` holds the bytes of attributes that deepres does not read.
@@ -356,162 +341,138 @@ pub union CUlaunchAttributeValue {
     pub sharedMemCarveout: u32,
 }
 
-/// One attribute of a launch.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct CUlaunchAttribute {
-    pub id: CUlaunchAttributeID,
-    pub pad: [u8; 4],
-    pub value: CUlaunchAttributeValue,
-}
+layouts! {
+    /// One attribute of a launch.
+    struct CUlaunchAttribute: 72, 8 {
+        id: CUlaunchAttributeID = 0,
+        pad: [u8; 4] = 4,
+        value: CUlaunchAttributeValue = 8,
+    }
 
-/// The geometry, stream and attributes of a launch by `cuLaunchKernelEx`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct CUlaunchConfig {
-    pub gridDimX: u32,
-    pub gridDimY: u32,
-    pub gridDimZ: u32,
-    pub blockDimX: u32,
-    pub blockDimY: u32,
-    pub blockDimZ: u32,
-    pub sharedMemBytes: u32,
-    pub hStream: CUstream,
-    pub attrs: *mut CUlaunchAttribute,
-    pub numAttrs: u32,
-}
+    /// The geometry, stream and attributes of a launch by `cuLaunchKernelEx`.
+    struct CUlaunchConfig: 56, 8 {
+        gridDimX: u32 = 0,
+        gridDimY: u32 = 4,
+        gridDimZ: u32 = 8,
+        blockDimX: u32 = 12,
+        blockDimY: u32 = 16,
+        blockDimZ: u32 = 20,
+        sharedMemBytes: u32 = 24,
+        hStream: CUstream = 32,
+        attrs: *mut CUlaunchAttribute = 40,
+        numAttrs: u32 = 48,
+    }
 
-/// One device's part of `cuLaunchCooperativeKernelMultiDevice`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct CUDA_LAUNCH_PARAMS {
-    pub function: CUfunction,
-    pub gridDimX: u32,
-    pub gridDimY: u32,
-    pub gridDimZ: u32,
-    pub blockDimX: u32,
-    pub blockDimY: u32,
-    pub blockDimZ: u32,
-    pub sharedMemBytes: u32,
-    pub hStream: CUstream,
-    pub kernelParams: *mut *mut c_void,
-}
+    /// One device's part of `cuLaunchCooperativeKernelMultiDevice`.
+    struct CUDA_LAUNCH_PARAMS: 56, 8 {
+        function: CUfunction = 0,
+        gridDimX: u32 = 8,
+        gridDimY: u32 = 12,
+        gridDimZ: u32 = 16,
+        blockDimX: u32 = 20,
+        blockDimY: u32 = 24,
+        blockDimZ: u32 = 28,
+        sharedMemBytes: u32 = 32,
+        hStream: CUstream = 40,
+        kernelParams: *mut *mut c_void = 48,
+    }
 
-/// A kernel in a graph, before CUDA 12.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct CUDA_KERNEL_NODE_PARAMS_v1 {
-    pub func: CUfunction,
-    pub gridDimX: u32,
-    pub gridDimY: u32,
-    pub gridDimZ: u32,
-    pub blockDimX: u32,
-    pub blockDimY: u32,
-    pub blockDimZ: u32,
-    pub sharedMemBytes: u32,
-    pub kernelParams: *mut *mut c_void,
-    pub extra: *mut *mut c_void,
-}
+    /// A kernel in a graph, before CUDA 12.
+    struct CUDA_KERNEL_NODE_PARAMS_v1: 56, 8 {
+        func: CUfunction = 0,
+        gridDimX: u32 = 8,
+        gridDimY: u32 = 12,
+        gridDimZ: u32 = 16,
+        blockDimX: u32 = 20,
+        blockDimY: u32 = 24,
+        blockDimZ: u32 = 28,
+        sharedMemBytes: u32 = 32,
+        kernelParams: *mut *mut c_void = 40,
+        extra: *mut *mut c_void = 48,
+    }
 
-/// A kernel in a graph: the headers' `_v2`. Their `_v3`, which [`CUgraphNodeParams`] contains, has
-/// the same layout.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct CUDA_KERNEL_NODE_PARAMS {
-    pub func: CUfunction,
-    pub gridDimX: u32,
-    pub gridDimY: u32,
-    pub gridDimZ: u32,
-    pub blockDimX: u32,
-    pub blockDimY: u32,
-    pub blockDimZ: u32,
-    pub sharedMemBytes: u32,
-    pub kernelParams: *mut *mut c_void,
-    pub extra: *mut *mut c_void,
-    pub kern: CUkernel,
-    pub ctx: CUcontext,
-}
+    /// A kernel in a graph: the headers' `_v2`. Their `_v3`, which [`CUgraphNodeParams`] contains, has
+    /// the same layout.
+    struct CUDA_KERNEL_NODE_PARAMS: 72, 8 {
+        func: CUfunction = 0,
+        gridDimX: u32 = 8,
+        gridDimY: u32 = 12,
+        gridDimZ: u32 = 16,
+        blockDimX: u32 = 20,
+        blockDimY: u32 = 24,
+        blockDimZ: u32 = 28,
+        sharedMemBytes: u32 = 32,
+        kernelParams: *mut *mut c_void = 40,
+        extra: *mut *mut c_void = 48,
+        kern: CUkernel = 56,
+        ctx: CUcontext = 64,
+    }
 
-/// A copy in a graph, in the form that [`CUgraphNodeParams`] contains.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct CUDA_MEMCPY_NODE_PARAMS {
-    pub flags: i32,
-    pub reserved: i32,
-    pub copyCtx: CUcontext,
-    pub copyParams: CUDA_MEMCPY3D,
-}
+    /// A copy in a graph, in the form that [`CUgraphNodeParams`] contains.
+    struct CUDA_MEMCPY_NODE_PARAMS: 216, 8 {
+        flags: i32 = 0,
+        reserved: i32 = 4,
+        copyCtx: CUcontext = 8,
+        copyParams: CUDA_MEMCPY3D = 16,
+    }
 
-/// A memory set in a graph.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct CUDA_MEMSET_NODE_PARAMS {
-    pub dst: CUdeviceptr,
-    pub pitch: usize,
-    pub value: u32,
-    pub elementSize: u32,
-    pub width: usize,
-    pub height: usize,
-}
+    /// A memory set in a graph.
+    struct CUDA_MEMSET_NODE_PARAMS: 40, 8 {
+        dst: CUdeviceptr = 0,
+        pitch: usize = 8,
+        value: u32 = 16,
+        elementSize: u32 = 20,
+        width: usize = 24,
+        height: usize = 32,
+    }
 
-/// A memory set in a graph, in the form that [`CUgraphNodeParams`] contains.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct CUDA_MEMSET_NODE_PARAMS_v2 {
-    pub dst: CUdeviceptr,
-    pub pitch: usize,
-    pub value: u32,
-    pub elementSize: u32,
-    pub width: usize,
-    pub height: usize,
-    pub ctx: CUcontext,
-}
+    /// A memory set in a graph, in the form that [`CUgraphNodeParams`] contains.
+    struct CUDA_MEMSET_NODE_PARAMS_v2: 48, 8 {
+        dst: CUdeviceptr = 0,
+        pitch: usize = 8,
+        value: u32 = 16,
+        elementSize: u32 = 20,
+        width: usize = 24,
+        height: usize = 32,
+        ctx: CUcontext = 40,
+    }
 
-/// A host function in a graph. The form that [`CUgraphNodeParams`] contains begins with these
-/// fields.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct CUDA_HOST_NODE_PARAMS {
-    pub r#fn: CUhostFn,
-    pub userData: *mut c_void,
-}
+    /// A host function in a graph. The form that [`CUgraphNodeParams`] contains begins with these
+    /// fields.
+    struct CUDA_HOST_NODE_PARAMS: 16, 8 {
+        r#fn: CUhostFn = 0,
+        userData: *mut c_void = 8,
+    }
 
-/// A graph in a graph, in the form that [`CUgraphNodeParams`] contains.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct CUDA_CHILD_GRAPH_NODE_PARAMS {
-    pub graph: CUgraph,
-    pub ownership: CUgraphChildGraphNodeOwnership,
-}
+    /// A graph in a graph, in the form that [`CUgraphNodeParams`] contains.
+    struct CUDA_CHILD_GRAPH_NODE_PARAMS: 16, 8 {
+        graph: CUgraph = 0,
+        ownership: CUgraphChildGraphNodeOwnership = 8,
+    }
 
-/// A node that runs graphs of its own if a condition holds.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct CUDA_CONDITIONAL_NODE_PARAMS {
-    pub handle: CUgraphConditionalHandle,
-    pub r#type: CUgraphConditionalNodeType,
-    pub size: u32,
-    /// Out: the driver's array of `size` graphs, one for each body of the conditional node.
-    pub phGraph_out: *mut CUgraph,
-    pub ctx: CUcontext,
-}
+    /// A node that runs graphs of its own if a condition holds.
+    struct CUDA_CONDITIONAL_NODE_PARAMS: 32, 8 {
+        handle: CUgraphConditionalHandle = 0,
+        r#type: CUgraphConditionalNodeType = 8,
+        size: u32 = 12,
+        /// Out: the driver's array of `size` graphs, one for each body of the conditional node.
+        phGraph_out: *mut CUgraph = 16,
+        ctx: CUcontext = 24,
+    }
 
-/// An allocation in a graph.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct CUDA_MEM_ALLOC_NODE_PARAMS {
-    pub poolProps: CUmemPoolProps,
-    pub accessDescs: *const CUmemAccessDesc,
-    pub accessDescCount: usize,
-    pub bytesize: usize,
-    pub dptr: CUdeviceptr,
-}
+    /// An allocation in a graph.
+    struct CUDA_MEM_ALLOC_NODE_PARAMS: 120, 8 {
+        poolProps: CUmemPoolProps = 0,
+        accessDescs: *const CUmemAccessDesc = 88,
+        accessDescCount: usize = 96,
+        bytesize: usize = 104,
+        dptr: CUdeviceptr = 112,
+    }
 
-/// A release of memory in a graph.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct CUDA_MEM_FREE_NODE_PARAMS {
-    pub dptr: CUdeviceptr,
+    /// A release of memory in a graph.
+    struct CUDA_MEM_FREE_NODE_PARAMS: 8, 8 {
+        dptr: CUdeviceptr = 0,
+    }
 }
 
 /// The middle of [`CUgraphNodeParams`]. `asBytes` holds kinds of nodes that deepres does not read.
@@ -529,121 +490,58 @@ pub union CUgraphNodeParams_union {
     pub free: CUDA_MEM_FREE_NODE_PARAMS,
 }
 
-/// A node of any kind, for `cuGraphAddNode`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct CUgraphNodeParams {
-    pub r#type: CUgraphNodeType,
-    pub reserved0: [i32; 3],
-    pub params: CUgraphNodeParams_union,
-    pub reserved2: i64,
-}
-
-/// The kind of dependency of an edge in a graph.
-#[repr(C)]
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct CUgraphEdgeData {
-    pub from_port: u8,
-    pub to_port: u8,
-    pub r#type: u8,
-    pub reserved: [u8; 5],
-}
-
-/// The parameters and the result of `cuGraphInstantiateWithParams`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct CUDA_GRAPH_INSTANTIATE_PARAMS {
-    pub flags: u64,
-    pub hUploadStream: CUstream,
-    pub hErrNode_out: CUgraphNode,
-    pub result_out: CUgraphInstantiateResult,
-}
-
-/// The result of `cuGraphExecUpdate`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct CUgraphExecUpdateResultInfo {
-    pub result: CUgraphExecUpdateResult,
-    pub errorNode: CUgraphNode,
-    pub errorFromNode: CUgraphNode,
-}
-
-/// Hints for copies made in a batch.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct CUmemcpyAttributes {
-    pub srcAccessOrder: CUmemcpySrcAccessOrder,
-    pub srcLocHint: CUmemLocation,
-    pub dstLocHint: CUmemLocation,
-    pub flags: u32,
-}
-
-/// A frame of a stream shared with EGL.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct CUeglFrame {
-    pub frame: [*mut c_void; 3],
-    pub width: u32,
-    pub height: u32,
-    pub depth: u32,
-    pub pitch: u32,
-    pub planeCount: u32,
-    pub numChannels: u32,
-    pub frameType: CUeglFrameType,
-    pub eglColorFormat: CUeglColorFormat,
-    pub cuFormat: CUarray_format,
-}
-
-/// Checks the size, alignment and field offsets of types against the values of a C compiler for the
-/// headers.
-#[macro_export]
-macro_rules! layouts {
-    ($($name:ident: $size:literal, $align:literal { $($field:ident: $offset:literal),* })*) => {
-        $(const _: () = {
-            assert!(size_of::<$name>() == $size);
-            assert!(align_of::<$name>() == $align);
-            $(assert!(core::mem::offset_of!($name, $field) == $offset);)*
-        };)*
-    };
-}
-
 layouts! {
-    CUuuid: 16, 1 { bytes: 0 }
-    CUipcMemHandle: 64, 1 { reserved: 0 }
-    CUipcEventHandle: 64, 1 { reserved: 0 }
-    CUdevprop: 56, 4 { maxThreadsPerBlock: 0, maxThreadsDim: 4, maxGridSize: 16, sharedMemPerBlock: 28, totalConstantMemory: 32, SIMDWidth: 36, memPitch: 40, regsPerBlock: 44, clockRate: 48, textureAlign: 52 }
-    CUmemLocation: 8, 4 { r#type: 0, id: 4 }
-    CUmemAllocationProp_allocFlags: 8, 2 { compressionType: 0, gpuDirectRDMACapable: 1, usage: 2, reserved: 4 }
-    CUmemAllocationProp: 32, 8 { r#type: 0, requestedHandleTypes: 4, location: 8, win32HandleMetaData: 16, allocFlags: 24 }
-    CUmemAccessDesc: 12, 4 { location: 0, flags: 8 }
-    CUmemPoolProps: 88, 8 { allocType: 0, handleTypes: 4, location: 8, win32SecurityAttributes: 16, maxSize: 24, usage: 32, gpuDirectRDMACapable: 34, reserved: 35 }
-    CUDA_ARRAY_DESCRIPTOR_v1: 16, 4 { Width: 0, Height: 4, Format: 8, NumChannels: 12 }
-    CUDA_ARRAY_DESCRIPTOR: 24, 8 { Width: 0, Height: 8, Format: 16, NumChannels: 20 }
-    CUDA_ARRAY3D_DESCRIPTOR_v1: 24, 4 { Width: 0, Height: 4, Depth: 8, Format: 12, NumChannels: 16, Flags: 20 }
-    CUDA_ARRAY3D_DESCRIPTOR: 40, 8 { Width: 0, Height: 8, Depth: 16, Format: 24, NumChannels: 28, Flags: 32 }
-    CUDA_MEMCPY2D_v1: 96, 8 { srcXInBytes: 0, srcY: 4, srcMemoryType: 8, srcHost: 16, srcDevice: 24, srcArray: 32, srcPitch: 40, dstXInBytes: 44, dstY: 48, dstMemoryType: 52, dstHost: 56, dstDevice: 64, dstArray: 72, dstPitch: 80, WidthInBytes: 84, Height: 88 }
-    CUDA_MEMCPY2D: 128, 8 { srcXInBytes: 0, srcY: 8, srcMemoryType: 16, srcHost: 24, srcDevice: 32, srcArray: 40, srcPitch: 48, dstXInBytes: 56, dstY: 64, dstMemoryType: 72, dstHost: 80, dstDevice: 88, dstArray: 96, dstPitch: 104, WidthInBytes: 112, Height: 120 }
-    CUDA_MEMCPY3D_v1: 144, 8 { srcXInBytes: 0, srcY: 4, srcZ: 8, srcLOD: 12, srcMemoryType: 16, srcHost: 24, srcDevice: 32, srcArray: 40, reserved0: 48, srcPitch: 56, srcHeight: 60, dstXInBytes: 64, dstY: 68, dstZ: 72, dstLOD: 76, dstMemoryType: 80, dstHost: 88, dstDevice: 96, dstArray: 104, reserved1: 112, dstPitch: 120, dstHeight: 124, WidthInBytes: 128, Height: 132, Depth: 136 }
-    CUDA_MEMCPY3D: 200, 8 { srcXInBytes: 0, srcY: 8, srcZ: 16, srcLOD: 24, srcMemoryType: 32, srcHost: 40, srcDevice: 48, srcArray: 56, reserved0: 64, srcPitch: 72, srcHeight: 80, dstXInBytes: 88, dstY: 96, dstZ: 104, dstLOD: 112, dstMemoryType: 120, dstHost: 128, dstDevice: 136, dstArray: 144, reserved1: 152, dstPitch: 160, dstHeight: 168, WidthInBytes: 176, Height: 184, Depth: 192 }
-    CUDA_MEMCPY3D_PEER: 200, 8 { srcXInBytes: 0, srcY: 8, srcZ: 16, srcLOD: 24, srcMemoryType: 32, srcHost: 40, srcDevice: 48, srcArray: 56, srcContext: 64, srcPitch: 72, srcHeight: 80, dstXInBytes: 88, dstY: 96, dstZ: 104, dstLOD: 112, dstMemoryType: 120, dstHost: 128, dstDevice: 136, dstArray: 144, dstContext: 152, dstPitch: 160, dstHeight: 168, WidthInBytes: 176, Height: 184, Depth: 192 }
-    CUaccessPolicyWindow: 32, 8 { base_ptr: 0, num_bytes: 8, hitRatio: 16, hitProp: 20, missProp: 24 }
-    CUlaunchAttributeValue: 64, 8 {}
-    CUlaunchAttribute: 72, 8 { id: 0, pad: 4, value: 8 }
-    CUlaunchConfig: 56, 8 { gridDimX: 0, gridDimY: 4, gridDimZ: 8, blockDimX: 12, blockDimY: 16, blockDimZ: 20, sharedMemBytes: 24, hStream: 32, attrs: 40, numAttrs: 48 }
-    CUDA_LAUNCH_PARAMS: 56, 8 { function: 0, gridDimX: 8, gridDimY: 12, gridDimZ: 16, blockDimX: 20, blockDimY: 24, blockDimZ: 28, sharedMemBytes: 32, hStream: 40, kernelParams: 48 }
-    CUDA_KERNEL_NODE_PARAMS_v1: 56, 8 { func: 0, gridDimX: 8, gridDimY: 12, gridDimZ: 16, blockDimX: 20, blockDimY: 24, blockDimZ: 28, sharedMemBytes: 32, kernelParams: 40, extra: 48 }
-    CUDA_KERNEL_NODE_PARAMS: 72, 8 { func: 0, gridDimX: 8, gridDimY: 12, gridDimZ: 16, blockDimX: 20, blockDimY: 24, blockDimZ: 28, sharedMemBytes: 32, kernelParams: 40, extra: 48, kern: 56, ctx: 64 }
-    CUDA_MEMCPY_NODE_PARAMS: 216, 8 { flags: 0, reserved: 4, copyCtx: 8, copyParams: 16 }
-    CUDA_MEMSET_NODE_PARAMS: 40, 8 { dst: 0, pitch: 8, value: 16, elementSize: 20, width: 24, height: 32 }
-    CUDA_MEMSET_NODE_PARAMS_v2: 48, 8 { dst: 0, pitch: 8, value: 16, elementSize: 20, width: 24, height: 32, ctx: 40 }
-    CUDA_HOST_NODE_PARAMS: 16, 8 { r#fn: 0, userData: 8 }
-    CUDA_CHILD_GRAPH_NODE_PARAMS: 16, 8 { graph: 0, ownership: 8 }
-    CUDA_MEM_ALLOC_NODE_PARAMS: 120, 8 { poolProps: 0, accessDescs: 88, accessDescCount: 96, bytesize: 104, dptr: 112 }
-    CUDA_MEM_FREE_NODE_PARAMS: 8, 8 { dptr: 0 }
-    CUgraphNodeParams: 256, 8 { r#type: 0, reserved0: 4, params: 16, reserved2: 248 }
-    CUgraphEdgeData: 8, 1 { from_port: 0, to_port: 1, r#type: 2, reserved: 3 }
-    CUDA_GRAPH_INSTANTIATE_PARAMS: 32, 8 { flags: 0, hUploadStream: 8, hErrNode_out: 16, result_out: 24 }
-    CUgraphExecUpdateResultInfo: 24, 8 { result: 0, errorNode: 8, errorFromNode: 16 }
-    CUmemcpyAttributes: 24, 4 { srcAccessOrder: 0, srcLocHint: 4, dstLocHint: 12, flags: 20 }
-    CUeglFrame: 64, 8 { frame: 0, width: 24, height: 28, depth: 32, pitch: 36, planeCount: 40, numChannels: 44, frameType: 48, eglColorFormat: 52, cuFormat: 56 }
+    /// A node of any kind, for `cuGraphAddNode`.
+    struct CUgraphNodeParams: 256, 8 {
+        r#type: CUgraphNodeType = 0,
+        reserved0: [i32; 3] = 4,
+        params: CUgraphNodeParams_union = 16,
+        reserved2: i64 = 248,
+    }
+
+    /// The kind of dependency of an edge in a graph.
+    #[derive(PartialEq, Eq, Debug)]
+    struct CUgraphEdgeData: 8, 1 {
+        from_port: u8 = 0,
+        to_port: u8 = 1,
+        r#type: u8 = 2,
+        reserved: [u8; 5] = 3,
+    }
+
+    /// The parameters and the result of `cuGraphInstantiateWithParams`.
+    struct CUDA_GRAPH_INSTANTIATE_PARAMS: 32, 8 {
+        flags: u64 = 0,
+        hUploadStream: CUstream = 8,
+        hErrNode_out: CUgraphNode = 16,
+        result_out: CUgraphInstantiateResult = 24,
+    }
+
+    /// The result of `cuGraphExecUpdate`.
+    struct CUgraphExecUpdateResultInfo: 24, 8 {
+        result: CUgraphExecUpdateResult = 0,
+        errorNode: CUgraphNode = 8,
+        errorFromNode: CUgraphNode = 16,
+    }
+
+    /// Hints for copies made in a batch.
+    struct CUmemcpyAttributes: 24, 4 {
+        srcAccessOrder: CUmemcpySrcAccessOrder = 0,
+        srcLocHint: CUmemLocation = 4,
+        dstLocHint: CUmemLocation = 12,
+        flags: u32 = 20,
+    }
+
+    /// A frame of a stream shared with EGL.
+    struct CUeglFrame: 64, 8 {
+        frame: [*mut c_void; 3] = 0,
+        width: u32 = 24,
+        height: u32 = 28,
+        depth: u32 = 32,
+        pitch: u32 = 36,
+        planeCount: u32 = 40,
+        numChannels: u32 = 44,
+        frameType: CUeglFrameType = 48,
+        eglColorFormat: CUeglColorFormat = 52,
+        cuFormat: CUarray_format = 56,
+    }
 }

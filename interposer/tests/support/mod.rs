@@ -241,17 +241,9 @@ impl Controller {
         send(&connection.socket, refusal.as_bytes(), &mut SendAncillaryBuffer::default());
     }
 
-    /// Returns the path of the socket.
-    pub fn socket(&self) -> PathBuf {
-        self.directory.path().join("tenant.sock")
-    }
-
     /// Returns a client that does `what`, with this controller's socket in its environment.
     pub fn client(&self, what: &str) -> Client {
-        let socket = self.socket();
-        Client::start(what, |command| {
-            command.env("DEEPRES_SOCKET", &socket);
-        })
+        Client::start(what, &self.directory.path().join("tenant.sock"))
     }
 }
 
@@ -293,14 +285,13 @@ const PART: &str = "INTERPOSER_TEST_CLIENT";
 impl Client {
     /// Starts this program again as the client that does `what`, under the library and on the stub
     /// driver. Returns the client.
-    pub fn start(what: &str, set: impl FnOnce(&mut Command)) -> Self {
+    fn start(what: &str, socket: &Path) -> Self {
         let (library, driver) = artefacts();
         let mut command = Command::new(env::current_exe().unwrap());
         // Such a process runs only this test.
         command.args(["--exact", "client_process", "--nocapture", "--include-ignored"]);
         command.env(PART, what).env("LD_PRELOAD", library).env("LD_LIBRARY_PATH", driver);
-        command.env("DEEPRES_DIR", "/nonexistent").env_remove("DEEPRES_SOCKET");
-        set(&mut command);
+        command.env("DEEPRES_DIR", "/nonexistent").env("DEEPRES_SOCKET", socket);
         let mut child =
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let input = child.stdin.take();

@@ -33,6 +33,20 @@ L:
 }
 ";
 
+/// A launch of one thread on the default stream.
+pub const ONE_THREAD: CUlaunchConfig = CUlaunchConfig {
+    gridDimX: 1,
+    gridDimY: 1,
+    gridDimZ: 1,
+    blockDimX: 1,
+    blockDimY: 1,
+    blockDimZ: 1,
+    sharedMemBytes: 0,
+    hStream: null_mut(),
+    attrs: null_mut(),
+    numAttrs: 0,
+};
+
 /// A context that is current to this thread, with the kernels above loaded.
 pub struct Gpu {
     pub context: CUcontext,

@@ -14,7 +14,7 @@ use deepres_abi::driver::result::*;
 use deepres_abi::driver::types::*;
 
 use crate::check::Stop;
-use crate::gpu::{PTX, launch};
+use crate::gpu::{ONE_THREAD, PTX, launch};
 
 /// Calls a driver function, and returns its name with its code.
 macro_rules! call {
@@ -730,18 +730,7 @@ impl World {
         let grid = [0, 1, 1, 2, 70_000][self.random.below(5)];
         Ok(match self.random.below(7) {
             0 => {
-                let config = CUlaunchConfig {
-                    gridDimX: 1,
-                    gridDimY: grid,
-                    gridDimZ: 1,
-                    blockDimX: 32,
-                    blockDimY: 1,
-                    blockDimZ: 1,
-                    sharedMemBytes: 0,
-                    hStream: stream,
-                    attrs: null_mut(),
-                    numAttrs: 0,
-                };
+                let config = CUlaunchConfig { gridDimY: grid, blockDimX: 32, hStream: stream, ..ONE_THREAD };
                 call!(cuLaunchKernelEx(&config, kernel, null_mut(), null_mut()))
             }
             1 => call!(cuLaunchCooperativeKernel_ptsz(kernel, grid, 1, 1, 32, 1, 1, 0, stream, null_mut())),

@@ -24,6 +24,7 @@ pub mod shares;
 pub mod skip;
 pub mod stand_ins;
 pub mod stolen;
+pub mod swap;
 pub mod venv;
 pub mod witness;
 

@@ -144,11 +144,9 @@ mod tests {
     /// Returns the rows of deepres and of plain time-slicing for two tenants that always have work.
     /// `class` is the class of the second tenant.
     fn rows(class: &str) -> Vec<Row> {
-        let text = format!(
-            "name = \"two\"\nshows = \"bars\"\nduration_s = 2\n[[tenant]]\nname = \"a\"\nsteps = {{ kernels = 10, kernel_us = 500 }}\n\
-             [[tenant]]\nname = \"b\"\nclass = \"{class}\"\nsteps = {{ kernels = 10, kernel_us = 500 }}\n"
-        );
-        let scenario = Scenario::parse(&text).unwrap();
+        let steps = "kernels = 10, kernel_us = 500";
+        let tenants = [("a", "", steps), ("b", &format!("class = \"{class}\""), steps)];
+        let scenario = Scenario::of("duration_s = 2", &tenants);
         let policies = [Policy::Deepres, Policy::TimeSlice];
         metrics::evaluate_in_full(&scenario, &policies).into_iter().map(|evaluated| evaluated.row).collect()
     }
@@ -176,21 +174,21 @@ mod tests {
         };
         assert_eq!(missed_with(0.8, Some(0.8)), [""; 0]);
         assert_eq!(missed_with(0.96, Some(1.2)), [""; 0], "more than the fluid limit's is no duty");
-        let says = "two: worst_progress_vs_gps is 0.750, and the bar is 0.760, 0.95 of the bound 0.800";
+        let says = "test: worst_progress_vs_gps is 0.750, and the bar is 0.760, 0.95 of the bound 0.800";
         assert_eq!(missed_with(0.75, Some(0.8)), [says]);
-        assert_eq!(missed_with(0.94, None), ["two: worst_progress_vs_gps is 0.940, and the bar is 0.950"]);
+        assert_eq!(missed_with(0.94, None), ["test: worst_progress_vs_gps is 0.940, and the bar is 0.950"]);
     }
 
     #[test]
     fn an_owner_worse_off_than_without_deepres_misses_a_bar() {
         let missed = missed(|row| row.worst_vs_nothing = Some(0.5), "fair");
-        assert_eq!(missed, ["two: worst_vs_nothing is 0.500, and the bar is 0.95"]);
+        assert_eq!(missed, ["test: worst_vs_nothing is 0.500, and the bar is 0.95"]);
     }
 
     #[test]
     fn utilisation_has_a_bar_only_without_guests() {
         let less = |row: &mut Row| row.utilisation = 0.9;
-        let says = "two: utilisation is 0.900, and the bar is 0.970, 0.01 below that of time-slicing";
+        let says = "test: utilisation is 0.900, and the bar is 0.970, 0.01 below that of time-slicing";
         assert_eq!(missed(less, "fair"), [says]);
         assert_eq!(missed(less, "best-effort"), [""; 0]);
     }

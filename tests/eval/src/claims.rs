@@ -2,24 +2,21 @@
 //! are the same on every machine.
 
 use crate::beside::{self, Figure};
-use crate::metrics::{self, Evaluated, Row};
+use crate::metrics::{self, Row};
 use crate::policy::{Policy, deepres};
 use crate::scenario::{SECOND, Scenario};
 
-fn rows(file: &str, policies: &[Policy]) -> Vec<Row> {
-    rows_of(&Scenario::ours(file).unwrap(), policies)
-}
-
-fn rows_of(scenario: &Scenario, policies: &[Policy]) -> Vec<Row> {
+fn rows(scenario: &Scenario, policies: &[Policy]) -> Vec<Row> {
     metrics::evaluate(scenario, policies).into_iter().map(|evaluated| evaluated.row).collect()
-}
-
-fn evaluated(file: &str, policies: &[Policy]) -> Vec<Evaluated> {
-    metrics::evaluate(&Scenario::ours(file).unwrap(), policies)
 }
 
 fn seeded(file: &str, seed: u64) -> Scenario {
     Scenario { seed, ..Scenario::ours(file).unwrap() }
+}
+
+/// Returns the row of deepres.
+fn ours(scenario: &Scenario) -> Row {
+    rows(scenario, &[Policy::Deepres]).remove(0)
 }
 
 #[test]
@@ -27,7 +24,7 @@ fn three_applications_get_more_than_a_third_above_a_static_split_and_nearly_the_
     // The claims hold at whatever moments the applications come back.
     for seed in [0, 1, 3, 34] {
         let scenario = seeded("three-applications.toml", seed);
-        let row = metrics::evaluate(&scenario, &[Policy::Deepres]).remove(0).row;
+        let row = ours(&scenario);
         assert!(row.progress_vs_static >= 1.35, "{seed}: {}", row.progress_vs_static);
         assert!(row.progress_vs_gps >= 0.97, "{seed}: {}", row.progress_vs_gps);
         assert!(row.jain >= 0.99, "{seed}: {}", row.jain);
@@ -41,7 +38,7 @@ fn three_applications_get_more_than_a_third_above_a_static_split_and_nearly_the_
 #[test]
 fn backlogged_tenants_are_at_most_two_quanta_and_the_longest_kernel_behind_the_fluid_limit() {
     for file in ["backlogged.toml", "criticality.toml", "classes.toml"] {
-        let row = &rows(file, &[Policy::Deepres])[0];
+        let row = ours(&Scenario::ours(file).unwrap());
         assert!(row.max_lag_ms <= row.lag_bound_ms, "{file}: {} of {} ms", row.max_lag_ms, row.lag_bound_ms);
         assert!(row.throughput >= 0.98, "{file}: {}", row.throughput);
     }
@@ -50,10 +47,10 @@ fn backlogged_tenants_are_at_most_two_quanta_and_the_longest_kernel_behind_the_f
 #[test]
 fn who_has_all_of_the_little_it_wants_is_treated_as_fairly_as_who_wants_much() {
     // Each kernel of 20 us waits for the other tenant's kernel, which is a hundred times as long.
-    let little = "[[tenant]]\nname = \"little\"\n[tenant.requests]\narrival = \"poisson\"\nper_s = 10\nkernels = 1\nkernel_us = 20\n";
-    let much = "[[tenant]]\nname = \"much\"\n[tenant.steps]\nkernels = 4\nkernel_us = 2_000\npause_ms = 1\n";
-    let text = format!("name = \"unlike\"\nshows = \"that\"\nduration_s = 60\n{little}{much}");
-    for row in rows_of(&Scenario::parse(&text).unwrap(), &[Policy::Deepres, Policy::TimeSlice]) {
+    let little = "requests = { arrival = \"poisson\", per_s = 10, kernels = 1, kernel_us = 20 }";
+    let much = "kernels = 4, kernel_us = 2_000, pause_ms = 1";
+    let scenario = Scenario::of("duration_s = 60", &[("little", little, ""), ("much", "", much)]);
+    for row in rows(&scenario, &[Policy::Deepres, Policy::TimeSlice]) {
         assert!(row.jain >= 0.99, "{}: {}", row.policy, row.jain);
     }
 }
@@ -62,7 +59,7 @@ fn who_has_all_of_the_little_it_wants_is_treated_as_fairly_as_who_wants_much() {
 fn beside_a_service_that_goes_first_nobody_is_further_behind() {
     for seed in 0..4 {
         let scenario = Scenario { duration_ns: 400 * SECOND, ..seeded("two-productions.toml", seed) };
-        let row = &metrics::evaluate(&scenario, &[Policy::Deepres])[0].row;
+        let row = ours(&scenario);
         assert!(row.max_lag_ms <= row.lag_bound_ms, "{seed}: {} of {} ms", row.max_lag_ms, row.lag_bound_ms);
         assert!(row.progress_vs_gps >= 0.97, "{seed}: {}", row.progress_vs_gps);
     }
@@ -79,7 +76,7 @@ fn a_guest_harvests_four_fifths_of_productions_pauses_for_less_than_a_hundredth_
         "two-productions.toml",
     ] {
         for seed in 0..3 {
-            let row = &metrics::evaluate(&seeded(file, seed), &[Policy::Deepres])[0].row;
+            let row = ours(&seeded(file, seed));
             let (speed, harvested) = (row.production_speed.unwrap(), row.harvested_fraction.unwrap());
             assert!(speed >= 0.99 && harvested >= 0.8, "{file}, {seed}: {speed}, {harvested}");
         }
@@ -89,23 +86,10 @@ fn a_guest_harvests_four_fifths_of_productions_pauses_for_less_than_a_hundredth_
 #[test]
 fn however_long_its_kernels_are_a_guest_has_as_many_as_fit_into_every_pause() {
     for (pause_ms, kernel_ms) in [(20.0, 16.0), (40.0, 16.0), (40.0, 30.0), (100.0, 30.0)] {
-        let text = format!(
-            r#"
-            name = "long kernels"
-            shows = "as many as fit"
-            duration_s = 100
-            warmup_s = 40
-            [[tenant]]
-            name = "production"
-            steps = {{ kernels = 200, kernel_us = 250, pause_ms = {pause_ms}, jitter = 0.1 }}
-            [[tenant]]
-            name = "guest"
-            class = "best-effort"
-            steps = {{ kernels = 50, kernel_us = {}, jitter = 0.1 }}
-            "#,
-            kernel_ms * 1e3
-        );
-        let row = &metrics::evaluate(&Scenario::parse(&text).unwrap(), &[Policy::Deepres])[0].row;
+        let production = format!("kernels = 200, kernel_us = 250, pause_ms = {pause_ms}, jitter = 0.1");
+        let guest = format!("kernels = 50, kernel_us = {}, jitter = 0.1", kernel_ms * 1e3);
+        let tenants = [("production", "", production.as_str()), ("guest", Scenario::GUEST, &guest)];
+        let row = ours(&Scenario::of("duration_s = 100\nwarmup_s = 40", &tenants));
         let (speed, harvested) = (row.production_speed.unwrap(), row.harvested_fraction.unwrap());
         // A pause may be a tenth shorter, and a kernel a tenth longer.
         let fit: f64 = (pause_ms * 0.9 / (kernel_ms * 1.1_f64)).floor() * kernel_ms / pause_ms;
@@ -118,50 +102,29 @@ fn however_long_its_kernels_are_a_guest_has_as_many_as_fit_into_every_pause() {
 
 #[test]
 fn pauses_that_cannot_be_foreseen_cost_production_no_more_than_it_allows() {
-    let row = &rows("bursty-without-slo.toml", &[Policy::Deepres])[0];
+    let row = ours(&Scenario::ours("bursty-without-slo.toml").unwrap());
     assert!(row.production_speed.unwrap() >= 0.99, "{:?}", row.production_speed);
     assert!(row.harvested_fraction.unwrap() >= 0.4, "{:?}", row.harvested_fraction);
 }
 
 #[test]
 fn steps_that_may_take_long_are_kept_waiting_for_a_twentieth_of_the_time_at_most() {
-    let text = r#"
-        name = "steps with an objective"
-        shows = "a closed loop"
-        duration_s = 60
-        warmup_s = 20
-        [[tenant]]
-        name = "production"
-        steps = { kernels = 5, kernel_us = 1000, pause_ms = 1, slo_ms = 100 }
-        [[tenant]]
-        name = "guest"
-        class = "best-effort"
-        steps = { kernels = 100, kernel_us = 4000 }
-    "#;
-    let row = &metrics::evaluate(&Scenario::parse(text).unwrap(), &[Policy::Deepres])[0].row;
+    let tenants = [
+        ("production", "", "kernels = 5, kernel_us = 1000, pause_ms = 1, slo_ms = 100"),
+        ("guest", Scenario::GUEST, "kernels = 100, kernel_us = 4000"),
+    ];
+    let row = ours(&Scenario::of("duration_s = 60\nwarmup_s = 20", &tenants));
     assert!(row.production_speed.unwrap() >= 0.94, "{:?}", row.production_speed);
 }
 
 #[test]
 fn a_guest_whose_kernels_are_too_long_for_the_pauses_keeps_none_from_another() {
-    let text = r#"
-        name = "two guests"
-        shows = "unlike guests"
-        duration_s = 60
-        warmup_s = 20
-        [[tenant]]
-        name = "production"
-        steps = { kernels = 20, kernel_us = 1000, pause_ms = 20 }
-        [[tenant]]
-        name = "short"
-        class = "best-effort"
-        steps = { kernels = 100, kernel_us = 500 }
-        [[tenant]]
-        name = "long"
-        class = "best-effort"
-        steps = { kernels = 100, kernel_us = 30000 }
-    "#;
-    let row = &metrics::evaluate(&Scenario::parse(text).unwrap(), &[Policy::Deepres])[0].row;
+    let tenants = [
+        ("production", "", "kernels = 20, kernel_us = 1000, pause_ms = 20"),
+        ("short", Scenario::GUEST, "kernels = 100, kernel_us = 500"),
+        ("long", Scenario::GUEST, "kernels = 100, kernel_us = 30000"),
+    ];
+    let row = ours(&Scenario::of("duration_s = 60\nwarmup_s = 20", &tenants));
     assert!(row.production_speed.unwrap() >= 0.99, "{:?}", row.production_speed);
     assert!(row.harvested_fraction.unwrap() >= 0.8, "{:?}", row.harvested_fraction);
     assert!(row.tenants[2].received > 0.0, "nor does it starve");
@@ -170,7 +133,7 @@ fn a_guest_whose_kernels_are_too_long_for_the_pauses_keeps_none_from_another() {
 #[test]
 fn of_pauses_of_a_few_hand_offs_a_guest_has_some() {
     for seed in 0..3 {
-        let row = &metrics::evaluate(&seeded("short-gaps.toml", seed), &[Policy::Deepres])[0].row;
+        let row = ours(&seeded("short-gaps.toml", seed));
         // Guests may cost 1 % of the time. The guard knows each cost but for some microseconds.
         assert!(row.production_speed.unwrap() >= 0.9895, "{seed}: {:?}", row.production_speed);
         assert!(row.harvested_fraction.unwrap() >= 0.44, "{seed}: {:?}", row.harvested_fraction);
@@ -182,7 +145,7 @@ fn in_no_scenario_with_guests_is_any_figure_worse_than_the_others_but_for_the_ex
     let mut wrong = Vec::new();
     let mut excused = 0;
     for file in beside::SCENARIOS {
-        let rows = [0, 1, 2].map(|seed| rows_of(&seeded(file, seed), &beside::POLICIES));
+        let rows = [0, 1, 2].map(|seed| rows(&seeded(file, seed), &beside::POLICIES));
         for (place, baseline) in beside::POLICIES.into_iter().enumerate().skip(1) {
             for figure in Figure::ALL {
                 let worse = rows.iter().filter(|rows| figure.is_worse(&rows[0], &rows[place]));
@@ -223,9 +186,9 @@ fn a_guest_adds_no_more_than_its_longest_kernel_and_a_hand_off_to_a_service() {
     for (file, longest_ms) in
         [("bursty-production.toml", 1.1), ("bursty-without-slo.toml", 1.1), ("long-requests.toml", 1.1)]
     {
-        let rows = rows(file, &[Policy::Deepres]);
-        let guest = rows[0].tenants.last().unwrap();
-        let service = rows[0].p99_added_ms.unwrap();
+        let row = ours(&Scenario::ours(file).unwrap());
+        let guest = row.tenants.last().unwrap();
+        let service = row.p99_added_ms.unwrap();
         assert!(service <= longest_ms + 0.1, "{file}: {service}");
         // If the service states an SLO and no other owner runs, the guest does more than 0.6 of its
         // work alone.
@@ -256,14 +219,15 @@ fn between_two_owners_a_guest_adds_no_more_either_which_takes_many_runs_to_see()
 
 #[test]
 fn a_job_is_done_by_its_deadline_which_no_equal_split_would_do() {
-    let rows = rows("deadline.toml", &[Policy::Deepres, Policy::StaticSplit, Policy::TimeSlice]);
+    let scenario = Scenario::ours("deadline.toml").unwrap();
+    let rows = rows(&scenario, &[Policy::Deepres, Policy::StaticSplit, Policy::TimeSlice]);
     let met: Vec<_> = rows.iter().map(|row| row.deadlines_met.unwrap()).collect();
     assert_eq!(met, [1.0, 0.0, 0.0]);
 }
 
 #[test]
 fn each_class_has_what_it_was_promised() {
-    let row = &rows("classes.toml", &[Policy::Deepres])[0];
+    let row = ours(&Scenario::ours("classes.toml").unwrap());
     for (tenant, owed) in row.tenants.iter().zip([0.40, 0.35, 0.25, 0.0]) {
         assert!((tenant.received - owed).abs() <= 0.01, "{}: {}", tenant.name, tenant.received);
     }
@@ -271,7 +235,7 @@ fn each_class_has_what_it_was_promised() {
 
 #[test]
 fn the_more_critical_a_job_the_more_it_has() {
-    let row = &rows("criticality.toml", &[Policy::Deepres])[0];
+    let row = ours(&Scenario::ours("criticality.toml").unwrap());
     for tenant in &row.tenants {
         assert!((tenant.received - tenant.entitled).abs() <= 0.01, "{}: {}", tenant.name, tenant.received);
     }
@@ -281,7 +245,7 @@ fn the_more_critical_a_job_the_more_it_has() {
 
 #[test]
 fn what_a_tenant_leaves_is_lent_and_it_has_its_share_back_at_once() {
-    let evaluated = evaluated("lent-and-returned.toml", &[Policy::Deepres]);
+    let evaluated = metrics::evaluate(&Scenario::ours("lent-and-returned.toml").unwrap(), &[Policy::Deepres]);
     let curve = |tenant: usize| &evaluated[0].run.outcomes[tenant].curve_ns;
     // The curve has a sample for each tenth of a second.
     let sample_ns = 40 * SECOND / (curve(0).len() as u64 - 1);
@@ -308,7 +272,7 @@ fn what_a_tenant_leaves_is_lent_and_it_has_its_share_back_at_once() {
 
 #[test]
 fn short_pauses_beside_long_kernels_cost_a_tenant_no_more_than_it_idles() {
-    let row = &rows("short-pauses.toml", &[Policy::Deepres])[0];
+    let row = ours(&Scenario::ours("short-pauses.toml").unwrap());
     let received: Vec<_> = row.tenants.iter().map(|tenant| tenant.received).collect();
     // In the fluid limit the tenant gets two fifths. If the scheduler never waited for the tenant,
     // the tenant would get a tenth.
@@ -321,29 +285,16 @@ fn short_pauses_beside_long_kernels_cost_a_tenant_no_more_than_it_idles() {
 fn nobody_of_a_thousand_tenants_starves() {
     let mut scenario = Scenario::ours("a-thousand-tenants.toml").unwrap();
     (scenario.duration_ns, scenario.warmup_ns) = (300 * SECOND, 0);
-    let row = &metrics::evaluate(&scenario, &[Policy::Deepres])[0].row;
+    let row = ours(&scenario);
     let least = row.tenants.iter().map(|tenant| tenant.progress).fold(f64::INFINITY, f64::min);
     assert!(least >= 0.5 && row.progress_vs_gps >= 0.97, "{least}, {}", row.progress_vs_gps);
 }
 
 #[test]
 fn two_gpus_are_two_and_share_nothing() {
-    let text = r#"
-        name = "two"
-        shows = "two GPUs"
-        duration_s = 10
-        gpus = 2
-        [[tenant]]
-        name = "alone"
-        gpu = 1
-        steps = { kernels = 10, kernel_us = 1000 }
-        [[tenant]]
-        name = "together"
-        gpu = 0
-        count = 2
-        steps = { kernels = 10, kernel_us = 1000 }
-    "#;
-    let row = &metrics::evaluate(&Scenario::parse(text).unwrap(), &[Policy::Deepres])[0].row;
+    let steps = "kernels = 10, kernel_us = 1000";
+    let tenants = [("alone", "gpu = 1", steps), ("together", "gpu = 0\ncount = 2", steps)];
+    let row = ours(&Scenario::of("duration_s = 10\ngpus = 2", &tenants));
     let received: Vec<_> = row.tenants.iter().map(|tenant| (tenant.received * 10.0).round() / 10.0).collect();
     assert_eq!(received, [1.0, 0.5, 0.5]);
     assert!(
@@ -356,27 +307,13 @@ fn two_gpus_are_two_and_share_nothing() {
 
 #[test]
 fn under_mps_a_guest_of_few_sms_runs_beside_production_where_the_baseline_lets_it() {
-    let text = r#"
-        name = "mps"
-        shows = "kernels together"
-        duration_s = 40
-        warmup_s = 35
-        [gpu]
-        device = "mps"
-        [[tenant]]
-        name = "production"
-        sm = "60%"
-        steps = { kernels = 10, kernel_us = 1000 }
-        [[tenant]]
-        name = "guest"
-        class = "best-effort"
-        sm = "40%"
-        steps = { kernels = 10, kernel_us = 1000 }
-    "#;
-    let rows =
-        metrics::evaluate(&Scenario::parse(text).unwrap(), &[Policy::EarliestDeadline, Policy::TgsLike]);
+    let steps = "kernels = 10, kernel_us = 1000";
+    let guest = format!("{}\nsm = \"40%\"", Scenario::GUEST);
+    let tenants = [("production", "sm = \"60%\"", steps), ("guest", &guest, steps)];
+    let scenario = Scenario::of("duration_s = 40\nwarmup_s = 35\n[gpu]\ndevice = \"mps\"", &tenants);
+    let rows = rows(&scenario, &[Policy::EarliestDeadline, Policy::TgsLike]);
     // Under earliest deadline, one tenant runs at a time. Under TGS, both tenants run at full
     // speed, the guest up to its limit.
-    assert!((rows[0].row.throughput - 1.0).abs() < 0.01, "{}", rows[0].row.throughput);
-    assert!(rows[1].row.throughput > 1.01 && rows[1].row.production_speed.unwrap() > 0.999);
+    assert!((rows[0].throughput - 1.0).abs() < 0.01, "{}", rows[0].throughput);
+    assert!(rows[1].throughput > 1.01 && rows[1].production_speed.unwrap() > 0.999);
 }

@@ -254,12 +254,7 @@ mod tests {
 
     #[test]
     fn a_request_that_waited_has_the_kernels_that_it_would_have_had_at_once() {
-        let text = r#"
-            name = "queue"
-            shows = "requests that wait"
-            duration_s = 100
-            [[tenant]]
-            name = "requests"
+        let requests = r#"
             [tenant.requests]
             arrival = "poisson"
             per_s = 10
@@ -267,7 +262,7 @@ mod tests {
             jitter = 0.3
             slo_ms = 5
         "#;
-        let scenario = Scenario::parse(text).unwrap();
+        let scenario = Scenario::of("duration_s = 100", &[("requests", requests, "")]);
         let program = || Program::new(&scenario.tenants[0], 7);
         let (mut prompt, mut late) = (program(), program());
         let lengths = |batch: &Batch| batch.kernels.iter().map(|kernel| kernel.length_ns).collect::<Vec<_>>();
@@ -299,23 +294,19 @@ mod tests {
         assert!(size_of::<Waiting>() <= 16);
     }
 
-    fn run(tenants: &str) -> crate::engine::Run {
-        let text = format!("name = \"load\"\nshows = \"loads\"\nduration_s = 100\n{tenants}");
-        Policy::Gps.run_alone(&Scenario::parse(&text).unwrap())
+    fn run(tenants: &[(&str, &str, &str)]) -> crate::engine::Run {
+        Policy::Gps.run_alone(&Scenario::of("duration_s = 100", tenants))
     }
 
     #[test]
     fn a_phases_load_scales_requests_and_kernels_of_steps() {
-        let run = run(r#"
-            [[tenant]]
-            name = "requests"
+        let requests = r#"
             phases = [{ to_s = 50, load = 0.5 }, { from_s = 50, to_s = 100, load = 2 }]
             requests = { arrival = "periodic", per_s = 10, kernels = 1, kernel_us = 1000 }
-            [[tenant]]
-            name = "steps"
-            phases = [{ from_s = 20, to_s = 40, load = 0.5 }]
-            steps = { kernels = 10, kernel_us = 1000, pause_ms = 95 }
-        "#);
+        "#;
+        let phases = "phases = [{ from_s = 20, to_s = 40, load = 0.5 }]";
+        let steps = "kernels = 10, kernel_us = 1000, pause_ms = 95";
+        let run = run(&[("requests", requests, ""), ("steps", phases, steps)]);
         // 5 and 20 requests per second.
         assert!(run.outcomes[0].latencies_ns.len().abs_diff(250 + 1000) <= 3);
         // Half of ten kernels, each 100 ms.
@@ -324,11 +315,8 @@ mod tests {
 
     #[test]
     fn exponential_pauses_have_their_mean_and_are_not_alike() {
-        let run = run(r#"
-            [[tenant]]
-            name = "steps"
-            steps = { kernels = 1, kernel_us = 1000, pause_ms = 9, pauses = "exponential" }
-        "#);
+        let steps = "kernels = 1, kernel_us = 1000, pause_ms = 9, pauses = \"exponential\"";
+        let run = run(&[("steps", "", steps)]);
         let steps = run.outcomes[0].latencies_ns.len() as f64;
         assert!((steps - 10_000.0).abs() < 400.0, "{steps}");
         assert!((run.outcomes[0].work_ns as f64 - steps * 1e6).abs() < 1.0);
@@ -336,11 +324,8 @@ mod tests {
 
     #[test]
     fn a_profile_is_run_as_it_is_written() {
-        let run = run(r#"
-            [[tenant]]
-            name = "steps"
-            steps = { profile = [{ kernels = 2, kernel_us = 1000 }, { kernels = 1, kernel_us = 6000 }], pause_ms = 2, slo_ms = 7.9 }
-        "#);
+        let profile = "[{ kernels = 2, kernel_us = 1000 }, { kernels = 1, kernel_us = 6000 }]";
+        let run = run(&[("steps", "", &format!("profile = {profile}, pause_ms = 2, slo_ms = 7.9"))]);
         assert!(run.outcomes[0].latencies_ns.iter().all(|ns| *ns == 8_000_000));
         assert_eq!(
             (run.outcomes[0].missed, run.outcomes[0].timed),

@@ -409,27 +409,16 @@ mod tests {
         assert_eq!(jain([1.0, 0.0, 0.0, 0.0].into_iter()), 0.25);
     }
 
-    fn in_full(tenants: &str, policies: &[Policy]) -> Vec<Row> {
-        let text = format!("name = \"a\"\nshows = \"b\"\nduration_s = 10\nwarmup_s = 1\n{tenants}");
-        let scenario = Scenario::parse(&text).unwrap();
+    fn in_full(gpus: u32, tenants: &[(&str, &str, &str)], policies: &[Policy]) -> Vec<Row> {
+        let scenario = Scenario::of(&format!("duration_s = 10\nwarmup_s = 1\ngpus = {gpus}"), tenants);
         evaluate_in_full(&scenario, policies).into_iter().map(|evaluated| evaluated.row).collect()
     }
 
     #[test]
     fn the_worst_owner_is_measured_against_its_own_progress_under_the_fluid_limit() {
-        let rows = in_full(
-            r#"
-            [[tenant]]
-            name = "much"
-            share = "90%"
-            steps = { kernels = 10, kernel_us = 5000 }
-            [[tenant]]
-            name = "little"
-            share = "10%"
-            steps = { kernels = 10, kernel_us = 5000 }
-            "#,
-            &[Policy::TimeSlice, Policy::Gps, Policy::StaticSplit],
-        );
+        let steps = "kernels = 10, kernel_us = 5000";
+        let tenants = [("much", "share = \"90%\"", steps), ("little", "share = \"10%\"", steps)];
+        let rows = in_full(1, &tenants, &[Policy::TimeSlice, Policy::Gps, Policy::StaticSplit]);
         let figures: Vec<_> =
             rows.iter().map(|row| row.worst_progress_vs_gps.zip(row.worst_vs_nothing).unwrap()).collect();
         // Equal turns of 2 ms with switches of 50 us give the first tenant 0.488 instead of 0.9.
@@ -445,22 +434,13 @@ mod tests {
 
     #[test]
     fn guests_and_owners_that_do_nothing_are_never_the_worst() {
-        let rows = in_full(
-            r#"
-            [[tenant]]
-            name = "owner"
-            steps = { kernels = 10, kernel_us = 500 }
-            [[tenant]]
-            name = "rare"
-            steps = { kernels = 1, kernel_us = 9_500_000 }
-            active_s = [[9, 10]]
-            [[tenant]]
-            name = "guest"
-            class = "best-effort"
-            steps = { kernels = 10, kernel_us = 500 }
-            "#,
-            &[Policy::Gps],
-        );
+        let steps = "kernels = 10, kernel_us = 500";
+        let tenants = [
+            ("owner", "", steps),
+            ("rare", "active_s = [[9, 10]]", "kernels = 1, kernel_us = 9_500_000"),
+            ("guest", Scenario::GUEST, steps),
+        ];
+        let rows = in_full(1, &tenants, &[Policy::Gps]);
         assert_eq!(rows[0].worst_progress_vs_gps, Some(1.0));
         // Time-slicing gives the guest a half, less a switch in each slice.
         let vs_nothing = rows[0].worst_vs_nothing.unwrap();
@@ -469,28 +449,23 @@ mod tests {
 
     #[test]
     fn without_owners_there_is_no_worst_owner_and_no_bound() {
-        let guest =
-            "[[tenant]]\nname = \"g\"\nclass = \"best-effort\"\nsteps = { kernels = 10, kernel_us = 500 }\n";
-        let row = in_full(guest, &[Policy::Deepres]).remove(0);
+        let guest = ("g", Scenario::GUEST, "kernels = 10, kernel_us = 500");
+        let row = in_full(1, &[guest], &[Policy::Deepres]).remove(0);
         assert_eq!((row.worst_progress_vs_gps, row.worst_vs_nothing, row.bound), (None, None, None));
     }
 
     #[test]
     fn the_bound_of_two_gpus_is_that_of_the_gpu_with_the_lesser() {
-        let pair = |names: [&str; 2], gpu: u32, [one_us, other_us]: [u32; 2]| {
-            let tenant = |name: &str, us: u32, pause_ms: f64| {
-                format!(
-                    "[[tenant]]\nname = \"{name}\"\ngpu = {gpu}\nsteps = {{ kernels = 25, kernel_us = {us}, pause_ms = {pause_ms} }}\n"
-                )
-            };
-            tenant(names[0], one_us, 0.5) + &tenant(names[1], other_us, 2.0)
-        };
-        let bound = |tenants: &str, gpus: u32| {
-            in_full(&format!("gpus = {gpus}\n{tenants}"), &[Policy::Gps])[0].bound.unwrap()
-        };
-        let bounded = bound(&pair(["a", "b"], 0, [40, 12_000]), 1);
-        let free = pair(["c", "d"], 1, [400, 400]);
-        let both = bound(&(free + &pair(["a", "b"], 0, [40, 12_000])), 2);
+        let bounded = [
+            ("a", "gpu = 0", "kernels = 25, kernel_us = 40, pause_ms = 0.5"),
+            ("b", "gpu = 0", "kernels = 25, kernel_us = 12_000, pause_ms = 2"),
+        ];
+        let free = [
+            ("c", "gpu = 1", "kernels = 25, kernel_us = 400, pause_ms = 0.5"),
+            ("d", "gpu = 1", "kernels = 25, kernel_us = 400, pause_ms = 2"),
+        ];
+        let bound = |gpus, tenants: &[_]| in_full(gpus, tenants, &[Policy::Gps])[0].bound.unwrap();
+        let (bounded, both) = (bound(1, &bounded), bound(2, &[free, bounded].concat()));
         assert!(bounded < 0.9 && (bounded - both).abs() < 0.02, "{bounded}, {both}");
     }
 

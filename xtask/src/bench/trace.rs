@@ -94,45 +94,36 @@ impl super::Report for Report {
     }
 
     fn print(&self) {
+        let ns = |what: &str, ns: f64, more: &str| println!("  {what:<38} {ns:>7.1} ns{more}");
+        let count = |what: &str, value: &Value| println!("  {what:<38} {value:>7}");
+        let at_most = |limit_ns: f64| format!(" (at most {limit_ns})");
+        let figure = |figures: &Value, key: &str| figures[key].as_f64().unwrap_or(f64::NAN);
         for report in &self.ways {
-            let number = |key: &str| report[key].as_f64().unwrap_or(f64::NAN);
+            let number = |key: &str| figure(report, key);
             let above = |ours: &str, empty: &str| number(ours) - number(empty);
+            let other_ns = above("ours_other_ns", "empty_other_ns");
+            let watched_ns = above("ours_watched_ns", "empty_watched_ns");
             println!("{}", report["way"].as_str().unwrap_or_default());
-            println!("  an ioctl, bare                         {:>7.1} ns", number("bare_ns"));
-            println!("  with empty programs                    {:>7.1} ns", number("empty_other_ns"));
-            println!(
-                "  deepres, above empty, another device   {:>7.1} ns (at most {OTHER_LIMIT_NS})",
-                above("ours_other_ns", "empty_other_ns")
-            );
-            println!(
-                "  deepres, above empty, a watched device {:>7.1} ns (at most {WATCHED_LIMIT_NS})",
-                above("ours_watched_ns", "empty_watched_ns")
-            );
-            println!(
-                "  added to an unrelated system call      {:>7.1} ns",
-                number("unrelated_syscall_tax_ns")
-            );
+            ns("an ioctl, bare", number("bare_ns"), "");
+            ns("with empty programs", number("empty_other_ns"), "");
+            ns("deepres, above empty, another device", other_ns, &at_most(OTHER_LIMIT_NS));
+            ns("deepres, above empty, a watched device", watched_ns, &at_most(WATCHED_LIMIT_NS));
+            ns("added to an unrelated system call", number("unrelated_syscall_tax_ns"), "");
             for call in report["watched"].as_array().into_iter().flatten() {
-                println!(
-                    "    {:<36} {:>7.1} ns",
-                    call[0].as_str().unwrap_or_default(),
-                    call[1].as_f64().unwrap_or(f64::NAN)
-                );
+                let name = call[0].as_str().unwrap_or_default();
+                ns(&format!("  {name}"), call[1].as_f64().unwrap_or(f64::NAN), "");
             }
-            println!("  events lost at 100,000 a second        {:>7}", report["lost_at_1e5_per_s"]);
-            println!("  lost events are counted exactly        {:>7}", report["drop_counter_exact"]);
+            count("events lost at 100,000 a second", &report["lost_at_1e5_per_s"]);
+            count("lost events are counted exactly", &report["drop_counter_exact"]);
         }
-        let number = |key: &str| self.all[key].as_f64().unwrap_or(f64::NAN);
         println!("deepres trace --json into a file, at 100,000 calls a second");
-        println!("  calls that are missing                 {:>7}", self.all["lost_by_trace"]);
-        println!("  200,000 at once, by eight threads      {:>7}", self.all["lost_in_a_burst"]);
-        println!("  the trace names its missing calls      {:>7}", self.all["trace_adds_up"]);
+        count("calls that are missing", &self.all["lost_by_trace"]);
+        count("200,000 at once, by eight threads", &self.all["lost_in_a_burst"]);
+        count("the trace names its missing calls", &self.all["trace_adds_up"]);
         println!("metering from outside");
-        println!("  added to a launch                      {:>7.1} ns", number("launch_probe_ns"));
+        ns("added to a launch", figure(&self.all, "launch_probe_ns"), "");
         println!("the daemon's watching thread, with the programs attached and idle");
-        println!(
-            "  of one core                            {:>7.2} % (at most {IDLE_LIMIT_PERCENT})",
-            number("idle_percent")
-        );
+        let percent = figure(&self.all, "idle_percent");
+        println!("  {:<38} {percent:>7.2} % (at most {IDLE_LIMIT_PERCENT})", "of one core");
     }
 }

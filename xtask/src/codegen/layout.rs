@@ -1,16 +1,16 @@
 //! Checks the handwritten structures of `types.rs` against the headers. A C compiler must find the
-//! sizes, alignments and offsets that the table at the end of `types.rs` states.
+//! sizes, alignments and offsets that `layouts!` states in `types.rs`.
 
 use std::fmt::Write as _;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 
 use super::header::Header;
 
 /// Fields that the headers leave without a name.
-const UNNAMED_FIELDS: &[(&str, &str)] = &[("CUgraphNodeParams", "params")];
+const UNNAMED_FIELDS: &[(&str, &str)] = &[("CUgraphNodeParams", "params"), ("cudaGraphNodeParams", "params")];
 
-/// One line of the table: `NAME: SIZE, ALIGNMENT { FIELD: OFFSET, … }`.
+/// One structure: `struct NAME: SIZE, ALIGNMENT { FIELD: TYPE = OFFSET, … }`.
 #[derive(Debug, PartialEq, Eq)]
 struct Layout<'t> {
     name: &'t str,
@@ -19,7 +19,7 @@ struct Layout<'t> {
     fields: Vec<(&'t str, &'t str)>,
 }
 
-/// Returns a C file that compiles if the table in `types` is right. The file checks the structures
+/// Returns a C file that compiles if the numbers in `types` are right. The file checks structures
 /// that the headers name.
 pub fn assertions(types: &str, headers: &[&str], header: &Header) -> Result<String> {
     let mut text = String::from("#define __CUDA_API_VERSION_INTERNAL\n#include <stddef.h>\n");
@@ -47,27 +47,28 @@ pub fn assertions(types: &str, headers: &[&str], header: &Header) -> Result<Stri
     Ok(text)
 }
 
+/// Returns the structures of all `layouts!` in `types`.
 fn read(types: &str) -> Result<Vec<Layout<'_>>> {
-    let (_, table) = types.split_once("\nlayouts! {\n").context("types.rs has no layouts! { … }")?;
-    let (lines, _) = table.split_once("\n}").context("layouts! { … } does not end")?;
-    lines.lines().map(|line| read_line(line).with_context(|| format!("in the layout `{line}`"))).collect()
+    let mut layouts: Vec<Layout<'_>> = Vec::new();
+    let blocks = types.split("\nlayouts! {\n").skip(1);
+    let lines = blocks.flat_map(|block| block.lines().take_while(|line| *line != "}")).map(str::trim);
+    for line in lines.filter(|line| !line.starts_with("//")) {
+        if let Some(head) = line.strip_prefix("struct ") {
+            layouts.push(read_head(head).with_context(|| format!("in the layout `{line}`"))?);
+        } else if let Some((field, rest)) = line.strip_suffix(',').and_then(|line| line.split_once(": ")) {
+            let (_, offset) = rest.split_once(" = ").with_context(|| format!("`{line}` has no offset"))?;
+            layouts.last_mut().context("a field of no structure")?.fields.push((field, offset));
+        }
+    }
+    ensure!(!layouts.is_empty(), "types.rs has no layouts! {{ … }}");
+    Ok(layouts)
 }
 
-fn read_line(line: &str) -> Result<Layout<'_>> {
-    let (name, rest) = line.split_once(':').context("no name")?;
-    let (size, rest) = rest.split_once(',').context("no size")?;
-    let (alignment, rest) = rest.split_once('{').context("no alignment")?;
-    let fields = rest.trim().strip_suffix('}').context("no end")?.split(',').map(str::trim);
-    let fields = fields.filter(|field| !field.is_empty()).map(|field| {
-        let (field, offset) = field.split_once(':').context("a field without an offset")?;
-        Ok((field.trim(), offset.trim()))
-    });
-    Ok(Layout {
-        name: name.trim(),
-        size: size.trim(),
-        alignment: alignment.trim(),
-        fields: fields.collect::<Result<_>>()?,
-    })
+fn read_head(head: &str) -> Result<Layout<'_>> {
+    let (name, rest) = head.split_once(": ").context("no name")?;
+    let (size, rest) = rest.split_once(", ").context("no size")?;
+    let alignment = rest.strip_suffix(" {").context("no alignment")?;
+    Ok(Layout { name, size, alignment, fields: Vec::new() })
 }
 
 #[cfg(test)]
@@ -75,8 +76,24 @@ mod tests {
     use super::super::header;
     use super::*;
 
-    const TYPES: &str =
-        "macro\n\nlayouts! {\n    S: 8, 4 { r#type: 0, b: 4 }\n    T: 4, 4 { a: 0 }\n    U: 64, 8 {}\n}\n";
+    const TYPES: &str = "
+layouts! {
+    /// A structure: with a doc comment,
+    struct S: 8, 4 {
+        r#type: i32 = 0,
+        b: [i32; 1] = 4,
+    }
+}
+
+layouts! {
+    struct T: 4, 4 {
+        a: i32 = 0,
+    }
+
+    struct U: 64, 8 {
+    }
+}
+";
 
     #[test]
     fn every_number_of_the_table_becomes_an_assertion() {
@@ -93,7 +110,7 @@ mod tests {
     #[test]
     fn a_table_that_is_not_understood_is_refused() {
         assert!(read("no table").is_err());
-        assert!(read("\nlayouts! {\n    S: 8 { a: 0 }\n}\n").is_err());
-        assert!(read("\nlayouts! {\n    S: 8, 4 { a }\n}\n").is_err());
+        assert!(read("\nlayouts! {\n    struct S: 8 {\n    }\n}\n").is_err());
+        assert!(read("\nlayouts! {\n    struct S: 8, 4 {\n        a: i32,\n    }\n}\n").is_err());
     }
 }

@@ -247,7 +247,7 @@ fn compile(include: &Path, source: &str) -> Result<()> {
             .arg(stand_ins(include))
             .arg(&file),
     )
-    .context("the layouts at the end of types.rs are not those of the headers")
+    .context("the layouts in types.rs are not those of the headers")
 }
 
 fn rustfmt(root: &Path, source: &str) -> Result<String> {

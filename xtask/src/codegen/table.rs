@@ -38,7 +38,7 @@ pub enum Stream {
 pub fn handwritten_names(types: &str) -> BTreeSet<String> {
     let name = |line: &str| {
         let rest =
-            ["pub type ", "pub struct ", "pub union "].iter().find_map(|start| line.strip_prefix(start))?;
+            ["pub type ", "pub union ", "    struct "].iter().find_map(|start| line.strip_prefix(start))?;
         Some(rest.split(|c: char| !c.is_alphanumeric() && c != '_').next()?.to_owned())
     };
     types.lines().filter_map(name).collect()
@@ -305,7 +305,7 @@ mod tests {
         assert_eq!(types, ["*const c_void", "*mut *mut c_void"]);
         let value = format!("{declare} CUresult cuX(S s); typedef CUresult (*PFN_cuX_v1)(S s);");
         assert!(table(&value, "").is_err());
-        assert_eq!(table(&value, "pub struct S {").unwrap().rows[0].arguments[0].1, "S");
+        assert_eq!(table(&value, "    struct S: 8, 4 {").unwrap().rows[0].arguments[0].1, "S");
     }
 
     #[test]

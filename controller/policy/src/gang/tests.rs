@@ -286,19 +286,7 @@ fn two_gangs_have_both_gpus_in_turns_by_their_shares() {
 #[test]
 fn a_turn_is_long_beside_what_ranks_spun_at_the_ends_of_those_before() {
     const QUANTUM_NS: u64 = 4 * MS;
-    let member = |tenant: TenantId| Member {
-        tenant,
-        in_flight: false,
-        waiting: true,
-        may_launch: false,
-        progressed_ns: 0,
-        pending_ns: 0,
-        longest_ns: 0,
-        holds: false,
-        is_done: false,
-        presses: false,
-        position: Position::from(tenant),
-    };
+    let member = |tenant: TenantId| Member { position: Position::from(tenant), ..waiter(tenant) };
     let post =
         Post { members: vec![member(1), member(2)], quantum_ns: QUANTUM_NS, lead_ns: MS, ..Post::default() };
     for (spun_ns, turn_ns) in
@@ -442,18 +430,7 @@ fn nobody_waits_for_good_whoever_has_which_gpus() {
                 let at_most = if class == Class::BestEffort { 1 } else { GPUS };
                 let gpus = gpus.into_iter().take(at_most).collect();
                 let depth = 1 + below(16);
-                Job {
-                    weight_ppm,
-                    gpus,
-                    kernel_ns,
-                    depth,
-                    class,
-                    spell_ns,
-                    slo_ns,
-                    rarely_ns: 0,
-                    late: None,
-                    jitter_ns: 0,
-                }
+                Job { weight_ppm, gpus, class, spell_ns, slo_ns, ..job(0, &[], kernel_ns, depth) }
             })
             .collect();
         let mut world = World::new(GPUS, &jobs, seed);

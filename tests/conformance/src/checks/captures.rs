@@ -1,14 +1,7 @@
 //! Stream capture: the calls that a capture collects, the calls that invalidate it, and the queries
 //! that are allowed during a capture.
 
-use std::ptr::null_mut;
-
-use deepres_abi::driver::result::*;
-use deepres_abi::driver::types::*;
-
-use super::checks;
-use crate::check::{Facts, Stop};
-use crate::gpu::Gpu;
+use super::prelude::*;
 
 checks! { "captures":
     Documented captured_work_runs_when_the_graph_is_launched;

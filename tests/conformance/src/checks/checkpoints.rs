@@ -1,6 +1,5 @@
 //! Checkpoints: a process is locked, checkpointed, restored and unlocked.
 
-use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -8,12 +7,8 @@ use std::time::Duration;
 use deepres_abi::driver::constants::{
     CU_PROCESS_STATE_CHECKPOINTED, CU_PROCESS_STATE_LOCKED, CU_PROCESS_STATE_RUNNING,
 };
-use deepres_abi::driver::result::*;
-use deepres_abi::driver::types::*;
 
-use super::checks;
-use crate::check::{Facts, Stop};
-use crate::gpu::Gpu;
+use super::prelude::*;
 
 checks! { "checkpoints":
     Documented a_process_goes_through_the_states_in_their_order_alone;

@@ -1,13 +1,6 @@
 //! Contexts: stacks, primary contexts, and the remains of destroyed ones.
 
-use std::ptr::null_mut;
-
-use deepres_abi::driver::result::*;
-use deepres_abi::driver::types::*;
-
-use super::checks;
-use crate::check::{Facts, Stop};
-use crate::gpu::{Gpu, launch};
+use super::prelude::*;
 
 checks! { "contexts":
     Documented each_thread_has_a_stack_of_its_own;

@@ -1,15 +1,9 @@
 //! Events, which are the clock with which deepres meters.
 
-use std::ffi::{CStr, c_void};
-use std::ptr::null_mut;
+use std::ffi::{CString, c_void};
 use std::time::Duration;
 
-use deepres_abi::driver::result::*;
-use deepres_abi::driver::types::*;
-
-use super::checks;
-use crate::check::{Facts, Stop};
-use crate::gpu::{Gpu, SPIN_NS};
+use super::prelude::*;
 
 checks! { "events":
     Documented one_that_was_never_recorded_is_complete;
@@ -244,25 +238,14 @@ fn sets_and_copies_within_the_device_wait_for_the_sms_and_copies_to_the_device_d
     Ok(())
 }
 
-/// A kernel that lets dependent launches begin at once, and runs for the time in its parameter, ns.
-const EARLY: &CStr = c"
-.version 7.8
-.target sm_90
-.address_size 64
-.visible .entry early(.param .u64 ns) {
-  .reg .pred p;
-  .reg .b64 t<4>;
-  griddepcontrol.launch_dependents;
-  ld.param.u64 t0, [ns];
-  mov.u64 t1, %globaltimer;
-L:
-  mov.u64 t2, %globaltimer;
-  sub.u64 t3, t2, t1;
-  setp.lt.u64 p, t3, t0;
-  @p bra L;
-  ret;
+/// Returns the program with a kernel `early` in place of `spin`. This kernel lets dependent launches
+/// begin at once.
+fn early() -> CString {
+    let text = PTX.to_string_lossy().replace(".version 7.0", ".version 7.8").replace("sm_70", "sm_90");
+    let text = text.replace("entry spin", "entry early");
+    let begun = "  griddepcontrol.launch_dependents;\n  ld.param.u64 t0";
+    CString::new(text.replace("  ld.param.u64 t0", begun)).unwrap_or_default()
 }
-";
 
 /// So deepres puts no marker between a dependent launch and the launch before it.
 fn an_event_between_two_kernels_ends_the_overlap_of_a_dependent_launch(
@@ -272,7 +255,8 @@ fn an_event_between_two_kernels_ends_the_overlap_of_a_dependent_launch(
     if made!(cuDeviceGetAttribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 0)) < 9 {
         return Err(Stop::Absent("dependent launches need compute capability 9.0".to_owned()));
     }
-    let module = made!(cuModuleLoadData(EARLY.as_ptr().cast()));
+    let program = early();
+    let module = made!(cuModuleLoadData(program.as_ptr().cast()));
     let kernel = made!(cuModuleGetFunction(module, c"early".as_ptr()));
     let mut attribute = zeroed!(CUlaunchAttribute);
     attribute.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
@@ -280,18 +264,8 @@ fn an_event_between_two_kernels_ends_the_overlap_of_a_dependent_launch(
     let mut ns = SPIN_NS;
     let mut parameters = [(&raw mut ns).cast::<c_void>()];
     let mut launch = |attributes: u32| {
-        let config = CUlaunchConfig {
-            gridDimX: 1,
-            gridDimY: 1,
-            gridDimZ: 1,
-            blockDimX: 1,
-            blockDimY: 1,
-            blockDimZ: 1,
-            sharedMemBytes: 0,
-            hStream: stream,
-            attrs: &mut attribute,
-            numAttrs: attributes,
-        };
+        let config =
+            CUlaunchConfig { hStream: stream, attrs: &mut attribute, numAttrs: attributes, ..ONE_THREAD };
         must!(cuLaunchKernelEx(&config, kernel, parameters.as_mut_ptr(), null_mut()));
         Ok::<_, Stop>(())
     };

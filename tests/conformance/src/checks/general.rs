@@ -1,14 +1,8 @@
 //! Initialisation, errors, devices.
 
 use std::ffi::CStr;
-use std::ptr::{null, null_mut};
 
-use deepres_abi::driver::result::*;
-use deepres_abi::driver::types::*;
-
-use super::checks;
-use crate::check::{Facts, Stop};
-use crate::gpu::{Gpu, launch};
+use super::prelude::*;
 
 checks! { "general":
     Documented nothing_but_questions_about_the_driver_works_before_initialisation;

@@ -1,13 +1,6 @@
 //! Graphs: instantiation, launches, updates, and memory of their own.
 
-use std::ptr::{null, null_mut};
-
-use deepres_abi::driver::result::*;
-use deepres_abi::driver::types::*;
-
-use super::checks;
-use crate::check::{Facts, Stop};
-use crate::gpu::Gpu;
+use super::prelude::*;
 
 checks! { "graphs":
     Documented launches_of_one_run_one_after_another;

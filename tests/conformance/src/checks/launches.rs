@@ -1,14 +1,8 @@
 //! Launches: the launches that the driver refuses, and the codes.
 
 use std::ffi::c_void;
-use std::ptr::{null, null_mut};
 
-use deepres_abi::driver::result::*;
-use deepres_abi::driver::types::*;
-
-use super::checks;
-use crate::check::{Facts, Stop};
-use crate::gpu::Gpu;
+use super::prelude::*;
 
 checks! { "launches":
     Documented shapes_that_no_gpu_could_run;
@@ -103,18 +97,8 @@ fn attributes_of_the_extended_launch(facts: &mut Facts) -> Result<(), Stop> {
     let kernel = gpu.kernel(c"nothing")?;
     let mut attribute = zeroed!(CUlaunchAttribute);
     let launch = |attribute: &mut CUlaunchAttribute, count| {
-        let config = CUlaunchConfig {
-            gridDimX: 4,
-            gridDimY: 1,
-            gridDimZ: 1,
-            blockDimX: 32,
-            blockDimY: 1,
-            blockDimZ: 1,
-            sharedMemBytes: 0,
-            hStream: null_mut(),
-            attrs: attribute,
-            numAttrs: count,
-        };
+        let config =
+            CUlaunchConfig { gridDimX: 4, blockDimX: 32, attrs: attribute, numAttrs: count, ..ONE_THREAD };
         Ok::<_, Stop>(cu!(cuLaunchKernelEx(&config, kernel, null_mut(), null_mut())))
     };
     facts.code("none", launch(&mut attribute, 0)?, CUDA_SUCCESS);

@@ -2,14 +2,10 @@
 //! functions by their addresses.
 
 use std::ffi::{CStr, CString};
-use std::ptr::{null, null_mut};
 
-use deepres_abi::driver::result::*;
-use deepres_abi::driver::types::*;
 use deepres_abi::driver::{ApiId, resolve};
 
-use super::checks;
-use crate::check::{Facts, Stop};
+use super::prelude::*;
 use crate::driver::find;
 
 checks! { "lookups":

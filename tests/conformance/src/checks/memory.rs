@@ -1,14 +1,7 @@
 //! Memory from cuMemAlloc and its relatives: the requests that the driver refuses, the memory that
 //! a request takes, and the attributes of addresses.
 
-use std::ptr::null_mut;
-
-use deepres_abi::driver::result::*;
-use deepres_abi::driver::types::*;
-
-use super::checks;
-use crate::check::{Facts, Stop};
-use crate::gpu::Gpu;
+use super::prelude::*;
 
 checks! { "memory":
     Documented sizes_and_places_that_are_refused;

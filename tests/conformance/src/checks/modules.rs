@@ -1,13 +1,6 @@
 //! Modules, libraries, and the kernels and variables in them.
 
-use std::ptr::null_mut;
-
-use deepres_abi::driver::result::*;
-use deepres_abi::driver::types::*;
-
-use super::checks;
-use crate::check::{Facts, Stop};
-use crate::gpu::{Gpu, PTX, launch};
+use super::prelude::*;
 
 checks! { "modules":
     Documented names_that_are_not_there;

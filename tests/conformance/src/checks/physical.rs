@@ -1,11 +1,6 @@
 //! Physical memory, mapped into reserved addresses.
 
-use deepres_abi::driver::result::*;
-use deepres_abi::driver::types::*;
-
-use super::checks;
-use crate::check::{Facts, Stop};
-use crate::gpu::Gpu;
+use super::prelude::*;
 
 checks! { "physical":
     Guess it_comes_in_pieces_of_two_mebibytes;

@@ -1,13 +1,6 @@
 //! Stream-ordered pools.
 
-use std::ptr::null_mut;
-
-use deepres_abi::driver::result::*;
-use deepres_abi::driver::types::*;
-
-use super::checks;
-use crate::check::{Facts, Stop};
-use crate::gpu::Gpu;
+use super::prelude::*;
 
 checks! { "pools":
     Documented memory_freed_in_a_stream_is_used_again_in_it;

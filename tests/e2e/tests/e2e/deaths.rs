@@ -118,38 +118,6 @@ fn is_not_waited_for(stop: impl FnOnce(&Host, u32), go_on: impl FnOnce(u32)) {
     assert_all_go_on(&[stopped]);
 }
 
-#[test]
-fn a_tenant_started_after_the_daemons_death_runs() {
-    let (host, mut daemon) = Host::new().with_daemon();
-    daemon.kill();
-    // The socket's file still exists, and no process listens on it.
-    let said = host.finish(host.preloaded(c_client("storm"))).success().json();
-    assert_eq!(said["kernel_launches"], 64_000);
-}
-
-#[test]
-fn a_tenant_can_have_the_memory_of_its_killed_processes_again() {
-    let (host, _daemon) = Host::new().light_contexts().with_daemon();
-    let options = ["--name", "family", "--memory", "1GiB"];
-    let start = |hold_mib: u64| {
-        let arguments = ["--kernel", "quick", "--hold", &(hold_mib << 20).to_string()];
-        host.start(host.run(&options, c_client_by("backlog", Way::Linked), &arguments), "ready")
-    };
-    // The limit applies to all processes of a tenant together. The processes fit one after the
-    // other only if each death frees memory.
-    for _ in 0..3 {
-        let two = [start(400), start(400)];
-        assert_eq!(host.ps().tenant("family").sessions.len(), 2);
-        host.ps().tenant("family").pids().into_iter().for_each(|pid| signal(pid, Signal::KILL));
-        drop(two);
-        thread::sleep(FREE_WITHIN);
-        let one = start(800);
-        host.ps().tenant("family").pids().into_iter().for_each(|pid| signal(pid, Signal::KILL));
-        drop(one);
-        thread::sleep(FREE_WITHIN);
-    }
-}
-
 /// Tests that measure. Each runs alone on the machine.
 mod measured {
     use super::*;

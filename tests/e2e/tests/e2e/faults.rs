@@ -26,27 +26,6 @@ fn a_client_goes_on_when_our_own_events_fail() {
 }
 
 #[test]
-fn a_process_that_dies_inside_a_call_leaves_nothing() {
-    let (host, _daemon) = Host::new().with_daemon();
-    for fault in [
-        "die:cuMemAlloc_v2:3",
-        "die:cuMemFreeAsync:2",
-        "die:cuMemCreate:1",
-        "die:cuInit:1",
-        "die:cuCtxCreate_v2:1",
-    ] {
-        let mut command =
-            host.run(&["--name", "doomed", "--memory", "2GiB"], c_client("fill"), &["33554432"]);
-        command.env("SIMGPU_FAULTS", fault);
-        assert_eq!(host.finish(command).code, 128 + 9, "{fault}");
-        thread::sleep(Duration::from_millis(100));
-        let ps = host.ps();
-        let tenant = ps.tenant("doomed");
-        assert_eq!((tenant.memory_bytes, tenant.sessions.len()), (0, 0), "{fault}: {tenant:?}");
-    }
-}
-
-#[test]
 fn launches_that_the_driver_refuses_are_neither_counted_nor_charged() {
     let (host, _daemon) = Host::new().with_daemon();
     let faults = ["cuLaunchKernel", "cuLaunchKernelEx"].map(|api| format!("{api}:every:2:719"));

@@ -1,6 +1,6 @@
-//! A process is killed inside a call that takes or frees memory, before or after the driver did its
-//! work. Afterwards the tenant's account holds only memory that the GPU holds. The tenant's other
-//! processes can allocate the rest.
+//! A process is killed at its start or inside a call that takes or frees memory, before or after
+//! the driver did its work. Afterwards the tenant's account holds only memory that the GPU holds.
+//! The tenant's other processes can allocate the rest.
 
 use deepres_e2e::calls::Calls;
 use deepres_e2e::clients::conformance;
@@ -13,6 +13,8 @@ const TENANT: &str = "walk";
 /// Number of calls in a run, which contains several calls of every function.
 const CALLS: &str = "5000";
 const KILLED: i32 = 128 + 9;
+/// Functions that a process calls once, before it has memory.
+const AT_START: [&str; 2] = ["cuInit", "cuCtxCreate_v2"];
 /// A call has four steps: reserve memory, call the driver, get the answer, enter it in the account.
 /// A death inside the driver lies between two steps. `abi/tests/kills.rs` tests deaths inside the
 /// account's own steps.
@@ -42,9 +44,10 @@ fn a_process_killed_in_any_call_of_memory_leaves_nothing_behind() {
     let mut other = Calls::start(&host, &variables);
     other.does(&format!("linear('held', {OTHER_BYTES})"));
 
-    for api in APIS {
+    for api in AT_START.into_iter().chain(APIS) {
         for when in ["die", "die-after"] {
-            for nth in [1, 3] {
+            let places: &[u32] = if AT_START.contains(&api) { &[1] } else { &[1, 3] };
+            for nth in places {
                 let fault = format!("{when}:{api}:{nth}");
                 let mut victim = host.preloaded(conformance());
                 victim.args(["--sequence", CALLS, "--seed", "7"]);

@@ -331,18 +331,6 @@ fn nothing_that_loads_a_kernel_is_asked_on_the_way_of_a_launch() {
     assert_eq!(answers(&host, ours, &hazards(), &[LAUNCHES]), ["(0, 0)"]);
 }
 
-#[test]
-fn a_process_that_dies_inside_an_allocation_holds_nobody_up() {
-    let (host, _daemon) = Host::new().with_daemon();
-    let mut dying = as_tenant(&host, "mortal");
-    dying.env("SIMGPU_FAULTS", "die:cuMemAlloc_v2:1");
-    let mut dying = Calls::run(&host, dying, "must(start())");
-    dying.0.say("linear('own', 1 << 20)");
-    assert_eq!(dying.0.process.finish().code, 128 + 9);
-    let next = answers(&host, as_tenant(&host, "mortal"), "must(start())", &["linear('own', 1 << 20)"]);
-    assert_eq!(next, ["0"]);
-}
-
 /// A library that was opened with `RTLD_DEEPBIND`, or in a namespace of its own, bypasses preloaded
 /// libraries. deepres reports such a library.
 #[test]

@@ -66,7 +66,9 @@ fn a_refusal_names_the_gpu_as_ps_does_whatever_number_the_job_has_for_it() {
     command.env("CUDA_VISIBLE_DEVICES", "1");
     let refused = host.finish(command).success().stderr;
     let uuid = host.status()["gpus"][1]["uuid"].as_str().expect("a UUID").to_owned();
-    assert!(refused.contains(&format!(" on gpu 1 ({uuid}): the tenant holds")), "{refused}");
+    let told =
+        format!("refused cuMemAlloc_v2 of 32 MiB on gpu 1 ({uuid}): the tenant holds 64 MiB of the 64 MiB");
+    assert!(refused.contains(&told), "{refused}");
 }
 
 #[test]

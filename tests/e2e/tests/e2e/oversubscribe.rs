@@ -7,21 +7,16 @@ use std::path::Path;
 use deepres_e2e::calls::{Calls, FORKED, WORK};
 use deepres_e2e::contention::Log;
 use deepres_e2e::prelude::*;
+use deepres_e2e::swap::{self, assert_unchanged_within, swapper};
 
 /// Time within which memory is moved, however busy the machine is.
 const MOVE_LIMIT: Duration = Duration::from_secs(20);
+/// Options of a tenant that asks for managed memory beyond its limit.
+const MANAGED: [&str; 2] = ["--oversubscribe", "managed"];
 
-fn swapper(host: &Host, name: &str, limit: Option<&str>, bytes: u64, kernels: &str) -> Process {
-    let mut options = vec!["--name", name, "--oversubscribe", "managed"];
-    options.extend(limit.iter().flat_map(|limit| ["--memory", limit]));
-    host.spawn(host.run(&options, c_client("swap"), &[&bytes.to_string(), kernels]))
-}
-
-/// Starts the client like [`swapper`], and waits until the process has its memory.
-fn holding(host: &Host, name: &str, limit: Option<&str>, bytes: u64, kernels: &str) -> Process {
-    let mut process = swapper(host, name, limit, bytes, kernels);
-    process.await_exactly("holding");
-    process
+/// Starts a client that may have managed memory beyond its limit, and waits until it has its memory.
+fn holding(host: &Host, name: &str, limit: &str, bytes: u64, kernels: &str) -> Process {
+    swap::holding(host, name, &[&MANAGED[..], &["--memory", limit]].concat(), bytes, kernels)
 }
 
 /// Returns the managed memory on the GPU of each living process, bytes, in the order in which the
@@ -45,7 +40,7 @@ fn await_managed(host: &Host, is_so: impl Fn(&[u64]) -> bool) {
 #[test]
 fn memory_beyond_the_limit_is_given_shown_brought_to_the_gpu_and_freed() {
     let (host, _daemon) = Host::of_one_gib().with_daemon();
-    let mut client = holding(&host, "t", Some("256MiB"), 512 * MIB, "2000");
+    let mut client = holding(&host, "t", "256MiB", 512 * MIB, "2000");
     // The tenant is alone, and all of its memory fits.
     await_managed(&host, |managed| managed == [256 * MIB]);
     let account = host.ps().tenant("t").clone();
@@ -66,19 +61,15 @@ fn two_tenants_with_more_memory_than_the_gpu_both_run_and_their_memory_follows_t
     let (host, _daemon) = Host::of_one_gib().with_daemon();
     // The limits leave 384 MiB of the GPU. The memory of one tenant beyond its limit fits there,
     // and that of both tenants does not.
-    let mut first = holding(&host, "first", Some("320MiB"), 640 * MIB, "1500");
+    let first = holding(&host, "first", "320MiB", 640 * MIB, "1500");
     await_managed(&host, |managed| managed == [320 * MIB]);
-    let mut second = holding(&host, "second", Some("320MiB"), 640 * MIB, "1500");
+    let second = holding(&host, "second", "320MiB", 640 * MIB, "1500");
     // In turn, each tenant has all or most of its memory beyond the limit on the GPU.
     await_managed(&host, |managed| managed.len() == 2 && managed[1] >= 192 * MIB);
     await_managed(&host, |managed| managed[0] >= 192 * MIB);
     assert!(managed(&host).iter().sum::<u64>() <= 384 * MIB);
-    for client in [&mut first, &mut second] {
-        let said = client.await_json_within(Duration::from_secs(100));
-        assert_eq!(said["changed"].as_u64(), Some(0), "{said}");
-    }
     for client in [first, second] {
-        client.finish().success();
+        assert_unchanged_within(client, Duration::from_secs(100));
     }
     for tenant in ["first", "second"] {
         assert_eq!(host.ps().tenant(tenant).refusals, 0);
@@ -88,19 +79,13 @@ fn two_tenants_with_more_memory_than_the_gpu_both_run_and_their_memory_follows_t
 #[test]
 fn without_a_limit_memory_that_the_gpu_lacks_is_managed() {
     let (host, _daemon) = Host::of_one_gib().with_daemon();
-    let mut first = swapper(&host, "first", None, 640 * MIB, "0");
-    first.await_json();
-    first.finish().success();
-    let holder = host.start(
-        host.run(&["--name", "holder"], c_client("swap"), &[&(640 * MIB).to_string(), "1500"]),
-        "holding",
-    );
-    let second = holding(&host, "second", None, 640 * MIB, "1500");
+    assert_unchanged_within(swapper(&host, "first", &MANAGED, 640 * MIB, "0"), COMMAND_LIMIT);
+    let holder = swap::holding(&host, "holder", &[], 640 * MIB, "1500");
+    let second = swap::holding(&host, "second", &MANAGED, 640 * MIB, "1500");
     let account = host.ps().tenant("second").clone();
     assert_eq!((account.memory_bytes, account.oversubscribed_bytes), (384 * MIB, 256 * MIB));
-    for mut client in [holder, second] {
-        assert_eq!(client.await_json_within(Duration::from_secs(60))["changed"].as_u64(), Some(0));
-        client.finish().success();
+    for client in [holder, second] {
+        assert_unchanged_within(client, Duration::from_secs(60));
     }
 }
 
@@ -116,18 +101,8 @@ fn a_tenant_never_has_more_than_the_gpu_and_one_that_did_not_ask_has_no_more_tha
         let finished = host.finish(host.run(&options, c_client("swap"), &[&bytes.to_string(), "1"]));
         assert!(finished.code != 0, "{name}: {}", finished.stdout);
     }
-    let mut client = swapper(&host, "all", Some("256MiB"), 1024 * MIB, "8");
-    assert_eq!(client.await_json()["changed"].as_u64(), Some(0));
-    client.finish().success();
-}
-
-#[test]
-fn a_tenant_that_is_killed_leaves_nothing_behind() {
-    let (host, _daemon) = Host::of_one_gib().with_daemon();
-    let client = holding(&host, "t", Some("64MiB"), 512 * MIB, "100000");
-    await_managed(&host, |managed| managed.iter().sum::<u64>() > 0);
-    drop(client);
-    await_value_within(|| host.truth().gpus[0].managed_bytes, |bytes| *bytes == 0, MOVE_LIMIT);
+    let client = swapper(&host, "all", &[&MANAGED[..], &["--memory", "256MiB"]].concat(), 1024 * MIB, "8");
+    assert_unchanged_within(client, COMMAND_LIMIT);
 }
 
 #[test]
@@ -279,11 +254,10 @@ fn without_a_daemon_it_is_the_same() {
     client.0.process.finish().success();
     let mut command = alone(&c_client("swap"), "256MiB");
     command.args([(512 * MIB).to_string(), "2000".to_owned()]);
-    let mut client = host.start(command, "holding");
+    let client = host.start(command, "holding");
     // The tenant is alone, and all of its memory fits.
     await_managed(&host, |managed| managed == [256 * MIB]);
-    assert_eq!(client.await_json()["changed"].as_u64(), Some(0));
-    client.finish().success();
+    assert_unchanged_within(client, COMMAND_LIMIT);
 }
 
 #[test]
@@ -327,15 +301,11 @@ fn races_of_threads_and_processes_and_a_kill_leave_nothing_on_the_account_or_the
 fn memory_beyond_the_limit_stays_where_it_is_beside_a_tenant_that_takes_no_room() {
     const LOOKS: u32 = 40;
     let (host, _daemon) = Host::of_one_gib().with_daemon();
-    let _first = holding(&host, "first", Some("320MiB"), 640 * MIB, "100000");
+    let _first = holding(&host, "first", "320MiB", 640 * MIB, "100000");
     await_managed(&host, |managed| managed == [320 * MIB]);
     // With the second tenant the GPU is almost full. Less memory is free than the first tenant has
     // there beyond its limit.
-    let arguments = [&(320 * MIB).to_string(), "100000"];
-    let _plain = host.start(
-        host.run(&["--name", "plain"], c_client("swap"), &arguments.map(|argument| argument as &str)),
-        "holding",
-    );
+    let _plain = swap::holding(&host, "plain", &[], 320 * MIB, "100000");
     let (begun, mut looks) = (Instant::now(), 0);
     while looks < LOOKS {
         looks = if managed(&host)[0] == 320 * MIB { looks + 1 } else { 0 };

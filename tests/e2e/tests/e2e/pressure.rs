@@ -1,6 +1,7 @@
 //! If a tenant asks for it, deepres sends it a signal when it must give memory back.
 
 use deepres_e2e::prelude::*;
+use deepres_e2e::swap::{assert_unchanged_within, swapper};
 
 fn host() -> Host {
     Host::new().simgpu(
@@ -30,13 +31,9 @@ fn a_tenant_that_has_memory_that_another_waits_for_is_told_and_nobody_need_be_ta
     let (host, _daemon) = host().with_daemon();
     let options = ["--name", "holder", "--oversubscribe", "suspend"];
     let mut holder = yielding(&host, &options, 608 * MIB);
-    let bytes = (608 * MIB).to_string();
-    let mut other = host.spawn(host.run(&["--name", "other"], c_client("swap"), &[&bytes, "1"]));
+    let other = swapper(&host, "other", &[], 608 * MIB, "1");
     holder.await_exactly("freed");
-    other.await_exactly("holding");
-    other.await_json();
-    for client in [holder, other] {
-        client.finish().success();
-    }
+    assert_unchanged_within(other, COMMAND_LIMIT);
+    holder.finish().success();
     assert_eq!(host.ps().tenant("other").refusals, 0);
 }

@@ -164,14 +164,12 @@ fn a_daemon_that_is_told_to_stop_leaves_its_tenants_to_the_next_one() {
     let host = Host::new();
     let client = backlog(&host, "a", "70%", 0);
     let mut started = host.ps().daemon_pid;
-    for _ in 0..3 {
+    for signal in [Signal::TERM, Signal::INT] {
         let before = host.ps().tenant("a").clone();
-        rustix::process::kill_process(
-            rustix::process::Pid::from_raw(started as i32).expect("a pid"),
-            Signal::TERM,
-        )
-        .expect("it runs");
-        eventually_within("the daemon ends", RETURN_LIMIT, || !host.tenant_socket().exists());
+        let pid = rustix::process::Pid::from_raw(started as i32).expect("a pid");
+        rustix::process::kill_process(pid, signal).expect("it runs");
+        let sockets = [host.tenant_socket(), host.deepres_dir().join("admin.sock")];
+        eventually_within("the daemon ends", RETURN_LIMIT, || !sockets.iter().any(|path| path.exists()));
         let launched = client.last_number();
         thread::sleep(Duration::from_millis(300));
         assert!(client.last_number() > launched, "the job goes on without a daemon");
@@ -179,7 +177,7 @@ fn a_daemon_that_is_told_to_stop_leaves_its_tenants_to_the_next_one() {
         let here = |ps: &Ps| ps.find("a").is_some_and(|tenant| tenant.sessions.len() == 1);
         let after = host.await_ps_within(here, RETURN_LIMIT);
         assert!(after.tenant("a").gpu_ns >= before.gpu_ns);
-        daemon.signal(Signal::TERM);
+        daemon.signal(signal);
         assert_eq!(daemon.await_end_within(RETURN_LIMIT).code, 0, "{}", daemon.stderr());
         let next = host.daemon();
         started = next.pid();

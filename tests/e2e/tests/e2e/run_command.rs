@@ -112,25 +112,3 @@ fn runs_that_start_together_share_one_daemon() {
     assert_eq!(host.ps().tenants.len(), 6);
     assert_eq!(host.processes(), [daemon], "one daemon and nothing else is left");
 }
-
-#[test]
-fn the_daemon_ends_cleanly_and_leaves_no_sockets() {
-    let host = Host::new();
-    for signal in [Signal::TERM, Signal::INT] {
-        let mut daemon = host.daemon();
-        let client = host.start(
-            host.run(
-                &["--name", "stays"],
-                c_client("backlog"),
-                &["--kernel", "busy_200us", "--seconds", "1.5"],
-            ),
-            "ready",
-        );
-        thread::sleep(Duration::from_millis(200));
-        daemon.signal(signal);
-        assert_eq!(daemon.await_end().code, 0, "{}", daemon.stderr());
-        assert!(!host.tenant_socket().exists(), "the tenants' socket is left");
-        assert!(!host.deepres_dir().join("admin.sock").exists(), "the administrators' socket is left");
-        client.finish().success();
-    }
-}

@@ -7,36 +7,16 @@ use std::process::{Command, Stdio};
 
 use deepres_e2e::calls::{Calls, WORK};
 use deepres_e2e::prelude::*;
+use deepres_e2e::swap::{assert_unchanged_within, holding, swapper};
 use rustix::process::{Pid, kill_process};
 
 const NO_CHECKPOINTS: &str = "the NVIDIA driver has no checkpoint API (release 570 and newer have it)";
 /// The daemon's pause between two attempts to bring a tenant back.
 const MOVERS_PAUSE: Duration = Duration::from_secs(1);
+/// Options of a tenant that opts in to suspension.
+const SUSPEND: [&str; 2] = ["--oversubscribe", "suspend"];
 /// A time in which many kernels run.
 const WHILE: Duration = Duration::from_millis(300);
-
-fn swapper(host: &Host, name: &str, bytes: u64, kernels: &str, oversubscribe: bool) -> Process {
-    let mut options = vec!["--name", name];
-    if oversubscribe {
-        options.extend(["--oversubscribe", "suspend"]);
-    }
-    host.spawn(host.run(&options, c_client("swap"), &[&bytes.to_string(), kernels]))
-}
-
-/// Does the same as [`swapper`], and waits until the process has its memory.
-fn holding(host: &Host, name: &str, bytes: u64, kernels: &str, oversubscribe: bool) -> Process {
-    let mut process = swapper(host, name, bytes, kernels, oversubscribe);
-    process.await_exactly("holding");
-    process
-}
-
-/// Waits until a client has run all its kernels, and asserts that its memory is as it was.
-#[track_caller]
-fn assert_unchanged_within(mut client: Process, within: Duration) {
-    let said = client.await_json_within(within);
-    assert_eq!(said["changed"], 0, "{said}");
-    client.finish().success();
-}
 
 #[track_caller]
 fn assert_unchanged(client: Process) {
@@ -53,7 +33,7 @@ fn seen(host: &Host) -> (u64, u64) {
 #[test]
 fn a_tenant_suspended_by_hand_leaves_the_gpu_and_goes_on_when_it_is_resumed() {
     let (host, _daemon) = Host::of_one_gib().with_daemon();
-    let client = holding(&host, "t", 256 * MIB, "2000", false);
+    let client = holding(&host, "t", &[], 256 * MIB, "2000");
     let (_, used) = seen(&host);
     assert!(used >= 256 * MIB);
     host.call(&["suspend", "t"]).success();
@@ -125,11 +105,11 @@ fn a_suspended_tenant_is_seen_to_wait_in_every_call() {
 #[test]
 fn a_process_that_comes_to_a_suspended_tenant_keeps_no_memory_on_the_gpu_either() {
     let (host, _daemon) = Host::of_one_gib().with_daemon();
-    let mut clients = vec![holding(&host, "t", 256 * MIB, "2000", false)];
+    let mut clients = vec![holding(&host, "t", &[], 256 * MIB, "2000")];
     host.call(&["suspend", "t"]).success();
     // The processes start one after the other. The later one finds two processes that are away.
     for came in [2, 3] {
-        clients.push(swapper(&host, "t", 128 * MIB, "10", false));
+        clients.push(swapper(&host, "t", &[], 128 * MIB, "10"));
         host.await_ps(|ps| ps.tenant("t").sessions.len() == came);
         // By now the new process has all its memory, unless it was suspended before.
         thread::sleep(Duration::from_millis(1_500));
@@ -170,8 +150,8 @@ fn two_tenants_of_sixty_percent_of_the_memory_each_both_finish_in_turns() {
     let (host, _daemon) = Host::of_one_gib().config("suspend_turn_ms = 600\n").with_daemon();
     let bytes = 608 * MIB;
     let begun = Instant::now();
-    let first = holding(&host, "first", bytes, &KERNELS.to_string(), true);
-    let second = holding(&host, "second", bytes, &KERNELS.to_string(), true);
+    let first = holding(&host, "first", &SUSPEND, bytes, &KERNELS.to_string());
+    let second = holding(&host, "second", &SUSPEND, bytes, &KERNELS.to_string());
     // A tenant that has just come back must show no drift. NVML's figures from the time while it
     // was away do not count.
     while begun.elapsed() < LOOKED_FOR {
@@ -216,7 +196,7 @@ fn two_tenants_that_have_nothing_to_do_are_not_moved_every_turn() {
 #[test]
 fn a_graph_that_allocates_waits_for_room_as_an_allocation_does() {
     let (host, _daemon) = Host::of_one_gib().config("suspend_turn_ms = 200\n").with_daemon();
-    let holder = holding(&host, "holder", 896 * MIB, "3000", true);
+    let holder = holding(&host, "holder", &SUSPEND, 896 * MIB, "3000");
     let mut late = Calls::start(&host, &[("DEEPRES_TENANT", "late"), ("DEEPRES_MEMORY", "1GiB")]);
     late.define(WORK);
     late.does("launch_graph(executable(captured(512 << 20)))");
@@ -227,18 +207,17 @@ fn a_graph_that_allocates_waits_for_room_as_an_allocation_does() {
 #[test]
 fn a_tenant_that_did_not_opt_in_keeps_the_memory_and_the_other_is_told_that_there_is_none() {
     let (host, _daemon) = Host::of_one_gib().with_daemon();
-    let mut firm = holding(&host, "firm", 608 * MIB, "500", false);
-    let other = swapper(&host, "other", 608 * MIB, "1", true);
+    let firm = holding(&host, "firm", &[], 608 * MIB, "500");
+    let other = swapper(&host, "other", &SUSPEND, 608 * MIB, "1");
     let ended = other.finish();
     ended.refused("cuMemAlloc_v2");
-    firm.await_json();
-    firm.finish().success();
+    assert_unchanged(firm);
 }
 
 #[test]
 fn the_daemons_death_brings_suspended_tenants_back() {
     let (host, mut daemon) = Host::of_one_gib().with_daemon();
-    let client = holding(&host, "t", 256 * MIB, "300", false);
+    let client = holding(&host, "t", &[], 256 * MIB, "300");
     host.call(&["suspend", "t"]).success();
     daemon.kill();
     assert_unchanged(client);
@@ -247,7 +226,7 @@ fn the_daemons_death_brings_suspended_tenants_back() {
 #[test]
 fn a_service_manager_that_stops_all_processes_of_the_service_leaves_nobody_suspended() {
     let (host, mut daemon) = Host::of_one_gib().with_daemon();
-    let client = holding(&host, "t", 256 * MIB, "300", false);
+    let client = holding(&host, "t", &[], 256 * MIB, "300");
     host.call(&["suspend", "t"]).success();
     // systemd sends the signal to each process in the service's cgroup.
     for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
@@ -282,21 +261,20 @@ fn keeper(host: &Host) -> Pid {
 #[test]
 fn moves_of_tenants_leave_no_zombies() {
     let (host, _daemon) = Host::of_one_gib().with_daemon();
-    let mut client = holding(&host, "t", 64 * MIB, "600", false);
+    let client = holding(&host, "t", &[], 64 * MIB, "600");
     for _ in 0..3 {
         host.call(&["suspend", "t"]).success();
         host.call(&["resume", "t"]).success();
     }
     let daemon = host.ps().daemon_pid;
     await_value(|| children(daemon), |children| *children == (Vec::new(), 0));
-    client.await_json();
-    client.finish().success();
+    assert_unchanged(client);
 }
 
 #[test]
 fn a_tenant_whose_keeper_is_killed_is_brought_back_all_the_same() {
     let (host, _daemon) = Host::of_one_gib().with_daemon();
-    let client = holding(&host, "t", 256 * MIB, "300", false);
+    let client = holding(&host, "t", &[], 256 * MIB, "300");
     host.call(&["suspend", "t"]).success();
     kill_process(keeper(&host), Signal::KILL).expect("it lives");
     host.call(&["resume", "t"]).refused("keeps trying to bring the tenant back");
@@ -315,9 +293,9 @@ fn client_of(host: &Host, tenant: &str) -> Pid {
 #[test]
 fn the_next_daemon_brings_a_tenant_back_whose_daemon_and_keeper_were_killed() {
     let (host, mut daemon) = Host::of_one_gib().with_daemon();
-    let client = holding(&host, "t", 256 * MIB, "300", false);
+    let client = holding(&host, "t", &[], 256 * MIB, "300");
     host.call(&["suspend", "t"]).success();
-    let _other = holding(&host, "other", 900 * MIB, "100000", false);
+    let _other = holding(&host, "other", &[], 900 * MIB, "100000");
     let used = seen(&host).1;
     let keeper = keeper(&host);
     // Without the stop, the keeper would bring the tenant back as soon as the daemon is gone.
@@ -343,7 +321,7 @@ fn tenants_that_take_turns_go_on_doing_so_after_the_daemon_was_killed() {
     /// More kernels than the test lets run.
     const KERNELS: &str = "60000";
     let (host, mut daemon) = Host::of_one_gib().config("suspend_turn_ms = 400\n").with_daemon();
-    let mut clients = ["first", "second"].map(|name| swapper(&host, name, 608 * MIB, KERNELS, true));
+    let mut clients = ["first", "second"].map(|name| swapper(&host, name, &SUSPEND, 608 * MIB, KERNELS));
     clients.iter_mut().for_each(|client| client.await_exactly("holding"));
     let pids = ["first", "second"].map(|name| client_of(&host, name));
     let done = || {
@@ -384,7 +362,7 @@ fn a_mover_whose_daemon_has_ended_brings_back_the_process_that_it_had_just_taken
 #[test]
 fn a_driver_that_hangs_holds_up_nobody_else_and_not_for_ever() {
     let (host, _daemon) = Host::of_one_gib().config("suspend_limit_ms = 3000\n").with_daemon();
-    let mut clients = ["stuck", "other"].map(|name| swapper(&host, name, 64 * MIB, "600", false));
+    let mut clients = ["stuck", "other"].map(|name| swapper(&host, name, &[], 64 * MIB, "600"));
     clients.iter_mut().for_each(|client| client.await_exactly("holding"));
     host.call(&["suspend", "stuck"]).success();
     kill_process(keeper(&host), Signal::STOP).expect("it lives");
@@ -427,7 +405,7 @@ fn daemon_of_an_old_driver(host: &Host) -> Process {
 fn a_driver_without_checkpoints_is_said_to_be_one_and_the_tenant_goes_on() {
     let host = Host::of_one_gib();
     let _daemon = daemon_of_an_old_driver(&host);
-    let client = holding(&host, "t", 64 * MIB, "300", false);
+    let client = holding(&host, "t", &[], 64 * MIB, "300");
     host.call(&["suspend", "t"]).refused(NO_CHECKPOINTS);
     assert_unchanged(client);
     // A user learns of it already at the start of a job.
@@ -440,8 +418,8 @@ fn a_driver_without_checkpoints_is_said_to_be_one_and_the_tenant_goes_on() {
 fn nobody_waits_for_the_memory_of_a_tenant_that_the_driver_cannot_move() {
     let host = Host::of_one_gib();
     let _daemon = daemon_of_an_old_driver(&host);
-    let mut holder = holding(&host, "holder", 608 * MIB, "100000", true);
-    let other = swapper(&host, "other", 608 * MIB, "1", false);
+    let mut holder = holding(&host, "holder", &SUSPEND, 608 * MIB, "100000");
+    let other = swapper(&host, "other", &[], 608 * MIB, "1");
     let ended = other.finish();
     ended.refused("cuMemAlloc_v2");
     assert!(holder.try_wait().is_none(), "it goes on");
@@ -450,8 +428,8 @@ fn nobody_waits_for_the_memory_of_a_tenant_that_the_driver_cannot_move() {
 #[test]
 fn a_waiting_tenant_gets_the_memory_of_one_that_ends_instead_of_leaving() {
     let (host, _daemon) = Host::of_one_gib().with_daemon();
-    let _holder = holding(&host, "holder", 608 * MIB, "100000", true);
-    let mut other = swapper(&host, "other", 608 * MIB, "1", false);
+    let _holder = holding(&host, "holder", &SUSPEND, 608 * MIB, "100000");
+    let mut other = swapper(&host, "other", &[], 608 * MIB, "1");
     await_waiting(&host, "other", 416 * MIB);
     kill_client(&host, "holder");
     other.await_exactly("holding");
@@ -461,10 +439,8 @@ fn a_waiting_tenant_gets_the_memory_of_one_that_ends_instead_of_leaving() {
 #[test]
 fn a_limit_that_is_lowered_while_an_allocation_waits_for_room_holds_for_it() {
     let (host, _daemon) = Host::of_one_gib().with_daemon();
-    let _holder = holding(&host, "holder", 608 * MIB, "100000", true);
-    let options = ["--name", "other", "--memory", "1GiB"];
-    let bytes = (608 * MIB).to_string();
-    let other = host.spawn(host.run(&options, c_client("swap"), &[&bytes, "1"]));
+    let _holder = holding(&host, "holder", &SUSPEND, 608 * MIB, "100000");
+    let other = swapper(&host, "other", &["--memory", "1GiB"], 608 * MIB, "1");
     await_waiting(&host, "other", 416 * MIB);
     host.call(&["set", "other", "--memory", "420MiB"]).success();
     kill_client(&host, "holder");
@@ -475,9 +451,9 @@ fn a_limit_that_is_lowered_while_an_allocation_waits_for_room_holds_for_it() {
 #[test]
 fn a_tenant_resumed_while_others_have_the_memory_comes_back_after_them() {
     let (host, _daemon) = Host::of_one_gib().with_daemon();
-    let first = holding(&host, "first", 608 * MIB, "100", false);
+    let first = holding(&host, "first", &[], 608 * MIB, "100");
     host.call(&["suspend", "first"]).success();
-    let _other = holding(&host, "other", 608 * MIB, "100000", false);
+    let _other = holding(&host, "other", &[], 608 * MIB, "100000");
     let resumed = host.shows(&["resume", "first"]);
     assert!(resumed.starts_with("first: waits for memory"), "{resumed}");
     let shown = host.shows(&["ps"]);
@@ -503,12 +479,11 @@ fn await_waiting(host: &Host, tenant: &str, bytes: u64) {
 #[test]
 fn a_suspended_tenant_that_is_killed_leaves_nothing_behind() {
     let (host, _daemon) = Host::of_one_gib().with_daemon();
-    let client = holding(&host, "t", 256 * MIB, "2000", false);
+    let client = holding(&host, "t", &[], 256 * MIB, "2000");
     host.call(&["suspend", "t"]).success();
     kill_client(&host, "t");
     host.await_ps(|ps| ps.find("t").is_none_or(|tenant| tenant.sessions.is_empty()));
     drop(client);
-    let mut next = holding(&host, "next", 928 * MIB, "1", false);
-    next.await_json();
-    next.finish().success();
+    let next = holding(&host, "next", &[], 928 * MIB, "1");
+    assert_unchanged(next);
 }

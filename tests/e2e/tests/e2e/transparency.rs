@@ -145,6 +145,7 @@ fn a_gpu_client_with_a_dead_foreign_or_mute_socket_is_the_same() {
             socket.display(),
             hooked.stderr
         );
+        assert!(hooked.stderr.lines().count() <= 1, "{}: {}", socket.display(), hooked.stderr);
     }
 }
 
@@ -189,6 +190,9 @@ fn the_kill_switch_lets_everything_through() {
     assert!(bytes > 100 << 30, "the limit of 64 MiB is off: {said}");
     let sessions: usize = host.ps().tenants.iter().map(|tenant| tenant.sessions.len()).sum();
     assert_eq!(sessions, 0, "a switched-off process does not connect");
+    let mut command = host.preloaded(c_client("launches"));
+    command.env("DEEPRES_DISABLE", "1").env("DEEPRES_SHARE", "abc");
+    assert_eq!(host.finish(command), bare_client(&host), "it reads no variable either");
 }
 
 #[test]

@@ -531,13 +531,19 @@ fn the_doctor_says_what_is_there_and_what_to_do() {
 mod measured {
     use super::*;
 
+    /// Returns a host with a daemon that reports unmanaged processes by now.
+    fn settled(config: &str) -> Option<(Host, Process)> {
+        let host_and_daemon = probes::measuring(config)?.with_daemon();
+        thread::sleep(QUIET);
+        Some(host_and_daemon)
+    }
+
     #[test]
     #[ignore = "deep: takes long"]
     fn a_hundred_of_a_hundred_are_found_within_a_second() {
         const USERS: usize = 100;
         const AT_A_TIME: usize = 10;
-        let Some((host, _daemon)) = probes::measuring(CONFIG).map(Host::with_daemon) else { return };
-        thread::sleep(QUIET);
+        let Some((host, _daemon)) = settled(CONFIG) else { return };
         for _ in 0..USERS / AT_A_TIME {
             let mut users: Vec<Process> =
                 (0..AT_A_TIME).map(|_| host.spawn(python(&host, USER, &[]))).collect();
@@ -585,8 +591,7 @@ mod measured {
 
     #[test]
     fn a_process_that_hides_its_memory_map_is_listed_and_keeps_nobody_waiting() {
-        let Some((host, mut daemon)) = probes::measuring(HOLDING).map(Host::with_daemon) else { return };
-        thread::sleep(QUIET);
+        let Some((host, mut daemon)) = settled(HOLDING) else { return };
         let target = host.path().join("stuck").display().to_string();
         let (stuck, said) = host.told(python(&host, STUCK, &[&target]));
         let _server = Ends(Pid::from_raw(said["server"].as_i64().unwrap() as i32).unwrap());
@@ -602,8 +607,7 @@ mod measured {
 
     #[test]
     fn a_process_that_comes_back_is_found_within_a_second_each_time() {
-        let Some((host, _daemon)) = probes::measuring(CONFIG).map(Host::with_daemon) else { return };
-        thread::sleep(QUIET);
+        let Some((host, _daemon)) = settled(CONFIG) else { return };
         let mut user = obedient(&host);
         for round in 0..6 {
             let opened_ns = tell(&mut user, "open");
@@ -824,8 +828,7 @@ for _ in range(8):
     time.sleep(0.1)
 if rounds: os.execv(sys.executable, [sys.executable, "-c", this, device, str(rounds - 1), this])
 "#;
-        let Some((host, daemon)) = probes::measuring(CONFIG).map(Host::with_daemon) else { return };
-        thread::sleep(QUIET);
+        let Some((host, daemon)) = settled(CONFIG) else { return };
         let tenants: Vec<Process> =
             (0..6).map(|_| host.spawn(tenant(&host, &[], TENANT, &["2", &code(TENANT)]))).collect();
         for tenant in tenants {
@@ -850,8 +853,7 @@ while starts.is_alive():
 print('{"result": %d}' % results[0], flush=True)
 sys.stdin.readline()
 "#;
-        let Some((host, daemon)) = probes::measuring(HOLDING).map(Host::with_daemon) else { return };
-        thread::sleep(QUIET);
+        let Some((host, daemon)) = settled(HOLDING) else { return };
         let start = |faults: &str| {
             let mut command = tenant(&host, &[], TENANT, &[]);
             command.env("SIMGPU_FAULTS", faults);
@@ -879,8 +881,7 @@ ask(file)
 time.sleep(1 + float(sys.argv[3]))
 os.execv(sys.executable, [sys.executable, "-I", "-S", "-c", sys.argv[2], sys.argv[1]])
 "#;
-        let Some((host, _daemon)) = probes::measuring(CONFIG).map(Host::with_daemon) else { return };
-        thread::sleep(QUIET);
+        let Some((host, _daemon)) = settled(CONFIG) else { return };
         // The new program uses the device before the daemon knows of the session's end, before it
         // knows the earlier calls, or afterwards. Each session ends at another moment of the
         // second.
@@ -908,8 +909,7 @@ print("{}", flush=True)
 sys.stdin.readline()
 os.execvp("sh", ["sh", "-c", "sleep 0.1; exec 9<&-; echo '{}'; read line"])
 "#;
-        let Some((host, daemon)) = probes::measuring(CONFIG).map(Host::with_daemon) else { return };
-        thread::sleep(QUIET);
+        let Some((host, daemon)) = settled(CONFIG) else { return };
         let (mut tenant, _) = host.told(tenant(&host, &[], TENANT, &[]));
         // By now the daemon has asked NVML, and NVML has listed the process as computing.
         thread::sleep(NVML_PAUSE);
@@ -932,8 +932,7 @@ sys.stdin.readline()
 print('{"left_ns": %d}' % now_ns(), flush=True)
 os.execvp("sleep", ["sleep", "60"])
 "#;
-        let Some((host, _daemon)) = probes::measuring(CONFIG).map(Host::with_daemon) else { return };
-        thread::sleep(QUIET);
+        let Some((host, _daemon)) = settled(CONFIG) else { return };
         let (mut tenant, _) = host.told(tenant(&host, &[], TENANT, &[]));
         assert_eq!(unmanaged(&host), Vec::<Value>::new(), "it has a session");
         tenant.say("");
@@ -958,8 +957,7 @@ for _ in range(30):
     ask(file)
     time.sleep(0.1)
 "#;
-        let Some((host, daemon)) = probes::measuring(CONTROL_CONFIG).map(Host::with_daemon) else { return };
-        thread::sleep(QUIET);
+        let Some((host, daemon)) = settled(CONTROL_CONFIG) else { return };
         host.finish(tenant(&host, &[], VIEWER, &[])).success();
         assert_eq!(assert_nobody_else_is_listed(&host, daemon)["kind"], "control");
     }

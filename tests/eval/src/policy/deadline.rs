@@ -96,15 +96,8 @@ mod tests {
 
     #[test]
     fn equals_without_deadlines_have_equal_parts() {
-        let used = used_percent(
-            Policy::EarliestDeadline,
-            r#"
-            [[tenant]]
-            name = "a"
-            count = 3
-            steps = { kernels = 10, kernel_us = 1000 }
-            "#,
-        );
+        let tenants = [("a", "count = 3", "kernels = 10, kernel_us = 1000")];
+        let used = used_percent(Policy::EarliestDeadline, &tenants);
         assert!(used.iter().all(|used| (used - 33.3).abs() < 0.5), "{used:?}");
     }
 
@@ -112,19 +105,11 @@ mod tests {
     fn a_backlogged_service_gives_way_between_two_of_its_requests_to_one_that_is_due_earlier() {
         // The first tenant has far more work than fits, due in five seconds. The second tenant's
         // requests are due in 20 ms.
-        let text = r#"
-            name = "due"
-            shows = "who is due first"
-            duration_s = 2
-            [[tenant]]
-            name = "backlogged"
-            requests = { arrival = "periodic", per_s = 200, kernels = 1, kernel_us = 8000, slo_ms = 5000 }
-            [[tenant]]
-            name = "urgent"
-            requests = { arrival = "periodic", per_s = 10, kernels = 1, kernel_us = 1000, slo_ms = 20 }
-        "#;
-        let scenario = Scenario::parse(text).unwrap();
-        let run = Policy::EarliestDeadline.run_alone(&scenario);
+        const PERIODIC: &str = "arrival = \"periodic\", kernels = 1";
+        let backlogged = format!("requests = {{ {PERIODIC}, per_s = 200, kernel_us = 8000, slo_ms = 5000 }}");
+        let urgent = format!("requests = {{ {PERIODIC}, per_s = 10, kernel_us = 1000, slo_ms = 20 }}");
+        let tenants = [("backlogged", backlogged.as_str(), ""), ("urgent", &urgent, "")];
+        let run = Policy::EarliestDeadline.run_alone(&Scenario::of("duration_s = 2", &tenants));
         assert_eq!((run.outcomes[1].missed, run.outcomes[1].timed), (0, 19), "{:?}", run.outcomes[1]);
         // At most one request of the other tenant and two switches are ahead of a request.
         assert!(run.outcomes[1].latencies_ns.iter().all(|ns| *ns <= 9_200_000));
@@ -132,18 +117,11 @@ mod tests {
 
     #[test]
     fn a_jobs_deadline_goes_before_none() {
-        let used = used_percent(
-            Policy::EarliestDeadline,
-            r#"
-            [[tenant]]
-            name = "whenever"
-            steps = { kernels = 10, kernel_us = 1000 }
-            [[tenant]]
-            name = "due"
-            deadline_s = 60
-            steps = { kernels = 10, kernel_us = 1000, pause_ms = 10 }
-            "#,
-        );
+        let tenants = [
+            ("whenever", "", "kernels = 10, kernel_us = 1000"),
+            ("due", "deadline_s = 60", "kernels = 10, kernel_us = 1000, pause_ms = 10"),
+        ];
+        let used = used_percent(Policy::EarliestDeadline, &tenants);
         // After each step of a tenant, the other tenant has a step.
         assert!((used[1] - 50.0).abs() < 1.0, "{used:?}");
     }

@@ -325,18 +325,11 @@ mod tests {
 
     #[test]
     fn the_arbiter_measures_what_a_hand_off_of_the_scenario_costs() {
-        let text = r#"
-            name = "two"
-            shows = "hand-offs"
-            duration_s = 20
-            [[tenant]]
-            name = "short"
-            steps = { kernels = 100, kernel_us = 200 }
-            [[tenant]]
-            name = "longer"
-            steps = { kernels = 10, kernel_us = 500 }
-        "#;
-        let scenario = Scenario::parse(text).unwrap();
+        let tenants = [
+            ("short", "", "kernels = 100, kernel_us = 200"),
+            ("longer", "", "kernels = 10, kernel_us = 500"),
+        ];
+        let scenario = Scenario::of("duration_s = 20", &tenants);
         let gpu = &scenario.gpu;
         let mut device = TimeSlice::new(2, gpu.slice_ns, gpu.switch_ns).with_idle_switch(switch_ns(gpu));
         let mut deepres = Deepres::new(&scenario);

@@ -198,9 +198,8 @@ mod tests {
 
     #[test]
     fn a_launch_takes_its_blocks_and_sleeps_ten_milliseconds_while_there_are_less_than_none() {
-        let text = "name = \"a\"\nshows = \"b\"\nduration_s = 1\n[[tenant]]\nname = \"t\"\nshare = \"30%\"\n\
-                    steps = { kernels = 1, kernel_us = 100 }\n";
-        let mut gate = HamiLike::new(&Scenario::parse(text).unwrap());
+        let tenants = [("t", "share = \"30%\"", "kernels = 1, kernel_us = 100")];
+        let mut gate = HamiLike::new(&Scenario::of("duration_s = 1", &tenants));
         assert_eq!(gate.buckets[0].limit_percent, 30);
         gate.buckets[0].tokens = 1_320;
         let launch = Launch { tenant: 0, length_ns: 100_000, arrived_ns: 0, due_ns: None };
@@ -219,9 +218,8 @@ mod tests {
 
     #[test]
     fn a_limit_is_kept_in_the_long_run_roughly() {
-        let text = "name = \"a\"\nshows = \"b\"\nduration_s = 60\nwarmup_s = 10\n[[tenant]]\nname = \"t\"\nshare = \"30%\"\n\
-                    steps = { kernels = 100, kernel_us = 500 }\n";
-        let run = Policy::HamiLike.run_alone(&Scenario::parse(text).unwrap());
+        let tenants = [("t", "share = \"30%\"", "kernels = 100, kernel_us = 500")];
+        let run = Policy::HamiLike.run_alone(&Scenario::of("duration_s = 60\nwarmup_s = 10", &tenants));
         let used_percent = run.outcomes[0].used_ns as f64 / 50e7;
         assert!((20.0..=45.0).contains(&used_percent), "{used_percent}");
     }

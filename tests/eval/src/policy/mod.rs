@@ -168,10 +168,8 @@ mod tests {
     use deepres_policy::entitlement::Rule;
 
     /// Returns each tenant's part of the GPU time under a policy, percent.
-    pub fn used_percent(policy: Policy, tenants: &str) -> Vec<f64> {
-        let text = format!("name = \"test\"\nshows = \"shares\"\nduration_s = 20\nwarmup_s = 2\n{tenants}");
-        let scenario = Scenario::parse(&text).unwrap();
-        let run = policy.run_alone(&scenario);
+    pub fn used_percent(policy: Policy, tenants: &[(&str, &str, &str)]) -> Vec<f64> {
+        let run = policy.run_alone(&Scenario::of("duration_s = 20\nwarmup_s = 2", tenants));
         let used: Vec<f64> = run.outcomes.iter().map(|outcome| outcome.used_ns as f64).collect();
         used.iter().map(|used_ns| used_ns * 100.0 / used.iter().sum::<f64>()).collect()
     }
@@ -205,18 +203,8 @@ mod tests {
 
     #[test]
     fn the_fluid_limit_follows_what_is_owed_over_time() {
-        let text = r#"
-            name = "test"
-            shows = "changing weights"
-            duration_s = 10
-            [[tenant]]
-            name = "a"
-            steps = { kernels = 1, kernel_us = 1000 }
-            [[tenant]]
-            name = "b"
-            steps = { kernels = 1, kernel_us = 1000 }
-        "#;
-        let scenario = Scenario::parse(text).unwrap();
+        let steps = "kernels = 1, kernel_us = 1000";
+        let scenario = Scenario::of("duration_s = 10", &[("a", "", steps), ("b", "", steps)]);
         let mut standings = Standings::at_first(&scenario);
         let owed = |ppm| Entitlement { ppm, weight_ppm: ppm, rule: Rule::Rest };
         standings.set(5_000_000_000, vec![owed(900_000), owed(100_000)]);

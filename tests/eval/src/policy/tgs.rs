@@ -350,20 +350,11 @@ mod tests {
 
     #[test]
     fn a_guest_may_launch_its_limit_in_each_fifty_milliseconds_and_production_is_never_held_up() {
-        let text = r#"
-            name = "tgs"
-            shows = "the unit"
-            duration_s = 60
-            warmup_s = 34
-            [[tenant]]
-            name = "production"
-            steps = { kernels = 10, kernel_us = 1000, pause_ms = 10 }
-            [[tenant]]
-            name = "guest"
-            class = "best-effort"
-            steps = { kernels = 1000, kernel_us = 100 }
-        "#;
-        let scenario = Scenario::parse(text).unwrap();
+        let tenants = [
+            ("production", "", "kernels = 10, kernel_us = 1000, pause_ms = 10"),
+            ("guest", Scenario::GUEST, "kernels = 1000, kernel_us = 100"),
+        ];
+        let scenario = Scenario::of("duration_s = 60\nwarmup_s = 34", &tenants);
         let mut gate = TgsLike::new(&scenario);
         gate.manager.limit = 13_200.0;
         let launch = |tenant| Launch { tenant, length_ns: 100_000, arrived_ns: 0, due_ns: None };

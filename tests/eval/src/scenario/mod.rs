@@ -510,4 +510,23 @@ impl Tenant {
 }
 
 #[cfg(test)]
+impl Scenario {
+    /// The key that makes a tenant a guest.
+    pub const GUEST: &str = "class = \"best-effort\"";
+
+    /// Returns a scenario with these keys at its head. Each tenant has a name, keys, and the keys
+    /// of its steps if it has steps.
+    pub fn of(head: &str, tenants: &[(&str, &str, &str)]) -> Scenario {
+        let mut text = format!("name = \"test\"\nshows = \"what a test needs\"\n{head}\n");
+        for (name, keys, steps) in tenants {
+            text += &format!("[[tenant]]\nname = \"{name}\"\n{keys}\n");
+            if !steps.is_empty() {
+                text += &format!("steps = {{ {steps} }}\n");
+            }
+        }
+        Scenario::parse(&text).unwrap()
+    }
+}
+
+#[cfg(test)]
 mod tests;

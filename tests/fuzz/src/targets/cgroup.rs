@@ -1,6 +1,7 @@
 //! The text in `/proc` about a process: its own name, and its cgroups. The process's user may have
 //! chosen the names of the cgroups.
 
+use deepres_abi::wire::TENANT_NAME_BYTES;
 use deepres_daemon::identity::cgroup::{self, Kind};
 use deepres_daemon::identity::tree::{self, Process};
 
@@ -11,6 +12,7 @@ pub fn run(data: &[u8]) {
         assert!(place.path.starts_with('/') && text.contains(&place.path), "{place:?}");
         let is_harmless = |c: char| c.is_ascii_alphanumeric() || c == '-';
         assert!(place.name().chars().all(is_harmless), "{place:?}");
+        assert!(place.name().len() < TENANT_NAME_BYTES, "{place:?}");
         if let Some(container) = place.container() {
             assert!(
                 container.id.starts_with(container.short_id()) && text.contains(&container.id),

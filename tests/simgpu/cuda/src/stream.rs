@@ -59,7 +59,30 @@ pub struct Stream {
     seen_by_legacy: AtomicU64,
     capturing: AtomicBool,
     capture: Mutex<Option<Membership>>,
-    attributes: Mutex<HashMap<u32, [u8; 64]>>,
+    /// Attributes that the client stored.
+    pub attributes: Attributes,
+}
+
+/// Launch attributes that a client stored in a stream or a node.
+#[derive(Default)]
+pub struct Attributes(Mutex<HashMap<u32, [u8; 64]>>);
+
+impl Attributes {
+    /// Returns a stored attribute, or zeros.
+    pub fn get(&self, id: u32) -> [u8; 64] {
+        lock(&self.0).get(&id).copied().unwrap_or([0; 64])
+    }
+
+    /// Stores an attribute.
+    pub fn set(&self, id: u32, value: [u8; 64]) {
+        lock(&self.0).insert(id, value);
+    }
+
+    /// Copies the attributes of another object.
+    pub fn copy(&self, from: &Self) {
+        let copied = lock(&from.0).clone();
+        *lock(&self.0) = copied;
+    }
 }
 
 thread_local! {
@@ -105,7 +128,7 @@ impl Stream {
             seen_by_legacy: AtomicU64::new(0),
             capturing: AtomicBool::new(false),
             capture: Mutex::new(None),
-            attributes: Mutex::default(),
+            attributes: Attributes::default(),
         })
     }
 
@@ -261,22 +284,6 @@ impl Stream {
             );
         }
         all
-    }
-
-    /// Returns a stored attribute, or zeros.
-    pub fn attribute(&self, id: u32) -> [u8; 64] {
-        lock(&self.attributes).get(&id).copied().unwrap_or([0; 64])
-    }
-
-    /// Stores an attribute.
-    pub fn set_attribute(&self, id: u32, value: [u8; 64]) {
-        lock(&self.attributes).insert(id, value);
-    }
-
-    /// Copies the attributes of another stream.
-    pub fn copy_attributes(&self, from: &Stream) {
-        let copied = lock(&from.attributes).clone();
-        *lock(&self.attributes) = copied;
     }
 
     /// Removes the stream from the tables when its context ends.

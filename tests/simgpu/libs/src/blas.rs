@@ -7,9 +7,8 @@ use deepres_abi::driver::types::CUstream;
 use simgpu_driver::Result;
 
 use crate::kernels::{self, Extents, Kernel};
+use crate::objects::{SUCCESS, create, destroy};
 
-/// `CUBLAS_STATUS_SUCCESS`
-pub const SUCCESS: u32 = 0;
 /// `CUBLAS_STATUS_NOT_INITIALIZED`
 const NOT_INITIALIZED: u32 = 1;
 /// `CUBLAS_STATUS_INVALID_VALUE`
@@ -31,43 +30,25 @@ pub fn status(launched: Result<()>) -> u32 {
     if launched.is_ok() { SUCCESS } else { EXECUTION_FAILED }
 }
 
-/// Makes a handle.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cublasCreate_v2(handle: *mut *mut Blas) -> u32 {
-    if kernels::prepare().is_err() {
-        return NOT_INITIALIZED;
+exports! {
+    cublasCreate_v2(handle: *mut *mut Blas) {
+        if kernels::prepare().is_err() {
+            return NOT_INITIALIZED;
+        }
+        create(handle, Blas { stream: null_mut(), math_mode: 0, pointer_mode: 0 });
     }
-    let blas = Box::new(Blas { stream: null_mut(), math_mode: 0, pointer_mode: 0 });
-    // SAFETY: by cuBLAS' contract the pointer is at room for the handle.
-    unsafe { handle.write(Box::into_raw(blas)) };
-    SUCCESS
+    cublasDestroy_v2(handle: *mut Blas) { destroy(handle) }
+    cublasGetVersion_v2(_handle: *mut Blas, version: *mut i32) { version.write(VERSION) }
 }
 
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cublasDestroy_v2(handle: *mut Blas) -> u32 {
-    // SAFETY: by cuBLAS' contract the handle comes from `cublasCreate_v2`, and is not used again.
-    drop(unsafe { Box::from_raw(handle) });
-    SUCCESS
-}
-
-/// Defines functions that set or return a field of a handle.
+/// Declares functions that set or return a field of a handle.
 macro_rules! fields {
-    ($($set:ident $get:ident $field:ident: $type:ty;)*) => { $(
-        #[unsafe(no_mangle)]
-        unsafe extern "C" fn $set(handle: *mut Blas, value: $type) -> u32 {
-            // SAFETY: by cuBLAS' contract the handle comes from `cublasCreate_v2`, and one thread
-            // at a time uses it.
-            unsafe { (*handle).$field = value };
-            SUCCESS
-        }
-
-        #[unsafe(no_mangle)]
-        unsafe extern "C" fn $get(handle: *mut Blas, value: *mut $type) -> u32 {
-            // SAFETY: as above; the pointer is at room for the value.
-            unsafe { value.write((*handle).$field) };
-            SUCCESS
-        }
-    )* };
+    ($($set:ident $get:ident $field:ident: $type:ty;)*) => {
+        exports! {$(
+            $set(handle: *mut Blas, value: $type) { (*handle).$field = value }
+            $get(handle: *mut Blas, value: *mut $type) { value.write((*handle).$field) }
+        )*}
+    };
 }
 
 fields! {
@@ -76,23 +57,10 @@ fields! {
     cublasSetPointerMode_v2 cublasGetPointerMode_v2 pointer_mode: u32;
 }
 
-/// Takes a workspace, which the stand-in does not need.
-#[unsafe(no_mangle)]
-extern "C" fn cublasSetWorkspace_v2(_handle: *mut Blas, _memory: *mut c_void, _bytes: usize) -> u32 {
-    SUCCESS
-}
-
-/// Takes a number of SMs, which has no effect.
-#[unsafe(no_mangle)]
-extern "C" fn cublasSetSmCountTarget(_handle: *mut Blas, _count: i32) -> u32 {
-    SUCCESS
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cublasGetVersion_v2(_handle: *mut Blas, version: *mut i32) -> u32 {
-    // SAFETY: by cuBLAS' contract the pointer is at room for the number.
-    unsafe { version.write(VERSION) };
-    SUCCESS
+// The stand-in needs no workspace, and no number of SMs.
+without_effect! {
+    cublasSetWorkspace_v2(*mut Blas, *mut c_void, usize);
+    cublasSetSmCountTarget(*mut Blas, i32);
 }
 
 /// Multiplies on the handle's stream.
@@ -108,109 +76,6 @@ unsafe fn multiply(handle: *const Blas, m: i32, n: i32, k: i32, batch: i32) -> u
     status(kernels::multiply(Kernel::Product, stream, Extents { m, n, k, batch }))
 }
 
-/// Defines functions that have the same arguments. The functions differ only in the type of their
-/// elements, which are passed by pointer.
-macro_rules! alike {
-    (@one $name:ident ($($argument:ident: $type:ty),* $(,)?) $body:expr) => {
-        #[unsafe(no_mangle)]
-        unsafe extern "C" fn $name($($argument: $type),*) -> u32 {
-            // SAFETY: by cuBLAS' contract the handle comes from `cublasCreate_v2`.
-            unsafe { $body }
-        }
-    };
-    ([$($name:ident)*] $arguments:tt $body:expr) => {
-        $(alike! { @one $name $arguments $body })*
-    };
-}
-
-alike! {
-    [cublasSgemm_v2 cublasDgemm_v2 cublasCgemm_v2 cublasZgemm_v2]
-    (
-        handle: *mut Blas, _ta: u32, _tb: u32, m: i32, n: i32, k: i32, _alpha: *const c_void,
-        _a: *const c_void, _lda: i32, _b: *const c_void, _ldb: i32, _beta: *const c_void,
-        _c: *mut c_void, _ldc: i32,
-    )
-    multiply(handle, m, n, k, 1)
-}
-
-alike! {
-    [cublasSgemmBatched cublasDgemmBatched cublasCgemmBatched cublasZgemmBatched]
-    (
-        handle: *mut Blas, _ta: u32, _tb: u32, m: i32, n: i32, k: i32, _alpha: *const c_void,
-        _a: *const c_void, _lda: i32, _b: *const c_void, _ldb: i32, _beta: *const c_void,
-        _c: *const c_void, _ldc: i32, batch: i32,
-    )
-    multiply(handle, m, n, k, batch)
-}
-
-alike! {
-    [cublasSgemmStridedBatched cublasDgemmStridedBatched cublasCgemmStridedBatched cublasZgemmStridedBatched]
-    (
-        handle: *mut Blas, _ta: u32, _tb: u32, m: i32, n: i32, k: i32, _alpha: *const c_void,
-        _a: *const c_void, _lda: i32, _stride_a: i64, _b: *const c_void, _ldb: i32, _stride_b: i64,
-        _beta: *const c_void, _c: *mut c_void, _ldc: i32, _stride_c: i64, batch: i32,
-    )
-    multiply(handle, m, n, k, batch)
-}
-
-alike! {
-    [cublasSgemmEx]
-    (
-        handle: *mut Blas, _ta: u32, _tb: u32, m: i32, n: i32, k: i32, _alpha: *const c_void,
-        _a: *const c_void, _a_type: u32, _lda: i32, _b: *const c_void, _b_type: u32, _ldb: i32,
-        _beta: *const c_void, _c: *mut c_void, _c_type: u32, _ldc: i32,
-    )
-    multiply(handle, m, n, k, 1)
-}
-
-alike! {
-    [cublasGemmEx]
-    (
-        handle: *mut Blas, _ta: u32, _tb: u32, m: i32, n: i32, k: i32, _alpha: *const c_void,
-        _a: *const c_void, _a_type: u32, _lda: i32, _b: *const c_void, _b_type: u32, _ldb: i32,
-        _beta: *const c_void, _c: *mut c_void, _c_type: u32, _ldc: i32, _compute: u32, _algorithm: i32,
-    )
-    multiply(handle, m, n, k, 1)
-}
-
-alike! {
-    [cublasGemmStridedBatchedEx]
-    (
-        handle: *mut Blas, _ta: u32, _tb: u32, m: i32, n: i32, k: i32, _alpha: *const c_void,
-        _a: *const c_void, _a_type: u32, _lda: i32, _stride_a: i64, _b: *const c_void, _b_type: u32,
-        _ldb: i32, _stride_b: i64, _beta: *const c_void, _c: *mut c_void, _c_type: u32, _ldc: i32,
-        _stride_c: i64, batch: i32, _compute: u32, _algorithm: i32,
-    )
-    multiply(handle, m, n, k, batch)
-}
-
-alike! {
-    [cublasSgemv_v2 cublasDgemv_v2 cublasCgemv_v2 cublasZgemv_v2]
-    (
-        handle: *mut Blas, _transposed: u32, m: i32, n: i32, _alpha: *const c_void, _a: *const c_void,
-        _lda: i32, _x: *const c_void, _step_x: i32, _beta: *const c_void, _y: *mut c_void, _step_y: i32,
-    )
-    pass_over(handle, i64::from(m) * i64::from(n))
-}
-
-alike! {
-    [cublasSdot_v2 cublasDdot_v2 cublasCdotu_v2 cublasCdotc_v2 cublasZdotu_v2 cublasZdotc_v2]
-    (
-        handle: *mut Blas, n: i32, _x: *const c_void, _step_x: i32, _y: *const c_void, _step_y: i32,
-        _result: *mut c_void,
-    )
-    pass_over(handle, n.into())
-}
-
-alike! {
-    [cublasDotEx]
-    (
-        handle: *mut Blas, n: i32, _x: *const c_void, _x_type: u32, _step_x: i32, _y: *const c_void,
-        _y_type: u32, _step_y: i32, _result: *mut c_void, _result_type: u32, _compute: u32,
-    )
-    pass_over(handle, n.into())
-}
-
 /// Works on the elements of vectors or of a matrix, on the handle's stream.
 ///
 /// # Safety
@@ -220,4 +85,69 @@ unsafe fn pass_over(handle: *const Blas, elements: i64) -> u32 {
     // SAFETY: the caller passes a live handle.
     let stream = unsafe { (*handle).stream };
     status(kernels::pass_over(Kernel::Vector, stream, elements))
+}
+
+exports! {
+    cublasSgemm_v2 | cublasDgemm_v2 | cublasCgemm_v2 | cublasZgemm_v2(
+        handle: *mut Blas, _ta: u32, _tb: u32, m: i32, n: i32, k: i32, _alpha: *const c_void,
+        _a: *const c_void, _lda: i32, _b: *const c_void, _ldb: i32, _beta: *const c_void,
+        _c: *mut c_void, _ldc: i32
+    ) {
+        multiply(handle, m, n, k, 1)
+    }
+    cublasSgemmBatched | cublasDgemmBatched | cublasCgemmBatched | cublasZgemmBatched(
+        handle: *mut Blas, _ta: u32, _tb: u32, m: i32, n: i32, k: i32, _alpha: *const c_void,
+        _a: *const c_void, _lda: i32, _b: *const c_void, _ldb: i32, _beta: *const c_void,
+        _c: *const c_void, _ldc: i32, batch: i32
+    ) {
+        multiply(handle, m, n, k, batch)
+    }
+    cublasSgemmStridedBatched | cublasDgemmStridedBatched
+    | cublasCgemmStridedBatched | cublasZgemmStridedBatched(
+        handle: *mut Blas, _ta: u32, _tb: u32, m: i32, n: i32, k: i32, _alpha: *const c_void,
+        _a: *const c_void, _lda: i32, _stride_a: i64, _b: *const c_void, _ldb: i32, _stride_b: i64,
+        _beta: *const c_void, _c: *mut c_void, _ldc: i32, _stride_c: i64, batch: i32
+    ) {
+        multiply(handle, m, n, k, batch)
+    }
+    cublasSgemmEx(
+        handle: *mut Blas, _ta: u32, _tb: u32, m: i32, n: i32, k: i32, _alpha: *const c_void,
+        _a: *const c_void, _a_type: u32, _lda: i32, _b: *const c_void, _b_type: u32, _ldb: i32,
+        _beta: *const c_void, _c: *mut c_void, _c_type: u32, _ldc: i32
+    ) {
+        multiply(handle, m, n, k, 1)
+    }
+    cublasGemmEx(
+        handle: *mut Blas, _ta: u32, _tb: u32, m: i32, n: i32, k: i32, _alpha: *const c_void,
+        _a: *const c_void, _a_type: u32, _lda: i32, _b: *const c_void, _b_type: u32, _ldb: i32,
+        _beta: *const c_void, _c: *mut c_void, _c_type: u32, _ldc: i32, _compute: u32, _algorithm: i32
+    ) {
+        multiply(handle, m, n, k, 1)
+    }
+    cublasGemmStridedBatchedEx(
+        handle: *mut Blas, _ta: u32, _tb: u32, m: i32, n: i32, k: i32, _alpha: *const c_void,
+        _a: *const c_void, _a_type: u32, _lda: i32, _stride_a: i64, _b: *const c_void, _b_type: u32,
+        _ldb: i32, _stride_b: i64, _beta: *const c_void, _c: *mut c_void, _c_type: u32, _ldc: i32,
+        _stride_c: i64, batch: i32, _compute: u32, _algorithm: i32
+    ) {
+        multiply(handle, m, n, k, batch)
+    }
+    cublasSgemv_v2 | cublasDgemv_v2 | cublasCgemv_v2 | cublasZgemv_v2(
+        handle: *mut Blas, _transposed: u32, m: i32, n: i32, _alpha: *const c_void, _a: *const c_void,
+        _lda: i32, _x: *const c_void, _step_x: i32, _beta: *const c_void, _y: *mut c_void, _step_y: i32
+    ) {
+        pass_over(handle, i64::from(m) * i64::from(n))
+    }
+    cublasSdot_v2 | cublasDdot_v2 | cublasCdotu_v2 | cublasCdotc_v2 | cublasZdotu_v2 | cublasZdotc_v2(
+        handle: *mut Blas, n: i32, _x: *const c_void, _step_x: i32, _y: *const c_void, _step_y: i32,
+        _result: *mut c_void
+    ) {
+        pass_over(handle, n.into())
+    }
+    cublasDotEx(
+        handle: *mut Blas, n: i32, _x: *const c_void, _x_type: u32, _step_x: i32, _y: *const c_void,
+        _y_type: u32, _step_y: i32, _result: *mut c_void, _result_type: u32, _compute: u32
+    ) {
+        pass_over(handle, n.into())
+    }
 }

@@ -4,9 +4,9 @@ use std::ffi::c_void;
 
 use deepres_abi::driver::types::CUstream;
 
-use crate::blas::{INVALID_VALUE, SUCCESS, VERSION, status};
+use crate::blas::{INVALID_VALUE, VERSION, status};
 use crate::kernels::{self, Extents, Kernel};
-use crate::objects::{create, destroy};
+use crate::objects::{SUCCESS, create, destroy};
 
 /// `CUBLASLT_MATMUL_DESC_TRANSA`
 const TRANSA: u32 = 3;
@@ -57,168 +57,71 @@ const CHOICE: Choice = Choice {
     reserved: [0; 4],
 };
 
-// SAFETY (of every block below): by cuBLASLt's contract, a pointer for a result points at room for
-// the result. An object comes from the function that makes it, and the caller does not use it after
-// its end.
-
-/// Defines functions that end objects.
-macro_rules! ends {
-    ($($name:ident($type:ty);)*) => { $(
-        #[unsafe(no_mangle)]
-        unsafe extern "C" fn $name(object: *mut $type) -> u32 {
-            // SAFETY: see above.
-            unsafe { destroy(object) }
-        }
-    )* };
-}
-
-ends! {
-    cublasLtDestroy(Nothing);
-    cublasLtMatmulPreferenceDestroy(Nothing);
-    cublasLtMatmulDescDestroy(Product);
-    cublasLtMatrixLayoutDestroy(Layout);
-}
-
 #[unsafe(no_mangle)]
 extern "C" fn cublasLtGetVersion() -> usize {
     VERSION as usize
 }
 
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cublasLtCreate(handle: *mut *mut Nothing) -> u32 {
-    // SAFETY: see above.
-    unsafe { create(handle, Nothing) }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cublasLtMatmulPreferenceCreate(preference: *mut *mut Nothing) -> u32 {
-    // SAFETY: see above.
-    unsafe { create(preference, Nothing) }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cublasLtMatmulDescCreate(product: *mut *mut Product, _compute: u32, _scale: u32) -> u32 {
-    // SAFETY: see above.
-    unsafe { create(product, Product::default()) }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cublasLtMatrixLayoutCreate(
-    layout: *mut *mut Layout,
-    _kind: u32,
-    rows: u64,
-    columns: u64,
-    _leading: i64,
-) -> u32 {
-    // SAFETY: see above.
-    unsafe { create(layout, Layout { rows, columns, batch: 1 }) }
-}
-
-/// Takes an attribute of a preference, which has no effect.
-#[unsafe(no_mangle)]
-extern "C" fn cublasLtMatmulPreferenceSetAttribute(
-    _preference: *mut Nothing,
-    _attribute: u32,
-    _value: *const c_void,
-    _bytes: usize,
-) -> u32 {
-    SUCCESS
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cublasLtMatmulDescSetAttribute(
-    product: *mut Product,
-    attribute: u32,
-    value: *const c_void,
-    _bytes: usize,
-) -> u32 {
-    // SAFETY: see above. The values of these attributes are numbers of 32 bits.
-    unsafe {
+exports! {
+    cublasLtCreate | cublasLtMatmulPreferenceCreate(object: *mut *mut Nothing) { create(object, Nothing) }
+    cublasLtDestroy | cublasLtMatmulPreferenceDestroy(object: *mut Nothing) { destroy(object) }
+    cublasLtMatmulDescCreate(product: *mut *mut Product, _compute: u32, _scale: u32) {
+        create(product, Product::default());
+    }
+    cublasLtMatmulDescDestroy(product: *mut Product) { destroy(product) }
+    cublasLtMatrixLayoutCreate(
+        layout: *mut *mut Layout, _kind: u32, rows: u64, columns: u64, _leading: i64
+    ) {
+        create(layout, Layout { rows, columns, batch: 1 });
+    }
+    cublasLtMatrixLayoutDestroy(layout: *mut Layout) { destroy(layout) }
+    // The values of the attributes below are numbers of 32 bits.
+    cublasLtMatmulDescSetAttribute(
+        product: *mut Product, attribute: u32, value: *const c_void, _bytes: usize
+    ) {
         match attribute {
             TRANSA => (*product).transposed_a = value.cast::<u32>().read(),
             TRANSB => (*product).transposed_b = value.cast::<u32>().read(),
             _ => {}
         }
     }
-    SUCCESS
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cublasLtMatrixLayoutSetAttribute(
-    layout: *mut Layout,
-    attribute: u32,
-    value: *const c_void,
-    _bytes: usize,
-) -> u32 {
-    if attribute == BATCH_COUNT {
-        // SAFETY: see above. The value of this attribute is a number of 32 bits.
-        unsafe { (*layout).batch = value.cast::<u32>().read() };
+    cublasLtMatrixLayoutSetAttribute(
+        layout: *mut Layout, attribute: u32, value: *const c_void, _bytes: usize
+    ) {
+        if attribute == BATCH_COUNT {
+            (*layout).batch = value.cast::<u32>().read();
+        }
     }
-    SUCCESS
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cublasLtMatmulAlgoGetHeuristic(
-    _handle: *mut Nothing,
-    _product: *mut Product,
-    _a: *mut Layout,
-    _b: *mut Layout,
-    _c: *mut Layout,
-    _d: *mut Layout,
-    _preference: *mut Nothing,
-    wanted: i32,
-    choices: *mut Choice,
-    count: *mut i32,
-) -> u32 {
-    if wanted < 1 {
-        return INVALID_VALUE;
-    }
-    // SAFETY: see above; there is room for one choice.
-    unsafe {
+    cublasLtMatmulAlgoGetHeuristic(
+        _handle: *mut Nothing, _product: *mut Product, _a: *mut Layout, _b: *mut Layout, _c: *mut Layout,
+        _d: *mut Layout, _preference: *mut Nothing, wanted: i32, choices: *mut Choice, count: *mut i32
+    ) {
+        if wanted < 1 {
+            return INVALID_VALUE;
+        }
         choices.write(CHOICE);
         count.write(1);
     }
-    SUCCESS
+    cublasLtMatmulAlgoCheck(
+        _handle: *mut Nothing, _product: *mut Product, _a: *mut Layout, _b: *mut Layout, _c: *mut Layout,
+        _d: *mut Layout, _algorithm: *const Algorithm, choice: *mut Choice
+    ) {
+        choice.write(CHOICE);
+    }
+    cublasLtMatmul(
+        _handle: *mut Nothing, product: *const Product, _alpha: *const c_void, _a: *const c_void,
+        a_layout: *const Layout, _b: *const c_void, b_layout: *const Layout, _beta: *const c_void,
+        _c: *const c_void, _c_layout: *const Layout, _d: *mut c_void, _d_layout: *const Layout,
+        _algorithm: *const Algorithm, _workspace: *mut c_void, _workspace_bytes: usize, stream: CUstream
+    ) {
+        let (product, a, b) = (&*product, &*a_layout, &*b_layout);
+        let (m, k) = if product.transposed_a == 0 { (a.rows, a.columns) } else { (a.columns, a.rows) };
+        let n = if product.transposed_b == 0 { b.columns } else { b.rows };
+        status(kernels::multiply(Kernel::LtProduct, stream, Extents { m, n, k, batch: a.batch.into() }))
+    }
 }
 
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cublasLtMatmulAlgoCheck(
-    _handle: *mut Nothing,
-    _product: *mut Product,
-    _a: *mut Layout,
-    _b: *mut Layout,
-    _c: *mut Layout,
-    _d: *mut Layout,
-    _algorithm: *const Algorithm,
-    choice: *mut Choice,
-) -> u32 {
-    // SAFETY: see above.
-    unsafe { choice.write(CHOICE) };
-    SUCCESS
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cublasLtMatmul(
-    _handle: *mut Nothing,
-    product: *const Product,
-    _alpha: *const c_void,
-    _a: *const c_void,
-    a_layout: *const Layout,
-    _b: *const c_void,
-    b_layout: *const Layout,
-    _beta: *const c_void,
-    _c: *const c_void,
-    _c_layout: *const Layout,
-    _d: *mut c_void,
-    _d_layout: *const Layout,
-    _algorithm: *const Algorithm,
-    _workspace: *mut c_void,
-    _workspace_bytes: usize,
-    stream: CUstream,
-) -> u32 {
-    // SAFETY: see above.
-    let (product, a, b) = unsafe { (&*product, &*a_layout, &*b_layout) };
-    let (m, k) = if product.transposed_a == 0 { (a.rows, a.columns) } else { (a.columns, a.rows) };
-    let n = if product.transposed_b == 0 { b.columns } else { b.rows };
-    status(kernels::multiply(Kernel::LtProduct, stream, Extents { m, n, k, batch: a.batch.into() }))
+// The stand-in has no use for preferences.
+without_effect! {
+    cublasLtMatmulPreferenceSetAttribute(*mut Nothing, u32, *const c_void, usize);
 }

@@ -12,9 +12,8 @@ use deepres_abi::driver::types::{CUkernel, CUstream};
 use simgpu_driver::Result;
 
 use crate::kernels;
+use crate::objects::{SUCCESS, create, destroy};
 
-/// `ncclSuccess`
-const SUCCESS: u32 = 0;
 /// `ncclUnhandledCudaError`
 const CUDA_ERROR: u32 = 1;
 /// `ncclSystemError`
@@ -42,27 +41,55 @@ pub struct Communicator {
     rank: i32,
 }
 
-// SAFETY (of every block below): by NCCL's contract, a pointer for a result points at room for the
-// result. A communicator comes from a function that makes it, and the caller does not use it after
-// its end.
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn ncclGetVersion(version: *mut i32) -> u32 {
-    // SAFETY: see above.
-    unsafe { version.write(VERSION) };
-    SUCCESS
+exports! {
+    ncclGetVersion(version: *mut i32) { version.write(VERSION) }
+    ncclGetUniqueId(id: *mut UniqueId) {
+        let mut bytes = [0; 128];
+        let read = std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));
+        if read.is_err() {
+            return SYSTEM_ERROR;
+        }
+        id.write(UniqueId { bytes });
+    }
+    // Makes the communicators of all ranks in one process. There is room for a communicator of each
+    // rank.
+    ncclCommInitAll(communicators: *mut *mut Communicator, ranks: i32, _devices: *const i32) {
+        let mut id = UniqueId { bytes: [0; 128] };
+        let mut code = ncclGetUniqueId(&mut id);
+        for rank in 0..ranks {
+            if code == SUCCESS {
+                code = ncclCommInitRank(communicators.add(rank as usize), ranks, id, rank);
+            }
+        }
+        code
+    }
+    ncclCommInitRank(communicator: *mut *mut Communicator, ranks: i32, id: UniqueId, rank: i32) {
+        let Ok(kernel) = kernel_of(ranks, &id) else { return CUDA_ERROR };
+        create(communicator, Communicator { kernel, ranks, rank });
+    }
+    ncclCommInitRankConfig(
+        communicator: *mut *mut Communicator, ranks: i32, id: UniqueId, rank: i32,
+        _configuration: *mut c_void
+    ) {
+        ncclCommInitRank(communicator, ranks, id, rank)
+    }
+    ncclCommGetAsyncError(_communicator: *mut Communicator, error: *mut u32) { error.write(SUCCESS) }
+    ncclCommCount(communicator: *const Communicator, count: *mut i32) {
+        count.write((*communicator).ranks);
+    }
+    ncclCommUserRank(communicator: *const Communicator, rank: *mut i32) {
+        rank.write((*communicator).rank);
+    }
+    ncclCommDestroy | ncclCommAbort(communicator: *mut Communicator) { destroy(communicator) }
 }
 
-#[unsafe(no_mangle)]
-unsafe extern "C" fn ncclGetUniqueId(id: *mut UniqueId) -> u32 {
-    let mut bytes = [0; 128];
-    let read = std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));
-    if read.is_err() {
-        return SYSTEM_ERROR;
-    }
-    // SAFETY: see above.
-    unsafe { id.write(UniqueId { bytes }) };
-    SUCCESS
+// The registered memory would make collectives faster.
+without_effect! {
+    ncclCommRegister(*const Communicator, *mut c_void, usize, *mut *mut c_void);
+    ncclCommDeregister(*const Communicator, *mut c_void);
+    ncclCommFinalize(*mut Communicator);
+    ncclGroupStart();
+    ncclGroupEnd();
 }
 
 fn kernel_of(ranks: i32, id: &UniqueId) -> Result<CUkernel> {
@@ -73,115 +100,6 @@ fn kernel_of(ranks: i32, id: &UniqueId) -> Result<CUkernel> {
         format!(".version 8.0\n.target sm_52\n.address_size 64\n.visible .entry {name}() {{ ret; }}\n");
     let text = |text| CString::new(text).expect("a text without NUL");
     kernels::load(&text(code), &text(name))
-}
-
-/// Makes the communicators of all ranks in one process.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn ncclCommInitAll(
-    communicators: *mut *mut Communicator,
-    ranks: i32,
-    _devices: *const i32,
-) -> u32 {
-    let mut id = UniqueId { bytes: [0; 128] };
-    // SAFETY: the id is at room for it.
-    match unsafe { ncclGetUniqueId(&mut id) } {
-        // SAFETY: see above; there is room for a communicator of each rank.
-        SUCCESS => (0..ranks)
-            .map(|rank| unsafe { ncclCommInitRank(communicators.add(rank as usize), ranks, id, rank) })
-            .find(|code| *code != SUCCESS)
-            .unwrap_or(SUCCESS),
-        code => code,
-    }
-}
-
-/// Takes memory for faster collectives, which has no effect.
-#[unsafe(no_mangle)]
-extern "C" fn ncclCommRegister(
-    _communicator: *const Communicator,
-    _memory: *mut c_void,
-    _bytes: usize,
-    _registration: *mut *mut c_void,
-) -> u32 {
-    SUCCESS
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn ncclCommDeregister(_communicator: *const Communicator, _registration: *mut c_void) -> u32 {
-    SUCCESS
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn ncclCommInitRank(
-    communicator: *mut *mut Communicator,
-    ranks: i32,
-    id: UniqueId,
-    rank: i32,
-) -> u32 {
-    let Ok(kernel) = kernel_of(ranks, &id) else { return CUDA_ERROR };
-    // SAFETY: see above.
-    unsafe { communicator.write(Box::into_raw(Box::new(Communicator { kernel, ranks, rank }))) };
-    SUCCESS
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn ncclCommInitRankConfig(
-    communicator: *mut *mut Communicator,
-    ranks: i32,
-    id: UniqueId,
-    rank: i32,
-    _configuration: *mut c_void,
-) -> u32 {
-    // SAFETY: see above.
-    unsafe { ncclCommInitRank(communicator, ranks, id, rank) }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn ncclCommGetAsyncError(_communicator: *mut Communicator, error: *mut u32) -> u32 {
-    // SAFETY: see above.
-    unsafe { error.write(SUCCESS) };
-    SUCCESS
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn ncclCommCount(communicator: *const Communicator, count: *mut i32) -> u32 {
-    // SAFETY: see above.
-    unsafe { count.write((*communicator).ranks) };
-    SUCCESS
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn ncclCommUserRank(communicator: *const Communicator, rank: *mut i32) -> u32 {
-    // SAFETY: see above.
-    unsafe { rank.write((*communicator).rank) };
-    SUCCESS
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn ncclCommFinalize(_communicator: *mut Communicator) -> u32 {
-    SUCCESS
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn ncclCommDestroy(communicator: *mut Communicator) -> u32 {
-    // SAFETY: see above.
-    drop(unsafe { Box::from_raw(communicator) });
-    SUCCESS
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn ncclCommAbort(communicator: *mut Communicator) -> u32 {
-    // SAFETY: see above.
-    unsafe { ncclCommDestroy(communicator) }
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn ncclGroupStart() -> u32 {
-    SUCCESS
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn ncclGroupEnd() -> u32 {
-    SUCCESS
 }
 
 #[unsafe(no_mangle)]
@@ -207,23 +125,19 @@ unsafe fn collective(communicator: *const Communicator, elements: usize, kind: u
     if kernels::launch(kernel, stream, [blocks, 1, 1]).is_ok() { SUCCESS } else { CUDA_ERROR }
 }
 
-/// Defines collectives. A row gives the arguments before the number of elements, and the arguments
+/// Declares collectives. A row gives the arguments before the number of elements, and the arguments
 /// between the type and the communicator. The stream comes last.
 macro_rules! collectives {
-    ($($name:ident($($before:ident: $before_type:ty),*; $($after:ident: $after_type:ty),*);)*) => { $(
-        #[unsafe(no_mangle)]
-        unsafe extern "C" fn $name(
-            $($before: $before_type,)*
-            count: usize,
-            kind: u32,
-            $($after: $after_type,)*
-            communicator: *mut Communicator,
-            stream: CUstream,
-        ) -> u32 {
-            // SAFETY: see above.
-            unsafe { collective(communicator, count, kind, stream) }
-        }
-    )* };
+    ($($name:ident($($before:ident: $before_type:ty),*; $($after:ident: $after_type:ty),*);)*) => {
+        exports! {$(
+            $name(
+                $($before: $before_type,)* count: usize, kind: u32, $($after: $after_type,)*
+                communicator: *mut Communicator, stream: CUstream
+            ) {
+                collective(communicator, count, kind, stream)
+            }
+        )*}
+    };
 }
 
 collectives! {

@@ -8,6 +8,38 @@
 //! A product, a convolution or a collective is one launch of a named kernel. The kernels compute
 //! nothing, as all kernels on the simulated GPU, and take the time of their grid.
 
+/// Declares functions that a library exports, with one name or more for a body. A body that gives no
+/// status succeeds.
+///
+/// By the contracts of the libraries, a pointer for a result points at room for the result. An object
+/// comes from the function that makes it, and is not used after its end. One thread at a time uses an
+/// object.
+macro_rules! exports {
+    (@one $name:ident ($($argument:ident: $type:ty),*) $body:block) => {
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name($($argument: $type),*) -> u32 {
+            // SAFETY: the caller keeps the contract of the library, see the macro.
+            crate::objects::Status::number(unsafe { $body })
+        }
+    };
+    (@each [$($name:ident)+] $arguments:tt $body:block) => {
+        $(exports! { @one $name $arguments $body })+
+    };
+    ($($($name:ident)|+ ($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {
+        $(exports! { @each [$($name)+] ($($argument: $type),*) $body })*
+    };
+}
+
+/// Declares functions that succeed and have no effect.
+macro_rules! without_effect {
+    ($($name:ident($($type:ty),*);)*) => {$(
+        #[unsafe(no_mangle)]
+        extern "C" fn $name($(_: $type),*) -> u32 {
+            crate::objects::SUCCESS
+        }
+    )*};
+}
+
 mod blas;
 mod blas_lt;
 mod collectives;

@@ -204,14 +204,6 @@ fn names_made_up_to_be_taken_for_another_are_not_that_other() {
 
 proptest! {
     #[test]
-    fn any_text_is_read_without_harm(text in "\\PC*") {
-        if let Some(place) = place(&text) {
-            prop_assert!(text.contains(&place.path));
-            prop_assert!(place.name().len() < deepres_abi::wire::TENANT_NAME_BYTES);
-        }
-    }
-
-    #[test]
     fn any_path_of_familiar_parts_is_read_without_harm(
         parts in prop::collection::vec(
             prop::sample::select(vec![

@@ -1,12 +1,11 @@
 //! Checkpoints: taking a process off the GPUs and bringing it back, from another process.
-use std::ffi::c_void;
 use std::time::Duration;
 
-use deepres_abi::driver::types::*;
 use simgpu_engine::{CheckpointError, CheckpointState};
 
+use super::prelude::*;
 use crate::process::host;
-use crate::status::{self, Result, Status};
+use crate::status::Status;
 
 /// `CUcheckpointLockArgs`: `timeoutMs` and reserved words.
 const LOCK_WORDS: usize = 16;

@@ -1,10 +1,6 @@
 //! Devices.
-use std::ffi::c_char;
-
-use deepres_abi::driver::types::*;
-
+use super::prelude::*;
 use crate::process::{config, device_count, gpu_of, host};
-use crate::status::{self, Result};
 use crate::{device, graph_memory, pool};
 
 /// Length of a UUID, bytes.

@@ -1,11 +1,9 @@
 //! Events.
-use deepres_abi::driver::types::*;
-
+use super::prelude::*;
 use crate::capture;
 use crate::context;
 use crate::event::{self, Event};
 use crate::operation::Operation;
-use crate::status;
 use crate::stream;
 
 calls! {

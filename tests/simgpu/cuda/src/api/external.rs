@@ -1,11 +1,7 @@
 //! External memory. This file declares the structs, because the table of types has only the structs
 //! that the interposer reads.
-use std::ffi::c_void;
-
-use deepres_abi::driver::types::*;
-
+use super::prelude::*;
 use crate::external;
-use crate::status;
 
 /// `CUDA_EXTERNAL_MEMORY_HANDLE_DESC`. Of the union of handles, this struct declares only the file
 /// descriptor.

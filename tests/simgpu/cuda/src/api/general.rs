@@ -1,11 +1,9 @@
 //! Start, versions, errors, look-ups, the profiler.
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::CStr;
 
-use deepres_abi::driver::types::*;
-
+use super::prelude::*;
 use crate::lookup;
 use crate::process;
-use crate::status::{self, Result};
 
 /// Result of cuDriverGetVersion as long as no configuration is loaded.
 const DRIVER_VERSION: i32 = 13_000;

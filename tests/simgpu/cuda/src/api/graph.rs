@@ -1,12 +1,7 @@
 //! Graphs as a whole: creation, copies, instantiation and lists of their contents.
-use std::ffi::{c_char, c_void};
-use std::sync::Arc;
-
-use deepres_abi::driver::types::*;
-
+use super::prelude::*;
 use crate::graph::{self, Dependency, Exec, Graph, USER_OBJECTS, UserObject};
 use crate::operation::Operation;
-use crate::status::{self, Result};
 
 calls! {
     cuGraphCreate(phGraph, flags) {

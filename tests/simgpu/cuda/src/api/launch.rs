@@ -1,10 +1,7 @@
 //! Launches of kernels and graphs.
-use std::ffi::c_void;
-use std::sync::Arc;
-
 use deepres_abi::driver::ApiId;
-use deepres_abi::driver::types::*;
 
+use super::prelude::*;
 use crate::context;
 use crate::edge;
 use crate::event::{self, Event};
@@ -13,7 +10,6 @@ use crate::module::{self, Function};
 use crate::operation::{Arguments, Launch, Operation};
 use crate::process;
 use crate::residency;
-use crate::status::{self, Result};
 use crate::stream::{self, DefaultStream, Stream};
 
 /// A launch with the arguments that all entry points have in common.
@@ -25,6 +21,14 @@ struct Raw {
     cooperative: bool,
     params: *mut *mut c_void,
     extra: *mut *mut c_void,
+}
+
+impl Raw {
+    /// Returns a launch of this shape that is not cooperative and has no extra arguments.
+    fn new(function: CUfunction, grid: [u32; 3], block: [u32; 3], shared_bytes: u32) -> Self {
+        let (params, extra) = (std::ptr::null_mut(), std::ptr::null_mut());
+        Self { function, grid, block, shared_bytes, cooperative: false, params, extra }
+    }
 }
 
 /// The attributes of a launch, except hints and orderings, which take no time in the simulation.
@@ -144,29 +148,18 @@ calls! {
         f, gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes, hStream,
         kernelParams, extra
     ) |default| {
-        let raw = Raw {
-            function: f,
-            grid: [gridDimX, gridDimY, gridDimZ],
-            block: [blockDimX, blockDimY, blockDimZ],
-            shared_bytes: sharedMemBytes,
-            cooperative: false,
-            params: kernelParams,
-            extra,
-        };
+        let (grid, block) = ([gridDimX, gridDimY, gridDimZ], [blockDimX, blockDimY, blockDimZ]);
+        let raw = Raw { params: kernelParams, extra, ..Raw::new(f, grid, block, sharedMemBytes) };
         launch(&raw, hStream, default)?;
     }
     cuLaunchKernelEx | cuLaunchKernelEx_ptsz(config, f, kernelParams, extra) |default| {
         let config = read!(config);
         let attributes = Attributes::read(&config)?;
-        let raw = Raw {
-            function: f,
-            grid: [config.gridDimX, config.gridDimY, config.gridDimZ],
-            block: [config.blockDimX, config.blockDimY, config.blockDimZ],
-            shared_bytes: config.sharedMemBytes,
-            cooperative: attributes.is_cooperative,
-            params: kernelParams,
-            extra,
-        };
+        let grid = [config.gridDimX, config.gridDimY, config.gridDimZ];
+        let block = [config.blockDimX, config.blockDimY, config.blockDimZ];
+        let cooperative = attributes.is_cooperative;
+        let shape = Raw::new(f, grid, block, config.sharedMemBytes);
+        let raw = Raw { params: kernelParams, extra, cooperative, ..shape };
         let (stream, launch) = prepare(&raw, config.hStream, default)?;
         attributes.check(&stream)?;
         stream.submit(Operation::Kernel(launch))?;
@@ -178,15 +171,9 @@ calls! {
         f, gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes, hStream,
         kernelParams
     ) |default| {
-        let raw = Raw {
-            function: f,
-            grid: [gridDimX, gridDimY, gridDimZ],
-            block: [blockDimX, blockDimY, blockDimZ],
-            shared_bytes: sharedMemBytes,
-            cooperative: true,
-            params: kernelParams,
-            extra: std::ptr::null_mut(),
-        };
+        let (grid, block) = ([gridDimX, gridDimY, gridDimZ], [blockDimX, blockDimY, blockDimZ]);
+        let shape = Raw::new(f, grid, block, sharedMemBytes);
+        let raw = Raw { params: kernelParams, cooperative: true, ..shape };
         launch(&raw, hStream, default)?;
     }
     cuGraphLaunch | cuGraphLaunch_ptsz(hGraphExec, hStream) |default| {
@@ -210,15 +197,10 @@ calls! {
         // The call submits all launches or, after an error, none.
         let mut launches: Vec<(Arc<Stream>, Launch)> = Vec::new();
         for one in list {
-            let raw = Raw {
-                function: one.function,
-                grid: [one.gridDimX, one.gridDimY, one.gridDimZ],
-                block: [one.blockDimX, one.blockDimY, one.blockDimZ],
-                shared_bytes: one.sharedMemBytes,
-                cooperative: true,
-                params: one.kernelParams,
-                extra: std::ptr::null_mut(),
-            };
+            let grid = [one.gridDimX, one.gridDimY, one.gridDimZ];
+            let block = [one.blockDimX, one.blockDimY, one.blockDimZ];
+            let shape = Raw::new(one.function, grid, block, one.sharedMemBytes);
+            let raw = Raw { params: one.kernelParams, cooperative: true, ..shape };
             // Each launch needs a stream of its own device, never a default stream.
             status::refuse((one.hStream as usize) <= CU_STREAM_PER_THREAD as usize)?;
             let (stream, launch) = prepare(&raw, one.hStream, DefaultStream::Legacy)?;

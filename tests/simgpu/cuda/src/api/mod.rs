@@ -25,6 +25,16 @@ mod stream;
 pub mod unsupported;
 mod vmm;
 
+/// Names that most modules use.
+mod prelude {
+    pub use std::ffi::{c_char, c_void};
+    pub use std::sync::Arc;
+
+    pub use deepres_abi::driver::types::*;
+
+    pub(crate) use crate::status::{self, Result};
+}
+
 /// The driver's functions. Each module implements some of them as functions of this type. The trait
 /// [`unsupported::Unsupported`] has all functions; the functions of the type hide those of the
 /// trait.

@@ -1,15 +1,10 @@
 //! Modules, libraries, functions, kernels, occupancy.
-use std::ffi::{c_char, c_void};
-use std::sync::Arc;
-
-use deepres_abi::driver::types::*;
-
 use super::Api;
+use super::prelude::*;
 use crate::context;
 use crate::image::{self, Image, Parameter};
 use crate::module::{self, FUNCTIONS, Function, KERNELS, Kernel, LIBRARIES, Library, MODULES, Module};
 use crate::process::{config, gpu_of};
-use crate::status::{self, Result};
 
 /// Threads of a warp.
 const WARP_THREADS: u64 = 32;

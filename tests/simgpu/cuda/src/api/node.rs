@@ -1,10 +1,6 @@
 //! Nodes of graphs: functions that add nodes, and functions that read or change a node's operation.
 //! The operation may be in a graph or in an instantiated graph.
-use std::ffi::c_void;
-use std::sync::Arc;
-
-use deepres_abi::driver::types::*;
-
+use super::prelude::*;
 use super::stream::memory_operations;
 use crate::condition::{self, Conditional};
 use crate::context;
@@ -15,7 +11,6 @@ use crate::graph_memory;
 use crate::module;
 use crate::operation::{Arguments, Launch, Operation};
 use crate::pending::HostCall;
-use crate::status::{self, Result};
 
 /// `CUDA_BATCH_MEM_OP_NODE_PARAMS`
 #[repr(C)]
@@ -34,8 +29,8 @@ struct EventParams {
     event: CUevent,
 }
 
-/// Reads the dependencies that a client passes.
-fn given_dependencies(
+/// Reads the dependencies that a client passes, with the edge data if the client passes any.
+pub fn given_dependencies(
     dependencies: *const CUgraphNode,
     data: *const CUgraphEdgeData,
     count: usize,
@@ -377,16 +372,16 @@ fn kernel_node(node: CUgraphNode) -> Result<Arc<graph::Node>> {
 
 calls! {
     cuGraphKernelNodeGetAttribute(hNode, attr, value_out) {
-        give!(value_out, CUlaunchAttributeValue { pad: kernel_node(hNode)?.attribute(attr) });
+        give!(value_out, CUlaunchAttributeValue { pad: kernel_node(hNode)?.attributes.get(attr) });
     }
     cuGraphKernelNodeSetAttribute(hNode, attr, value) {
         let value = read!(value);
         // SAFETY: every byte pattern is a valid array of bytes.
-        kernel_node(hNode)?.set_attribute(attr, unsafe { value.pad });
+        kernel_node(hNode)?.attributes.set(attr, unsafe { value.pad });
     }
     cuGraphKernelNodeCopyAttributes(dst, src) {
         let source = kernel_node(src)?;
-        kernel_node(dst)?.copy_attributes(&source);
+        kernel_node(dst)?.attributes.copy(&source.attributes);
     }
     cuGraphMemcpyNodeGetParams(hNode, nodeParams) {
         give!(nodeParams, operation_of!(hNode, Operation::Copy(params) => *params));

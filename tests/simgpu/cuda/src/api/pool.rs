@@ -1,17 +1,13 @@
 //! Stream-ordered allocation.
-use std::ffi::c_void;
 use std::os::fd::IntoRawFd as _;
-use std::sync::Arc;
 
-use deepres_abi::driver::types::*;
-
+use super::prelude::*;
 use crate::account;
 use crate::capture;
 use crate::graph_memory;
 use crate::memory::{self, Kind};
 use crate::operation::Operation;
 use crate::pool::{self, Pool};
-use crate::status::{self, Result};
 use crate::stream::{self, DefaultStream};
 
 /// Allocates in the stream's order. During a capture the allocation becomes memory of the graph.

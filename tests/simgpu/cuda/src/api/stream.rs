@@ -3,6 +3,7 @@ use std::ffi::c_void;
 
 use deepres_abi::driver::types::*;
 
+use super::node::given_dependencies;
 use crate::capture;
 use crate::context;
 use crate::event;
@@ -91,25 +92,6 @@ fn submit(stream: CUstream, default: DefaultStream, operations: Vec<MemoryOperat
     stream::resolve(stream as usize, default)?.submit(Operation::Memory(operations))
 }
 
-/// Reads the dependencies that a client passes, with the edge data if the client passes any.
-fn dependencies(
-    nodes: *const CUgraphNode,
-    data: *const CUgraphEdgeData,
-    count: usize,
-) -> Result<Vec<Dependency>> {
-    let nodes: &[CUgraphNode] = slice!(nodes.cast_mut(), count);
-    let data: Option<&[CUgraphEdgeData]> =
-        if data.is_null() { None } else { Some(slice!(data.cast_mut(), count)) };
-    Ok(nodes
-        .iter()
-        .enumerate()
-        .map(|(at, node)| Dependency {
-            node: *node as usize,
-            data: data.map_or(graph::PLAIN_EDGE, |data| data[at]),
-        })
-        .collect())
-}
-
 /// Result pointers of cuStreamGetCaptureInfo.
 struct CaptureInfo {
     status: *mut CUstreamCaptureStatus,
@@ -179,17 +161,17 @@ calls! {
     }
     cuStreamGetAttribute | cuStreamGetAttribute_ptsz(hStream, attr, value) |default| {
         let stream = stream::resolve(hStream as usize, default)?;
-        give!(value, CUlaunchAttributeValue { pad: stream.attribute(attr) });
+        give!(value, CUlaunchAttributeValue { pad: stream.attributes.get(attr) });
     }
     cuStreamSetAttribute | cuStreamSetAttribute_ptsz(hStream, attr, param) |default| {
         let stream = stream::resolve(hStream as usize, default)?;
         let value = read!(param);
         // SAFETY: every byte pattern is a valid array of bytes.
-        stream.set_attribute(attr, unsafe { value.pad });
+        stream.attributes.set(attr, unsafe { value.pad });
     }
     cuStreamCopyAttributes | cuStreamCopyAttributes_ptsz(dstStream, srcStream) |default| {
         let source = stream::resolve(srcStream as usize, default)?;
-        stream::resolve(dstStream as usize, default)?.copy_attributes(&source);
+        stream::resolve(dstStream as usize, default)?.attributes.copy(&source.attributes);
     }
     cuStreamAddCallback | cuStreamAddCallback_ptsz(hStream, callback, userData, flags) |default| {
         let function = callback.ok_or(status::INVALID_VALUE)?;
@@ -234,7 +216,7 @@ calls! {
     cuStreamBeginCaptureToGraph | cuStreamBeginCaptureToGraph_ptsz(
         hStream, hGraph, nodes, data, count, mode
     ) |default| {
-        let target = (graph::by_handle(hGraph as usize)?, dependencies(nodes, data, count)?);
+        let target = (graph::by_handle(hGraph as usize)?, given_dependencies(nodes, data, count)?);
         capture::begin(&stream::resolve(hStream as usize, default)?, mode, Some(target))?;
     }
     cuStreamEndCapture | cuStreamEndCapture_ptsz(hStream, phGraph) |default| {
@@ -272,12 +254,12 @@ calls! {
     cuStreamUpdateCaptureDependencies | cuStreamUpdateCaptureDependencies_ptsz(
         hStream, nodes, count, flags
     ) |default| {
-        update_dependencies(hStream, default, dependencies(nodes, std::ptr::null(), count)?, flags)?;
+        update_dependencies(hStream, default, given_dependencies(nodes, std::ptr::null(), count)?, flags)?;
     }
     cuStreamUpdateCaptureDependencies_v2 | cuStreamUpdateCaptureDependencies_v2_ptsz(
         hStream, nodes, data, count, flags
     ) |default| {
-        update_dependencies(hStream, default, dependencies(nodes, data, count)?, flags)?;
+        update_dependencies(hStream, default, given_dependencies(nodes, data, count)?, flags)?;
     }
 }
 

@@ -3,11 +3,10 @@
 #![expect(dead_code, reason = "it holds the whole table, and what is implemented hides its part of it")]
 
 use deepres_abi::driver::ApiId;
-use deepres_abi::driver::types::*;
 
 use super::Api;
+use super::prelude::*;
 use crate::edge;
-use crate::status::Result;
 
 macro_rules! expand {
     ($({

@@ -1,10 +1,6 @@
 //! Virtual memory management.
-use std::ffi::c_void;
-
-use deepres_abi::driver::types::*;
-
+use super::prelude::*;
 use crate::memory::{self, Kind};
-use crate::status;
 use crate::vmm;
 
 calls! {

@@ -17,15 +17,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Runs `child` in a forked process that attaches by itself. `prepare` runs first, without a kill.
-/// The test kills the process after `stores` stores of `child` to the shared state. Returns whether
-/// the child ran to its end.
-fn killed_after<T>(
-    world: &World,
-    stores: u64,
-    prepare: impl FnOnce(&Host) -> T,
-    child: impl FnOnce(&Host, T),
-) -> bool {
+/// Runs `child` in a forked process that attaches by itself. The test kills the process after
+/// `stores` stores of `child` to the shared state. Returns whether the child ran to its end.
+fn killed_after(world: &World, stores: u64, child: impl FnOnce(&Host)) -> bool {
     // SAFETY: the child uses no lock that another thread of the test program may hold, except the
     // allocator's, which glibc resets in a forked child. The child leaves by `_exit`.
     let pid = unsafe { libc::fork() };
@@ -34,9 +28,8 @@ fn killed_after<T>(
         // would remove the test's directory. The host stays attached.
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             let host = ManuallyDrop::new(world.process());
-            let prepared = prepare(&host);
             failpoint::LEFT.with(|left| left.set(stores));
-            child(&host, prepared);
+            child(&host);
         }));
         // SAFETY: `_exit` ends the child without running the test program's exit handlers.
         unsafe { libc::_exit(i32::from(outcome.is_err())) };
@@ -69,36 +62,31 @@ fn a_process_killed_at_any_store_leaves_a_whole_state() {
     loop {
         let (world, [neighbour]) = World::with("gpus = 2\ncontext_overhead_bytes = 7").with_clients();
         let long = neighbour.kernel(10_000);
-        let came_through = killed_after(
-            &world,
-            stores,
-            |_| (),
-            |host, ()| {
-                let context = host.create_context(0).expect("context");
-                let far = host.create_context(1).expect("context");
-                let [s1, s2] = [(); 2].map(|()| host.create_stream(context).expect("stream"));
-                let s3 = host.create_stream(far).expect("stream");
-                host.reserve_memory(context, 100).expect("memory");
-                let event = host.create_event().expect("event");
-                let x = host.submit(s1, kernel(1500, ALL_SMS_PPM), &[]).expect("submit");
-                let meeting = Work::Collective { duration_ns: 20, sm_ppm: 1, name: 3, peers: 2 };
-                let y = host.submit(s3, kernel(10, 1), &[x]).expect("submit");
-                host.submit(s3, meeting, &[]).expect("submit");
-                host.submit(s1, meeting, &[]).expect("submit");
-                host.submit(s2, kernel(400, 300_000), &[y]).expect("submit");
-                host.record(s2, event).expect("record");
-                let gate = host.submit(s3, Work::HostWait, &[]).expect("submit");
-                world.go_to(4500);
-                host.event_status(event);
-                host.release(gate);
-                host.release_memory(context, 50);
-                host.destroy_event(event);
-                host.destroy_stream(s2);
-                world.go_to(6000);
-                host.destroy_context(far);
-                host.destroy_context(context);
-            },
-        );
+        let came_through = killed_after(&world, stores, |host| {
+            let context = host.create_context(0).expect("context");
+            let far = host.create_context(1).expect("context");
+            let [s1, s2] = [(); 2].map(|()| host.create_stream(context).expect("stream"));
+            let s3 = host.create_stream(far).expect("stream");
+            host.reserve_memory(context, 100).expect("memory");
+            let event = host.create_event().expect("event");
+            let x = host.submit(s1, kernel(1500, ALL_SMS_PPM), &[]).expect("submit");
+            let meeting = Work::Collective { duration_ns: 20, sm_ppm: 1, name: 3, peers: 2 };
+            let y = host.submit(s3, kernel(10, 1), &[x]).expect("submit");
+            host.submit(s3, meeting, &[]).expect("submit");
+            host.submit(s1, meeting, &[]).expect("submit");
+            host.submit(s2, kernel(400, 300_000), &[y]).expect("submit");
+            host.record(s2, event).expect("record");
+            let gate = host.submit(s3, Work::HostWait, &[]).expect("submit");
+            world.go_to(4500);
+            host.event_status(event);
+            host.release(gate);
+            host.release_memory(context, 50);
+            host.destroy_event(event);
+            host.destroy_stream(s2);
+            world.go_to(6000);
+            host.destroy_context(far);
+            host.destroy_context(context);
+        });
         world.go_to(7000);
         let truth = world.truth();
         check_accounts(&truth);
@@ -136,17 +124,12 @@ fn a_looker_killed_at_any_store_changes_nothing_for_the_others() {
         let z = b.host.submit(b.stream, kernel(5, 1), &[y]).expect("submit");
         b.host.record(b.stream, event).expect("record");
         let came_through = stores.map(|stores| {
-            killed_after(
-                &world,
-                stores,
-                |_| (),
-                |host, ()| {
-                    for ns in [1000, 1800, 2600, 5000] {
-                        world.go_to(ns);
-                        host.event_status(event);
-                    }
-                },
-            )
+            killed_after(&world, stores, |host| {
+                for ns in [1000, 1800, 2600, 5000] {
+                    world.go_to(ns);
+                    host.event_status(event);
+                }
+            })
         });
         world.go_to(20_000);
         // The reader is a process that has not looked at the state before.
@@ -175,23 +158,18 @@ fn a_forked_child_does_not_keep_its_dead_parent_alive() {
     let mut pipe = [0; 2];
     // SAFETY: `pipe` has room for the two descriptors.
     assert_eq!(unsafe { libc::pipe(pipe.as_mut_ptr()) }, 0);
-    killed_after(
-        &world,
-        u64::MAX - 1,
-        |_| (),
-        |_, ()| {
-            // SAFETY: this process has one thread. The grandchild only sleeps in a read that ends
-            // with this test's end of the pipe.
-            unsafe {
-                if libc::fork() == 0 {
-                    libc::close(pipe[1]);
-                    let mut byte = 0_u8;
-                    libc::read(pipe[0], (&raw mut byte).cast(), 1);
-                    libc::_exit(0);
-                }
+    killed_after(&world, u64::MAX, |_| {
+        // SAFETY: this process has one thread. The grandchild only sleeps in a read that ends
+        // with this test's end of the pipe.
+        unsafe {
+            if libc::fork() == 0 {
+                libc::close(pipe[1]);
+                let mut byte = 0_u8;
+                libc::read(pipe[0], (&raw mut byte).cast(), 1);
+                libc::_exit(0);
             }
-        },
-    );
+        }
+    });
     // The grandchild drops the lock as soon as it runs, which may be a moment after its parent's
     // death.
     let deadline = Instant::now() + Duration::from_secs(5);
@@ -290,12 +268,9 @@ fn a_directory_that_all_may_write_to_makes_a_state_that_all_may_use() {
 #[test]
 fn a_dead_process_gives_back_its_events() {
     let (world, [a]) = World::new().with_clients();
-    killed_after(
-        &world,
-        u64::MAX - 1,
-        |_| (),
-        |host, ()| assert_eq!(host.create_event().expect("event").index, 0),
-    );
+    killed_after(&world, u64::MAX, |host| {
+        assert_eq!(host.create_event().expect("event").index, 0);
+    });
     world.truth();
     assert_eq!(a.host.create_event().expect("event").index, 0);
 }
@@ -303,18 +278,12 @@ fn a_dead_process_gives_back_its_events() {
 #[test]
 fn a_dead_process_gives_back_its_memory_and_its_turn() {
     let (world, [a]) = World::with("memory_bytes = 1000").with_clients();
-    let came_through = killed_after(
-        &world,
-        u64::MAX - 1,
-        |host| {
-            let context = host.create_context(0).expect("context");
-            host.reserve_memory(context, 900).expect("memory");
-            host.create_stream(context).expect("stream")
-        },
-        |host, stream| {
-            host.submit(stream, kernel(u64::MAX, ALL_SMS_PPM), &[]).expect("submit");
-        },
-    );
+    let came_through = killed_after(&world, u64::MAX, |host| {
+        let context = host.create_context(0).expect("context");
+        host.reserve_memory(context, 900).expect("memory");
+        let stream = host.create_stream(context).expect("stream");
+        host.submit(stream, kernel(u64::MAX, ALL_SMS_PPM), &[]).expect("submit");
+    });
     assert!(came_through);
     world.go_to(liveness::INTERVAL_NS + 1);
     a.host.reserve_memory(a.context, 900).expect("the dead process's memory is free");
@@ -326,18 +295,13 @@ fn a_dead_process_gives_back_its_memory_and_its_turn() {
 #[test]
 fn an_account_outlives_its_process() {
     let world = World::new();
-    killed_after(
-        &world,
-        u64::MAX - 1,
-        |_| (),
-        |host, ()| {
-            let stream = host.create_stream(host.create_context(0).expect("context")).expect("stream");
-            host.submit(stream, kernel(500, ALL_SMS_PPM), &[]).expect("submit");
-            world.go_to(500);
-            host.now_ns();
-            host.query(host.last_ticket(stream));
-        },
-    );
+    killed_after(&world, u64::MAX, |host| {
+        let stream = host.create_stream(host.create_context(0).expect("context")).expect("stream");
+        host.submit(stream, kernel(500, ALL_SMS_PPM), &[]).expect("submit");
+        world.go_to(500);
+        host.now_ns();
+        host.query(host.last_ticket(stream));
+    });
     let truth = world.truth();
     let [dead] = &truth.processes[..] else { panic!("one process: {truth:?}") };
     assert!(!dead.alive && dead.pid != 0 && dead.start_time != 0 && !dead.comm.is_empty());
@@ -348,16 +312,11 @@ fn an_account_outlives_its_process() {
 fn what_waits_for_a_dead_process_waits_no_more() {
     let (world, [a]) = World::new().with_clients();
     let event = a.host.create_event().expect("event");
-    killed_after(
-        &world,
-        u64::MAX - 1,
-        |_| (),
-        |host, ()| {
-            let stream = host.create_stream(host.create_context(0).expect("context")).expect("stream");
-            host.submit(stream, kernel(u64::MAX, ALL_SMS_PPM), &[]).expect("submit");
-            host.record(stream, event).expect("record");
-        },
-    );
+    killed_after(&world, u64::MAX, |host| {
+        let stream = host.create_stream(host.create_context(0).expect("context")).expect("stream");
+        host.submit(stream, kernel(u64::MAX, ALL_SMS_PPM), &[]).expect("submit");
+        host.record(stream, event).expect("record");
+    });
     let ticket = a.host.event_ticket(event).expect("recorded");
     let x = a.host.submit(a.stream, kernel(10, ALL_SMS_PPM), &[ticket]).expect("submit");
     world.go_to(3 * liveness::INTERVAL_NS);

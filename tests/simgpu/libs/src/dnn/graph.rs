@@ -12,9 +12,9 @@ use std::sync::Arc;
 use deepres_abi::driver::types::CUstream;
 use simgpu_driver::Result;
 
-use super::{BAD_PARAM, Dnn, NOT_SUPPORTED, SUCCESS, status};
+use super::{BAD_PARAM, Dnn, NOT_SUPPORTED, status};
 use crate::kernels::{self, Extents, Kernel};
-use crate::objects::{create, destroy};
+use crate::objects::{SUCCESS, create, destroy};
 
 /// Kinds of descriptors: `CUDNN_BACKEND_…_DESCRIPTOR`.
 mod kind {
@@ -149,102 +149,65 @@ impl Descriptor {
     }
 }
 
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cudnnBackendCreateDescriptor(kind: u32, descriptor: *mut *mut Descriptor) -> u32 {
-    // SAFETY: see `dnn`.
-    unsafe { create(descriptor, Descriptor { kind, ..Descriptor::default() }) }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cudnnBackendDestroyDescriptor(descriptor: *mut Descriptor) -> u32 {
-    // SAFETY: see `dnn`.
-    unsafe { destroy(descriptor) }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cudnnBackendSetAttribute(
-    descriptor: *mut Descriptor,
-    name: u32,
-    element: u32,
-    count: i64,
-    elements: *const c_void,
-) -> u32 {
-    let Ok(count) = usize::try_from(count) else { return BAD_PARAM };
-    let value = if count == 0 {
-        Value::Plain(Vec::new())
-    } else if element == DESCRIPTOR {
-        // SAFETY: see `dnn`; the array has this many descriptors.
-        let others = unsafe { slice::from_raw_parts(elements.cast::<*const Descriptor>(), count) };
-        // SAFETY: see `dnn`.
-        Value::Descriptors(others.iter().map(|other| Arc::new(unsafe { (**other).clone() })).collect())
-    } else {
-        // SAFETY: see `dnn`; the array has this many elements.
-        let bytes = unsafe { slice::from_raw_parts(elements.cast::<u8>(), count * element_bytes(element)) };
-        Value::Plain(bytes.to_vec())
-    };
-    // SAFETY: see `dnn`.
-    unsafe { (*descriptor).attributes.insert(name, value) };
-    SUCCESS
-}
-
-/// Ends the description. Only graphs of convolutions are supported.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cudnnBackendFinalize(descriptor: *mut Descriptor) -> u32 {
-    // SAFETY: see `dnn`.
-    let descriptor = unsafe { &*descriptor };
-    let operations = descriptor.descriptors(attribute::GRAPH_OPERATIONS);
-    let is_supported = operations.iter().all(|operation| operation.product().is_some());
-    if descriptor.kind == kind::OPERATION_GRAPH && !is_supported { NOT_SUPPORTED } else { SUCCESS }
-}
-
-/// Gives an attribute. A number that nobody set is 0, and any other attribute has no elements then.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cudnnBackendGetAttribute(
-    descriptor: *const Descriptor,
-    name: u32,
-    element: u32,
-    room: i64,
-    count: *mut i64,
-    elements: *mut c_void,
-) -> u32 {
-    // SAFETY: see `dnn`.
-    let descriptor = unsafe { &*descriptor };
-    // A program that asks for the count alone gives no array.
-    let room = if elements.is_null() { 0 } else { usize::try_from(room).unwrap_or(0) };
-    let found = if element == DESCRIPTOR {
-        let found = descriptor.descriptors(name);
-        for (at, from) in found.iter().enumerate().take(room) {
-            // SAFETY: see `dnn`; the array has descriptors of the program, which take the result.
-            unsafe { (**elements.cast::<*mut Descriptor>().add(at)).clone_from(from) };
-        }
-        found.len()
-    } else {
-        let none = if element == INT64 { vec![0; size_of::<i64>()] } else { Vec::new() };
-        let bytes = match descriptor.attributes.get(&name) {
-            Some(Value::Plain(bytes)) => bytes,
-            _ => &none,
-        };
-        if room > 0 {
-            let given = bytes.len().min(room * element_bytes(element));
-            // SAFETY: see `dnn`; the array has room for this many elements.
-            unsafe { elements.cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), given) };
-        }
-        bytes.len() / element_bytes(element)
-    };
-    if !count.is_null() {
-        // SAFETY: see `dnn`.
-        unsafe { count.write(found as i64) };
+exports! {
+    cudnnBackendCreateDescriptor(kind: u32, descriptor: *mut *mut Descriptor) {
+        create(descriptor, Descriptor { kind, ..Descriptor::default() });
     }
-    SUCCESS
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cudnnBackendExecute(
-    handle: *mut Dnn,
-    plan: *const Descriptor,
-    _data: *const Descriptor,
-) -> u32 {
-    // SAFETY: see `dnn`.
-    let (handle, plan) = unsafe { (&*handle, &*plan) };
-    status(plan.run(handle.stream))
+    cudnnBackendDestroyDescriptor(descriptor: *mut Descriptor) { destroy(descriptor) }
+    cudnnBackendSetAttribute(
+        descriptor: *mut Descriptor, name: u32, element: u32, count: i64, elements: *const c_void
+    ) {
+        let Ok(count) = usize::try_from(count) else { return BAD_PARAM };
+        let value = if count == 0 {
+            Value::Plain(Vec::new())
+        } else if element == DESCRIPTOR {
+            let others = slice::from_raw_parts(elements.cast::<*const Descriptor>(), count);
+            Value::Descriptors(others.iter().map(|other| Arc::new((**other).clone())).collect())
+        } else {
+            let bytes = slice::from_raw_parts(elements.cast::<u8>(), count * element_bytes(element));
+            Value::Plain(bytes.to_vec())
+        };
+        (*descriptor).attributes.insert(name, value);
+    }
+    // Ends the description. Only graphs of convolutions are supported.
+    cudnnBackendFinalize(descriptor: *mut Descriptor) {
+        let descriptor = &*descriptor;
+        let operations = descriptor.descriptors(attribute::GRAPH_OPERATIONS);
+        let is_supported = operations.iter().all(|operation| operation.product().is_some());
+        if descriptor.kind == kind::OPERATION_GRAPH && !is_supported { NOT_SUPPORTED } else { SUCCESS }
+    }
+    // Gives an attribute. A number that nobody set is 0, and any other attribute has no elements then.
+    cudnnBackendGetAttribute(
+        descriptor: *const Descriptor, name: u32, element: u32, room: i64, count: *mut i64,
+        elements: *mut c_void
+    ) {
+        let descriptor = &*descriptor;
+        // A program that asks for the count alone gives no array.
+        let room = if elements.is_null() { 0 } else { usize::try_from(room).unwrap_or(0) };
+        let found = if element == DESCRIPTOR {
+            let found = descriptor.descriptors(name);
+            for (at, from) in found.iter().enumerate().take(room) {
+                // The array has descriptors of the program, which take the result.
+                (**elements.cast::<*mut Descriptor>().add(at)).clone_from(from);
+            }
+            found.len()
+        } else {
+            let none = if element == INT64 { vec![0; size_of::<i64>()] } else { Vec::new() };
+            let bytes = match descriptor.attributes.get(&name) {
+                Some(Value::Plain(bytes)) => bytes,
+                _ => &none,
+            };
+            if room > 0 {
+                let given = bytes.len().min(room * element_bytes(element));
+                elements.cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), given);
+            }
+            bytes.len() / element_bytes(element)
+        };
+        if !count.is_null() {
+            count.write(found as i64);
+        }
+    }
+    cudnnBackendExecute(handle: *mut Dnn, plan: *const Descriptor, _data: *const Descriptor) {
+        status((*plan).run((*handle).stream))
+    }
 }

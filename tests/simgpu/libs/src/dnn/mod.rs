@@ -9,10 +9,8 @@ use deepres_abi::driver::types::CUstream;
 use simgpu_driver::Result;
 
 use crate::kernels;
-use crate::objects::create;
+use crate::objects::{SUCCESS, create};
 
-/// `CUDNN_STATUS_SUCCESS`
-const SUCCESS: u32 = 0;
 /// `CUDNN_STATUS_NOT_INITIALIZED`
 const NOT_INITIALIZED: u32 = 1001;
 /// `CUDNN_STATUS_BAD_PARAM`
@@ -47,29 +45,13 @@ extern "C" fn cudnnGetCudartVersion() -> usize {
     CUDART_VERSION
 }
 
-// SAFETY (of every block below and in the modules): by cuDNN's contract, a pointer for a result is at
-// room for the result, and an object comes from the function that makes it and is not used after its
-// end. One thread at a time uses an object.
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cudnnCreate(handle: *mut *mut Dnn) -> u32 {
-    if kernels::prepare().is_err() {
-        return NOT_INITIALIZED;
+exports! {
+    cudnnCreate(handle: *mut *mut Dnn) {
+        if kernels::prepare().is_err() {
+            return NOT_INITIALIZED;
+        }
+        create(handle, Dnn { stream: null_mut() });
     }
-    // SAFETY: see above.
-    unsafe { create(handle, Dnn { stream: null_mut() }) }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cudnnSetStream(handle: *mut Dnn, stream: CUstream) -> u32 {
-    // SAFETY: see above.
-    unsafe { (*handle).stream = stream };
-    SUCCESS
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cudnnGetStream(handle: *mut Dnn, stream: *mut CUstream) -> u32 {
-    // SAFETY: see above.
-    unsafe { stream.write((*handle).stream) };
-    SUCCESS
+    cudnnSetStream(handle: *mut Dnn, stream: CUstream) { (*handle).stream = stream }
+    cudnnGetStream(handle: *mut Dnn, stream: *mut CUstream) { stream.write((*handle).stream) }
 }

@@ -125,7 +125,8 @@ fn facts(address: *const c_void) -> Result<cudaPointerAttributes> {
         device: ordinal,
         devicePointer: on_device,
         hostPointer: on_host,
-        reserved: [0; 8],
+        unused: 0,
+        reserved: [0; 7],
     })
 }
 

@@ -24,87 +24,74 @@ pub type cudaHostFn_t = CUhostFn;
 /// A function that `cudaStreamAddCallback` runs on a thread of the driver.
 pub type cudaStreamCallback_t = CUstreamCallback;
 
-/// The extent of a grid or a block.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct dim3 {
-    pub x: u32,
-    pub y: u32,
-    pub z: u32,
-}
+layouts! {
+    /// The extent of a grid or a block.
+    struct dim3: 12, 4 {
+        x: u32 = 0,
+        y: u32 = 4,
+        z: u32 = 8,
+    }
 
-/// A handle by which another process opens an allocation.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct cudaIpcMemHandle_t {
-    pub reserved: [u8; 64],
-}
+    /// A handle by which another process opens an allocation.
+    struct cudaIpcMemHandle_t: 64, 1 {
+        reserved: [u8; 64] = 0,
+    }
 
-/// A handle by which another process opens an event.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct cudaIpcEventHandle_t {
-    pub reserved: [u8; 64],
-}
+    /// A handle by which another process opens an event.
+    struct cudaIpcEventHandle_t: 64, 1 {
+        reserved: [u8; 64] = 0,
+    }
 
-/// The extent of an array.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct cudaExtent {
-    pub width: usize,
-    pub height: usize,
-    pub depth: usize,
-}
+    /// The extent of an array.
+    struct cudaExtent: 24, 8 {
+        width: usize = 0,
+        height: usize = 8,
+        depth: usize = 16,
+    }
 
-/// An address of rows with padding.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct cudaPitchedPtr {
-    pub ptr: *mut c_void,
-    pub pitch: usize,
-    pub xsize: usize,
-    pub ysize: usize,
-}
+    /// An address of rows with padding.
+    struct cudaPitchedPtr: 32, 8 {
+        ptr: *mut c_void = 0,
+        pitch: usize = 8,
+        xsize: usize = 16,
+        ysize: usize = 24,
+    }
 
-/// A place of memory.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct cudaMemLocation {
-    pub r#type: cudaMemLocationType,
-    pub id: i32,
-}
+    /// A place of memory.
+    struct cudaMemLocation: 8, 4 {
+        r#type: cudaMemLocationType = 0,
+        id: i32 = 4,
+    }
 
-/// The facts about an address.
-#[repr(C)]
-pub struct cudaPointerAttributes {
-    pub r#type: cudaMemoryType,
-    pub device: i32,
-    pub devicePointer: *mut c_void,
-    pub hostPointer: *mut c_void,
-    pub reserved: [i64; 8],
-}
+    /// The facts about an address.
+    struct cudaPointerAttributes: 88, 8 {
+        r#type: cudaMemoryType = 0,
+        device: i32 = 4,
+        devicePointer: *mut c_void = 8,
+        hostPointer: *mut c_void = 16,
+        unused: i64 = 24,
+        reserved: [i64; 7] = 32,
+    }
 
-/// The geometry, stream and attributes of a launch by `cudaLaunchKernelExC`.
-#[repr(C)]
-pub struct cudaLaunchConfig_t {
-    pub gridDim: dim3,
-    pub blockDim: dim3,
-    pub dynamicSmemBytes: usize,
-    pub stream: cudaStream_t,
-    pub attrs: *mut c_void,
-    pub numAttrs: u32,
-}
+    /// The geometry, stream and attributes of a launch by `cudaLaunchKernelExC`.
+    struct cudaLaunchConfig_t: 56, 8 {
+        gridDim: dim3 = 0,
+        blockDim: dim3 = 12,
+        dynamicSmemBytes: usize = 24,
+        stream: cudaStream_t = 32,
+        attrs: *mut c_void = 40,
+        numAttrs: u32 = 48,
+    }
 
-/// A kernel in a graph.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct cudaKernelNodeParams {
-    pub func: *mut c_void,
-    pub gridDim: dim3,
-    pub blockDim: dim3,
-    pub sharedMemBytes: u32,
-    pub kernelParams: *mut *mut c_void,
-    pub extra: *mut *mut c_void,
+    /// A kernel in a graph.
+    struct cudaKernelNodeParams: 56, 8 {
+        func: *mut c_void = 0,
+        gridDim: dim3 = 8,
+        blockDim: dim3 = 20,
+        sharedMemBytes: u32 = 32,
+        kernelParams: *mut *mut c_void = 40,
+        extra: *mut *mut c_void = 48,
+    }
 }
 
 /// The middle of [`cudaGraphNodeParams`], with the kinds of nodes that the library reads. A memory
@@ -118,149 +105,132 @@ pub union cudaGraphNodeParams_union {
     pub conditional: CUDA_CONDITIONAL_NODE_PARAMS,
 }
 
-/// A node of any kind, for `cudaGraphAddNode`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct cudaGraphNodeParams {
-    pub r#type: cudaGraphNodeType,
-    pub reserved0: [i32; 3],
-    pub params: cudaGraphNodeParams_union,
-    pub reserved2: i64,
-}
-
-/// The properties of a device.
-#[repr(C)]
-pub struct cudaDeviceProp {
-    pub name: [c_char; 256],
-    pub uuid: CUuuid,
-    pub luid: [c_char; 8],
-    pub luidDeviceNodeMask: u32,
-    pub totalGlobalMem: usize,
-    pub sharedMemPerBlock: usize,
-    pub regsPerBlock: i32,
-    pub warpSize: i32,
-    pub memPitch: usize,
-    pub maxThreadsPerBlock: i32,
-    pub maxThreadsDim: [i32; 3],
-    pub maxGridSize: [i32; 3],
-    pub totalConstMem: usize,
-    pub major: i32,
-    pub minor: i32,
-    pub textureAlignment: usize,
-    pub texturePitchAlignment: usize,
-    pub multiProcessorCount: i32,
-    pub integrated: i32,
-    pub canMapHostMemory: i32,
-    pub maxTexture1D: i32,
-    pub maxTexture1DMipmap: i32,
-    pub maxTexture2D: [i32; 2],
-    pub maxTexture2DMipmap: [i32; 2],
-    pub maxTexture2DLinear: [i32; 3],
-    pub maxTexture2DGather: [i32; 2],
-    pub maxTexture3D: [i32; 3],
-    pub maxTexture3DAlt: [i32; 3],
-    pub maxTextureCubemap: i32,
-    pub maxTexture1DLayered: [i32; 2],
-    pub maxTexture2DLayered: [i32; 3],
-    pub maxTextureCubemapLayered: [i32; 2],
-    pub maxSurface1D: i32,
-    pub maxSurface2D: [i32; 2],
-    pub maxSurface3D: [i32; 3],
-    pub maxSurface1DLayered: [i32; 2],
-    pub maxSurface2DLayered: [i32; 3],
-    pub maxSurfaceCubemap: i32,
-    pub maxSurfaceCubemapLayered: [i32; 2],
-    pub surfaceAlignment: usize,
-    pub concurrentKernels: i32,
-    pub ECCEnabled: i32,
-    pub pciBusID: i32,
-    pub pciDeviceID: i32,
-    pub pciDomainID: i32,
-    pub tccDriver: i32,
-    pub asyncEngineCount: i32,
-    pub unifiedAddressing: i32,
-    pub memoryBusWidth: i32,
-    pub l2CacheSize: i32,
-    pub persistingL2CacheMaxSize: i32,
-    pub maxThreadsPerMultiProcessor: i32,
-    pub streamPrioritiesSupported: i32,
-    pub globalL1CacheSupported: i32,
-    pub localL1CacheSupported: i32,
-    pub sharedMemPerMultiprocessor: usize,
-    pub regsPerMultiprocessor: i32,
-    pub managedMemory: i32,
-    pub isMultiGpuBoard: i32,
-    pub multiGpuBoardGroupID: i32,
-    pub hostNativeAtomicSupported: i32,
-    pub pageableMemoryAccess: i32,
-    pub concurrentManagedAccess: i32,
-    pub computePreemptionSupported: i32,
-    pub canUseHostPointerForRegisteredMem: i32,
-    pub cooperativeLaunch: i32,
-    pub sharedMemPerBlockOptin: usize,
-    pub pageableMemoryAccessUsesHostPageTables: i32,
-    pub directManagedMemAccessFromHost: i32,
-    pub maxBlocksPerMultiProcessor: i32,
-    pub accessPolicyMaxWindowSize: i32,
-    pub reservedSharedMemPerBlock: usize,
-    pub hostRegisterSupported: i32,
-    pub sparseCudaArraySupported: i32,
-    pub hostRegisterReadOnlySupported: i32,
-    pub timelineSemaphoreInteropSupported: i32,
-    pub memoryPoolsSupported: i32,
-    pub gpuDirectRDMASupported: i32,
-    pub gpuDirectRDMAFlushWritesOptions: u32,
-    pub gpuDirectRDMAWritesOrdering: i32,
-    pub memoryPoolSupportedHandleTypes: u32,
-    pub deferredMappingCudaArraySupported: i32,
-    pub ipcEventSupported: i32,
-    pub clusterLaunch: i32,
-    pub unifiedFunctionPointers: i32,
-    pub deviceNumaConfig: i32,
-    pub deviceNumaId: i32,
-    pub mpsEnabled: i32,
-    pub hostNumaId: i32,
-    pub gpuPciDeviceID: u32,
-    pub gpuPciSubsystemID: u32,
-    pub hostNumaMultinodeIpcSupported: i32,
-    pub reserved: [i32; 56],
-}
-
-/// The attributes of a function.
-#[repr(C)]
-pub struct cudaFuncAttributes {
-    pub sharedSizeBytes: usize,
-    pub constSizeBytes: usize,
-    pub localSizeBytes: usize,
-    pub maxThreadsPerBlock: i32,
-    pub numRegs: i32,
-    pub ptxVersion: i32,
-    pub binaryVersion: i32,
-    pub cacheModeCA: i32,
-    pub maxDynamicSharedSizeBytes: i32,
-    pub preferredShmemCarveout: i32,
-    pub clusterDimMustBeSet: i32,
-    pub requiredClusterWidth: i32,
-    pub requiredClusterHeight: i32,
-    pub requiredClusterDepth: i32,
-    pub clusterSchedulingPolicyPreference: i32,
-    pub nonPortableClusterSizeAllowed: i32,
-    pub deviceNodeUpdateStatus: i32,
-    pub sharedMemoryMode: u32,
-    pub reserved: [i32; 14],
-}
-
 layouts! {
-    dim3: 12, 4 { x: 0, y: 4, z: 8 }
-    cudaIpcMemHandle_t: 64, 1 { reserved: 0 }
-    cudaIpcEventHandle_t: 64, 1 { reserved: 0 }
-    cudaExtent: 24, 8 { width: 0, height: 8, depth: 16 }
-    cudaPitchedPtr: 32, 8 { ptr: 0, pitch: 8, xsize: 16, ysize: 24 }
-    cudaMemLocation: 8, 4 { r#type: 0, id: 4 }
-    cudaPointerAttributes: 88, 8 { r#type: 0, device: 4, devicePointer: 8, hostPointer: 16 }
-    cudaLaunchConfig_t: 56, 8 { gridDim: 0, blockDim: 12, dynamicSmemBytes: 24, stream: 32, attrs: 40, numAttrs: 48 }
-    cudaKernelNodeParams: 56, 8 { func: 0, gridDim: 8, blockDim: 20, sharedMemBytes: 32, kernelParams: 40, extra: 48 }
-    cudaGraphNodeParams: 256, 8 { r#type: 0, reserved0: 4, reserved2: 248 }
-    cudaDeviceProp: 1008, 8 { name: 0, uuid: 256, luid: 272, luidDeviceNodeMask: 280, totalGlobalMem: 288, sharedMemPerBlock: 296, regsPerBlock: 304, warpSize: 308, memPitch: 312, maxThreadsPerBlock: 320, maxThreadsDim: 324, maxGridSize: 336, totalConstMem: 352, major: 360, minor: 364, textureAlignment: 368, texturePitchAlignment: 376, multiProcessorCount: 384, integrated: 388, canMapHostMemory: 392, maxTexture1D: 396, maxTexture1DMipmap: 400, maxTexture2D: 404, maxTexture2DMipmap: 412, maxTexture2DLinear: 420, maxTexture2DGather: 432, maxTexture3D: 440, maxTexture3DAlt: 452, maxTextureCubemap: 464, maxTexture1DLayered: 468, maxTexture2DLayered: 476, maxTextureCubemapLayered: 488, maxSurface1D: 496, maxSurface2D: 500, maxSurface3D: 508, maxSurface1DLayered: 520, maxSurface2DLayered: 528, maxSurfaceCubemap: 540, maxSurfaceCubemapLayered: 544, surfaceAlignment: 552, concurrentKernels: 560, ECCEnabled: 564, pciBusID: 568, pciDeviceID: 572, pciDomainID: 576, tccDriver: 580, asyncEngineCount: 584, unifiedAddressing: 588, memoryBusWidth: 592, l2CacheSize: 596, persistingL2CacheMaxSize: 600, maxThreadsPerMultiProcessor: 604, streamPrioritiesSupported: 608, globalL1CacheSupported: 612, localL1CacheSupported: 616, sharedMemPerMultiprocessor: 624, regsPerMultiprocessor: 632, managedMemory: 636, isMultiGpuBoard: 640, multiGpuBoardGroupID: 644, hostNativeAtomicSupported: 648, pageableMemoryAccess: 652, concurrentManagedAccess: 656, computePreemptionSupported: 660, canUseHostPointerForRegisteredMem: 664, cooperativeLaunch: 668, sharedMemPerBlockOptin: 672, pageableMemoryAccessUsesHostPageTables: 680, directManagedMemAccessFromHost: 684, maxBlocksPerMultiProcessor: 688, accessPolicyMaxWindowSize: 692, reservedSharedMemPerBlock: 696, hostRegisterSupported: 704, sparseCudaArraySupported: 708, hostRegisterReadOnlySupported: 712, timelineSemaphoreInteropSupported: 716, memoryPoolsSupported: 720, gpuDirectRDMASupported: 724, gpuDirectRDMAFlushWritesOptions: 728, gpuDirectRDMAWritesOrdering: 732, memoryPoolSupportedHandleTypes: 736, deferredMappingCudaArraySupported: 740, ipcEventSupported: 744, clusterLaunch: 748, unifiedFunctionPointers: 752, deviceNumaConfig: 756, deviceNumaId: 760, mpsEnabled: 764, hostNumaId: 768, gpuPciDeviceID: 772, gpuPciSubsystemID: 776, hostNumaMultinodeIpcSupported: 780, reserved: 784 }
-    cudaFuncAttributes: 144, 8 { sharedSizeBytes: 0, constSizeBytes: 8, localSizeBytes: 16, maxThreadsPerBlock: 24, numRegs: 28, ptxVersion: 32, binaryVersion: 36, cacheModeCA: 40, maxDynamicSharedSizeBytes: 44, preferredShmemCarveout: 48, clusterDimMustBeSet: 52, requiredClusterWidth: 56, requiredClusterHeight: 60, requiredClusterDepth: 64, clusterSchedulingPolicyPreference: 68, nonPortableClusterSizeAllowed: 72, deviceNodeUpdateStatus: 76, sharedMemoryMode: 80, reserved: 84 }
+    /// A node of any kind, for `cudaGraphAddNode`.
+    struct cudaGraphNodeParams: 256, 8 {
+        r#type: cudaGraphNodeType = 0,
+        reserved0: [i32; 3] = 4,
+        params: cudaGraphNodeParams_union = 16,
+        reserved2: i64 = 248,
+    }
+
+    /// The properties of a device.
+    struct cudaDeviceProp: 1008, 8 {
+        name: [c_char; 256] = 0,
+        uuid: CUuuid = 256,
+        luid: [c_char; 8] = 272,
+        luidDeviceNodeMask: u32 = 280,
+        totalGlobalMem: usize = 288,
+        sharedMemPerBlock: usize = 296,
+        regsPerBlock: i32 = 304,
+        warpSize: i32 = 308,
+        memPitch: usize = 312,
+        maxThreadsPerBlock: i32 = 320,
+        maxThreadsDim: [i32; 3] = 324,
+        maxGridSize: [i32; 3] = 336,
+        totalConstMem: usize = 352,
+        major: i32 = 360,
+        minor: i32 = 364,
+        textureAlignment: usize = 368,
+        texturePitchAlignment: usize = 376,
+        multiProcessorCount: i32 = 384,
+        integrated: i32 = 388,
+        canMapHostMemory: i32 = 392,
+        maxTexture1D: i32 = 396,
+        maxTexture1DMipmap: i32 = 400,
+        maxTexture2D: [i32; 2] = 404,
+        maxTexture2DMipmap: [i32; 2] = 412,
+        maxTexture2DLinear: [i32; 3] = 420,
+        maxTexture2DGather: [i32; 2] = 432,
+        maxTexture3D: [i32; 3] = 440,
+        maxTexture3DAlt: [i32; 3] = 452,
+        maxTextureCubemap: i32 = 464,
+        maxTexture1DLayered: [i32; 2] = 468,
+        maxTexture2DLayered: [i32; 3] = 476,
+        maxTextureCubemapLayered: [i32; 2] = 488,
+        maxSurface1D: i32 = 496,
+        maxSurface2D: [i32; 2] = 500,
+        maxSurface3D: [i32; 3] = 508,
+        maxSurface1DLayered: [i32; 2] = 520,
+        maxSurface2DLayered: [i32; 3] = 528,
+        maxSurfaceCubemap: i32 = 540,
+        maxSurfaceCubemapLayered: [i32; 2] = 544,
+        surfaceAlignment: usize = 552,
+        concurrentKernels: i32 = 560,
+        ECCEnabled: i32 = 564,
+        pciBusID: i32 = 568,
+        pciDeviceID: i32 = 572,
+        pciDomainID: i32 = 576,
+        tccDriver: i32 = 580,
+        asyncEngineCount: i32 = 584,
+        unifiedAddressing: i32 = 588,
+        memoryBusWidth: i32 = 592,
+        l2CacheSize: i32 = 596,
+        persistingL2CacheMaxSize: i32 = 600,
+        maxThreadsPerMultiProcessor: i32 = 604,
+        streamPrioritiesSupported: i32 = 608,
+        globalL1CacheSupported: i32 = 612,
+        localL1CacheSupported: i32 = 616,
+        sharedMemPerMultiprocessor: usize = 624,
+        regsPerMultiprocessor: i32 = 632,
+        managedMemory: i32 = 636,
+        isMultiGpuBoard: i32 = 640,
+        multiGpuBoardGroupID: i32 = 644,
+        hostNativeAtomicSupported: i32 = 648,
+        pageableMemoryAccess: i32 = 652,
+        concurrentManagedAccess: i32 = 656,
+        computePreemptionSupported: i32 = 660,
+        canUseHostPointerForRegisteredMem: i32 = 664,
+        cooperativeLaunch: i32 = 668,
+        sharedMemPerBlockOptin: usize = 672,
+        pageableMemoryAccessUsesHostPageTables: i32 = 680,
+        directManagedMemAccessFromHost: i32 = 684,
+        maxBlocksPerMultiProcessor: i32 = 688,
+        accessPolicyMaxWindowSize: i32 = 692,
+        reservedSharedMemPerBlock: usize = 696,
+        hostRegisterSupported: i32 = 704,
+        sparseCudaArraySupported: i32 = 708,
+        hostRegisterReadOnlySupported: i32 = 712,
+        timelineSemaphoreInteropSupported: i32 = 716,
+        memoryPoolsSupported: i32 = 720,
+        gpuDirectRDMASupported: i32 = 724,
+        gpuDirectRDMAFlushWritesOptions: u32 = 728,
+        gpuDirectRDMAWritesOrdering: i32 = 732,
+        memoryPoolSupportedHandleTypes: u32 = 736,
+        deferredMappingCudaArraySupported: i32 = 740,
+        ipcEventSupported: i32 = 744,
+        clusterLaunch: i32 = 748,
+        unifiedFunctionPointers: i32 = 752,
+        deviceNumaConfig: i32 = 756,
+        deviceNumaId: i32 = 760,
+        mpsEnabled: i32 = 764,
+        hostNumaId: i32 = 768,
+        gpuPciDeviceID: u32 = 772,
+        gpuPciSubsystemID: u32 = 776,
+        hostNumaMultinodeIpcSupported: i32 = 780,
+        reserved: [i32; 56] = 784,
+    }
+
+    /// The attributes of a function.
+    struct cudaFuncAttributes: 144, 8 {
+        sharedSizeBytes: usize = 0,
+        constSizeBytes: usize = 8,
+        localSizeBytes: usize = 16,
+        maxThreadsPerBlock: i32 = 24,
+        numRegs: i32 = 28,
+        ptxVersion: i32 = 32,
+        binaryVersion: i32 = 36,
+        cacheModeCA: i32 = 40,
+        maxDynamicSharedSizeBytes: i32 = 44,
+        preferredShmemCarveout: i32 = 48,
+        clusterDimMustBeSet: i32 = 52,
+        requiredClusterWidth: i32 = 56,
+        requiredClusterHeight: i32 = 60,
+        requiredClusterDepth: i32 = 64,
+        clusterSchedulingPolicyPreference: i32 = 68,
+        nonPortableClusterSizeAllowed: i32 = 72,
+        deviceNodeUpdateStatus: i32 = 76,
+        sharedMemoryMode: u32 = 80,
+        reserved: [i32; 14] = 84,
+    }
 }
