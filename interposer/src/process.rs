@@ -14,7 +14,7 @@ use deepres_abi::wire::Uuid;
 use crate::config::{self, Config};
 use crate::descriptor::{OwnDescriptor, Place};
 use crate::driver::calls::{Calls, Context, Stream};
-use crate::handshake::{self, Arrival, ConnectError, Connection, Greeting, Pending, Question};
+use crate::handshake::{self, Arrival, ConnectError, Connection, Greeting, Pending};
 use crate::lock_order::{Guard, Mutex, Rank};
 use crate::log::say;
 use crate::memory::Accounts;
@@ -387,14 +387,6 @@ impl Process {
             self.unappraised_ns.store(os::now_ns() + APPRAISE_AGAIN_NS, Ordering::Relaxed);
         }
         answer.ok().flatten()
-    }
-
-    /// Asks the daemon as [`Self::appraise`] does, without a wait for the answer. Returns `None` if
-    /// there is no daemon to ask.
-    pub fn question(&self, ordinal: usize) -> Option<Question> {
-        let uuid = *self.uuids.get(ordinal)?;
-        self.session().filter(|session| session.standalone().is_none())?;
-        Question::ask(&self.config, uuid).ok()
     }
 
     /// Notes that the daemon answers questions again. So a thread that makes a context may wait for

@@ -330,6 +330,7 @@ pub type CUjit_option = u32;
 pub type CUjitInputType = u32;
 
 pub type CUlimit = u32;
+pub const CU_LIMIT_MALLOC_HEAP_SIZE: CUlimit = 2;
 
 pub type CUresourcetype = u32;
 pub const CU_RESOURCE_TYPE_ARRAY: CUresourcetype = 0;

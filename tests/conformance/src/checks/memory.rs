@@ -23,6 +23,7 @@ checks! { "memory":
     Guess arrays;
     Documented levels_of_a_mipmapped_array_are_arrays;
     Guess a_context_takes_memory_and_gives_it_back;
+    Guess memory_that_no_allocation_took_is_in_use_like_any_other;
     Documented a_free_waits_for_the_work_before_it;
     Guess copies_beyond_an_allocation;
 }
@@ -287,6 +288,22 @@ fn a_context_takes_memory_and_gives_it_back(facts: &mut Facts) -> Result<(), Sto
     facts.has("a second context with 64 MiB", with - before, "more than that", with - before > 64 * MIB);
     must!(cuCtxDestroy_v2(other));
     facts.is("destroyed with what was in it", gpu.used_bytes()?, before);
+    Ok(())
+}
+
+/// deepres charges what NVML reports for a process beyond its allocations, so such memory must
+/// show.
+fn memory_that_no_allocation_took_is_in_use_like_any_other(facts: &mut Facts) -> Result<(), Stop> {
+    const HEAP_BYTES: usize = 256 * MIB;
+    let gpu = Gpu::new()?;
+    let before = gpu.used_bytes()?;
+    must!(cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, HEAP_BYTES));
+    // A driver may take the heap only for the first kernel.
+    facts.code("a kernel with a larger heap", gpu.nothing(null_mut())?, CUDA_SUCCESS);
+    must!(cuCtxSynchronize());
+    let grown = gpu.used_bytes()?.saturating_sub(before);
+    let name = "a heap of 256 MiB takes";
+    facts.has(name, grown, "nothing, or its size", grown == 0 || grown >= HEAP_BYTES - 64 * MIB);
     Ok(())
 }
 

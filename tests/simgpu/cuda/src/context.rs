@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, RwLock};
 
 use deepres_abi::driver::types as cu;
-use simgpu_engine::{ContextId, Error, WaitPolicy};
+use simgpu_engine::{Config, ContextId, Error, WaitPolicy};
 
 use crate::handle::{Kind, Table};
 use crate::process::{self, host};
@@ -230,12 +230,19 @@ impl Context {
         lock(&self.limits).get(limit as usize).copied().ok_or(status::UNSUPPORTED_LIMIT)
     }
 
-    /// Changes a limit.
+    /// Changes a limit. The context takes memory for a heap of kernels that is larger than at first.
     pub fn set_limit(&self, limit: u32, value: usize) -> Result<()> {
-        match lock(&self.limits).get_mut(limit as usize) {
-            Some(slot) => *slot = value,
-            None => return Err(status::UNSUPPORTED_LIMIT),
+        let mut limits = lock(&self.limits);
+        let slot = limits.get_mut(limit as usize).ok_or(status::UNSUPPORTED_LIMIT)?;
+        if limit == cu::CU_LIMIT_MALLOC_HEAP_SIZE {
+            let (before, now) = (heap_bytes(*slot)?, heap_bytes(value)?);
+            if now > before {
+                host().reserve_memory(self.engine, now - before).map_err(|error| code_of(&error))?;
+            } else {
+                host().release_memory(self.engine, before - now);
+            }
         }
+        *slot = value;
         Ok(())
     }
 
@@ -261,6 +268,12 @@ impl Context {
     pub fn disable_peer(&self, peer: &Context) -> Result<()> {
         if lock(&self.peers).remove(&peer.handle) { Ok(()) } else { Err(status::PEER_ACCESS_NOT_ENABLED) }
     }
+}
+
+/// Returns the memory for a heap of kernels of this size, beyond the memory of a new context, bytes.
+fn heap_bytes(size: usize) -> Result<u64> {
+    let more = size.saturating_sub(DEFAULT_LIMITS[cu::CU_LIMIT_MALLOC_HEAP_SIZE as usize]) as u64;
+    more.checked_next_multiple_of(Config::ALLOCATION_GRANULARITY_BYTES).ok_or(status::OUT_OF_MEMORY)
 }
 
 /// Calls `use_stack` with the calling thread's stack of contexts. Fails in a thread that is being

@@ -84,3 +84,26 @@ fn a_modules_variables_take_memory_from_its_load_to_its_end_and_a_librarys_once_
     ok!(cuLibraryUnload(library));
     assert_eq!(free(), before);
 }
+
+#[test]
+fn a_larger_heap_of_kernels_takes_memory_until_it_shrinks_or_its_context_ends() {
+    let gpu = Gpu::new();
+    let used = || {
+        let (mut free, mut total) = (0, 0);
+        ok!(cuMemGetInfo_v2(&mut free, &mut total));
+        total - free
+    };
+    let (before, mut context, mut bytes) = (used(), null_mut(), 0);
+    ok!(cuCtxCreate_v2(&mut context, 0, 0));
+    let with = used();
+    ok!(cuCtxGetLimit(&mut bytes, CU_LIMIT_MALLOC_HEAP_SIZE));
+    ok!(cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, bytes + (3 << 20)));
+    assert_eq!(used() - with, 4 << 20);
+    ok!(cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, bytes));
+    assert_eq!(used(), with);
+    assert_eq!(code!(cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, usize::MAX)), CUDA_ERROR_OUT_OF_MEMORY);
+    ok!(cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, GIB));
+    ok!(cuCtxDestroy_v2(context));
+    ok!(cuCtxSetCurrent(gpu.context));
+    assert_eq!(used(), before);
+}
