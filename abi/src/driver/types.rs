@@ -578,6 +578,36 @@ pub struct CUmemcpyAttributes {
     pub flags: u32,
 }
 
+/// A number of elements in each direction.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct CUextent3D {
+    pub width: usize,
+    pub height: usize,
+    pub depth: usize,
+}
+
+/// Source or target of a three-dimensional copy in a batch.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct CUmemcpy3DOperand {
+    pub r#type: CUmemcpy3DOperandType,
+    /// Of a pointer: the address, the elements of a row, the rows of a layer, and a hint. Of an
+    /// array: the handle and the offset in each direction, elements.
+    pub op: [u64; 4],
+}
+
+/// A three-dimensional copy in a batch.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct CUDA_MEMCPY3D_BATCH_OP {
+    pub src: CUmemcpy3DOperand,
+    pub dst: CUmemcpy3DOperand,
+    pub extent: CUextent3D,
+    pub srcAccessOrder: CUmemcpySrcAccessOrder,
+    pub flags: u32,
+}
+
 /// A frame of a stream shared with EGL.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -645,5 +675,8 @@ layouts! {
     CUDA_GRAPH_INSTANTIATE_PARAMS: 32, 8 { flags: 0, hUploadStream: 8, hErrNode_out: 16, result_out: 24 }
     CUgraphExecUpdateResultInfo: 24, 8 { result: 0, errorNode: 8, errorFromNode: 16 }
     CUmemcpyAttributes: 24, 4 { srcAccessOrder: 0, srcLocHint: 4, dstLocHint: 12, flags: 20 }
+    CUextent3D: 24, 8 { width: 0, height: 8, depth: 16 }
+    CUmemcpy3DOperand: 40, 8 { r#type: 0, op: 8 }
+    CUDA_MEMCPY3D_BATCH_OP: 112, 8 { src: 0, dst: 40, extent: 80, srcAccessOrder: 104, flags: 108 }
     CUeglFrame: 64, 8 { frame: 0, width: 24, height: 28, depth: 32, pitch: 36, planeCount: 40, numChannels: 44, frameType: 48, eglColorFormat: 52, cuFormat: 56 }
 }

@@ -26,6 +26,7 @@ checks! { "memory":
     Guess memory_that_no_allocation_took_is_in_use_like_any_other;
     Documented a_free_waits_for_the_work_before_it;
     Guess copies_beyond_an_allocation;
+    Documented a_batch_copies_within_the_device_and_from_the_host;
 }
 
 const MIB: usize = 1 << 20;
@@ -313,6 +314,39 @@ fn a_free_waits_for_the_work_before_it(facts: &mut Facts) -> Result<(), Stop> {
     gpu.spin(stream, crate::gpu::SPIN_NS)?;
     facts.code("freeing behind work", cu!(cuMemFree_v2(address)), CUDA_SUCCESS);
     facts.code("that work is through then", cu!(cuStreamQuery(stream)), CUDA_SUCCESS);
+    Ok(())
+}
+
+/// deepres makes a batch of each kind of such copies.
+fn a_batch_copies_within_the_device_and_from_the_host(facts: &mut Facts) -> Result<(), Stop> {
+    const BYTES: usize = 16;
+    let (gpu, [stream]) = Gpu::with_streams()?;
+    let (device, host) = (gpu.memory(3 * BYTES)?, gpu.pinned(4)?);
+    host.copy_from_slice(&[1, 2, 3, 4]);
+    must!(cuMemsetD32_v2(device, 9, 4));
+    must!(cuCtxSynchronize());
+    let mut targets = [device + BYTES as u64, device + 2 * BYTES as u64];
+    let (mut sources, mut sizes, mut firsts) = ([device, host.as_ptr() as u64], [BYTES; 2], [0]);
+    let hint = CUmemLocation { r#type: 0, id: 0 };
+    let mut attributes =
+        [CUmemcpyAttributes { srcAccessOrder: 1, srcLocHint: hint, dstLocHint: hint, flags: 0 }];
+    let mut make = |firsts: &mut [usize; 1]| {
+        Ok::<_, Stop>(cu!(cuMemcpyBatchAsync_v2(
+            targets.as_mut_ptr(),
+            sources.as_mut_ptr(),
+            sizes.as_mut_ptr(),
+            sizes.len(),
+            attributes.as_mut_ptr(),
+            firsts.as_mut_ptr(),
+            firsts.len(),
+            stream
+        )))
+    };
+    facts.code("copies of both kinds", make(&mut firsts)?, CUDA_SUCCESS);
+    must!(cuStreamSynchronize(stream));
+    let copied = gpu.read(device + BYTES as u64, 8)?;
+    facts.is("what they copied", copied, vec![9, 9, 9, 9, 1, 2, 3, 4]);
+    facts.code("no attributes for the first", make(&mut [1])?, CUDA_ERROR_INVALID_VALUE);
     Ok(())
 }
 
