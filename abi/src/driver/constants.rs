@@ -547,7 +547,11 @@ pub const CU_FUNCTION_LOADING_STATE_LOADED: CUfunctionLoadingState = 1;
 
 pub type CUcoredumpSettings = u32;
 
+pub type CUgreenCtxCreate_flags = u32;
+pub const CU_GREEN_CTX_DEFAULT_STREAM: CUgreenCtxCreate_flags = 1;
+
 pub type CUdevResourceType = u32;
+pub const CU_DEV_RESOURCE_TYPE_SM: CUdevResourceType = 1;
 
 pub type CUGLDeviceList = u32;
 

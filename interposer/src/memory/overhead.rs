@@ -234,7 +234,7 @@ impl Accounts {
         }
         match self.look(process, &site, request, taken_bytes.cast_signed(), true) {
             Ok(grown) => {
-                self.overhead.note_growth(context.handle().0, grown.unwrap_or(0).cast_signed());
+                self.overhead.note_growth(context.home().0, grown.unwrap_or(0).cast_signed());
                 result
             }
             Err(Excess { bytes, refused }) => {
@@ -255,7 +255,7 @@ impl Accounts {
         let result = unload();
         let given_bytes = before.and_then(|before| Some(free_bytes(process)?.saturating_sub(before)));
         if let Some(given_bytes) = given_bytes.filter(|bytes| *bytes >= BLOCK_BYTES) {
-            self.overhead.note_growth(context.handle().0, -given_bytes.cast_signed());
+            self.overhead.note_growth(context.home().0, -given_bytes.cast_signed());
             self.look_again(process, context.ordinal, -given_bytes.cast_signed());
         }
         result

@@ -321,7 +321,7 @@ impl Meter {
                 continue;
             }
             if !is_current {
-                if !calls.set_current(context.handle()) {
+                if !calls.set_current(context.home()) {
                     return self.lose(context, &mut inner, now_ns);
                 }
                 inner.reached(self.here);
