@@ -91,7 +91,6 @@ macro_rules! for_each_unaccounted_function {
             Memory cuGLMapBufferObjectAsync_v2;
             Memory cuGLMapBufferObjectAsync_v2_ptsz;
             Memory cuMulticastCreate;
-            Memory cuGreenCtxCreate;
             Memory cuCtxSetLimit;
             Host cuMemAllocHost;
             Host cuMemAllocHost_v2;

@@ -1,9 +1,10 @@
 //! The grant page: the permissions of a session on each GPU. Only the daemon writes the page.
 //!
 //! The daemon seals the page's memory before a tenant gets it, so the tenant cannot write it. Each
-//! slot belongs to the arbiter of one GPU, which alone writes the slot. A launch reads one word,
-//! [`GrantSlot::gate`]. While the GPU is contended, the launch that begins a segment also reads the
-//! terms of the lease. While the gate is open, the interposer reads the terms only now and then.
+//! slot belongs to the arbiter of one GPU, which alone writes the slot, except for the appraisal
+//! ([`Appraisal`]). A launch reads one word, [`GrantSlot::gate`]. While the GPU is contended, the
+//! launch that begins a segment also reads the terms of the lease. While the gate is open, the
+//! interposer reads the terms only now and then.
 
 use crate::MAX_GPUS;
 use crate::page::{Head, Kind, Page};
@@ -95,6 +96,22 @@ pub struct LeaseTerms {
     pub spin_ns: u64,
 }
 
+/// NVML's figure for a session's process on one GPU, and the bounds of the session's account at
+/// that time. The daemon writes an appraisal every second, except for the processes of suspended
+/// tenants. No driver call tells how much memory the driver takes by itself, so the session charges
+/// the memory that its account lacks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Appraisal {
+    /// A time before the daemon asked NVML, ns of `CLOCK_MONOTONIC`; 0 before the first figure.
+    pub asked_ns: u64,
+    /// Memory that NVML reports for the process, bytes.
+    pub seen_bytes: u64,
+    /// Memory of the account that the process surely held when NVML answered, bytes.
+    pub least_bytes: u64,
+    /// Memory of the account that the process may have held when NVML answered, bytes.
+    pub most_bytes: u64,
+}
+
 /// The permissions of one session on one GPU.
 #[derive(Debug)]
 #[repr(C, align(128))]
@@ -104,6 +121,7 @@ pub struct GrantSlot {
     memory_limit_bytes: AtomicU64,
     terms: SeqLock<4>,
     charge_copies: AtomicU32,
+    appraisal: SeqLock<4>,
 }
 
 impl Default for GrantSlot {
@@ -114,6 +132,7 @@ impl Default for GrantSlot {
             memory_limit_bytes: AtomicU64::new(0),
             terms: SeqLock::default(),
             charge_copies: AtomicU32::new(0),
+            appraisal: SeqLock::default(),
         }
     }
 }
@@ -225,6 +244,19 @@ impl GrantSlot {
     pub fn charge_copies(&self) -> bool {
         self.charge_copies.load(Ordering::Relaxed) != 0
     }
+
+    /// Sets the newest appraisal. Only the daemon's thread that asks for NVML's figures calls this.
+    pub fn set_appraisal(&self, appraisal: Appraisal) {
+        let Appraisal { asked_ns, seen_bytes, least_bytes, most_bytes } = appraisal;
+        self.appraisal.write([asked_ns, seen_bytes, least_bytes, most_bytes]);
+    }
+
+    /// Returns the newest appraisal. Returns `None` if the daemon has written none, or died while
+    /// it wrote the appraisal. Under an older daemon, there is none.
+    pub fn appraisal(&self) -> Option<Appraisal> {
+        let [asked_ns, seen_bytes, least_bytes, most_bytes] = self.appraisal.read()?;
+        (asked_ns != 0).then_some(Appraisal { asked_ns, seen_bytes, least_bytes, most_bytes })
+    }
 }
 
 /// The behaviour of a waiting thread once the session takes the daemon for gone.
@@ -315,6 +347,7 @@ const _: () = {
     assert!(core::mem::offset_of!(GrantSlot, memory_limit_bytes) == 8);
     assert!(core::mem::offset_of!(GrantSlot, terms) == 16);
     assert!(core::mem::offset_of!(GrantSlot, charge_copies) == 56);
+    assert!(core::mem::offset_of!(GrantSlot, appraisal) == 64);
     assert!(core::mem::offset_of!(GrantPage, session_id) == 64);
     assert!(core::mem::offset_of!(GrantPage, slots) == 128);
     assert!(size_of::<GrantPage>() == 4096);
@@ -341,6 +374,15 @@ mod tests {
     #[test]
     fn a_fresh_slot_is_closed() {
         assert_eq!(GrantSlot::default().gate(), Gate { epoch: 0, state: GateState::Closed });
+    }
+
+    #[test]
+    fn an_appraisal_is_told_whole_and_none_before_the_first() {
+        let slot = GrantSlot::default();
+        assert_eq!(slot.appraisal(), None);
+        let told = Appraisal { asked_ns: 1, seen_bytes: 2, least_bytes: 3, most_bytes: 4 };
+        slot.set_appraisal(told);
+        assert_eq!(slot.appraisal(), Some(told));
     }
 
     #[test]

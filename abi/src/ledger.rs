@@ -538,6 +538,21 @@ impl<'a> Account<'a> {
         self.slot.held_bytes()
     }
 
+    /// Returns a mark of the present moment, for [`Self::bounds_since`].
+    pub fn mark(self) -> Mark {
+        let released_bytes = self.slot.released_bytes.load(Ordering::SeqCst);
+        Mark { ever_staying_bytes: self.slot.ever_staying_bytes(), released_bytes }
+    }
+
+    /// Returns the least and the most bytes that the driver may have given the session at any one
+    /// moment since `mark`. The least leaves out bytes that were leaving meanwhile. The most
+    /// includes bytes that were promised meanwhile.
+    pub fn bounds_since(self, mark: Mark) -> (u64, u64) {
+        let leaving_bytes = self.slot.leaving_bytes.load(Ordering::SeqCst);
+        let promised_bytes = self.slot.promised_bytes.load(Ordering::SeqCst);
+        (ahead(mark.ever_staying_bytes, leaving_bytes), ahead(promised_bytes, mark.released_bytes))
+    }
+
     /// Returns the pending bytes of this session.
     pub fn pending_bytes(self) -> u64 {
         self.slot.pending_bytes()
@@ -547,6 +562,13 @@ impl<'a> Account<'a> {
     pub fn tenant_held_bytes(self) -> u64 {
         self.gpu.held_bytes()
     }
+}
+
+/// The counts of a session at one moment ([`Account::mark`]).
+#[derive(Debug, Clone, Copy)]
+pub struct Mark {
+    ever_staying_bytes: u64,
+    released_bytes: u64,
 }
 
 /// A thread's wait for room. A drop of the value ends the wait.
@@ -697,6 +719,27 @@ mod tests {
         assert_eq!(a.reserve(1, 100, || false).unwrap_err(), Refused { held_bytes: 100 });
         a.release(60);
         a.reserve(60, 100, || false).unwrap().commit();
+    }
+
+    #[test]
+    fn the_bounds_since_a_mark_hold_all_that_the_driver_may_have_given_meanwhile() {
+        let gpu = ledger(1);
+        let account = gpu.account(0).unwrap();
+        account.charge(100);
+        let mark = account.mark();
+        assert_eq!(account.bounds_since(mark), (100, 100));
+        // The driver may have freed the leaving bytes, and given the promised bytes, at any moment.
+        let leaving = account.leave(30);
+        assert_eq!(account.bounds_since(mark), (70, 100));
+        let promised = account.reserve(50, 200, || false).unwrap();
+        assert_eq!(account.bounds_since(mark), (70, 150));
+        leaving.finish();
+        promised.commit();
+        assert_eq!(account.bounds_since(mark), (70, 150), "the mark may lie before both");
+        let mark = account.mark();
+        assert_eq!(account.bounds_since(mark), (120, 120));
+        drop(account.leave(20));
+        assert_eq!(account.bounds_since(mark), (100, 120), "the driver kept them only in the end");
     }
 
     #[test]

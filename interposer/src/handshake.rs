@@ -296,39 +296,6 @@ impl Pending {
     }
 }
 
-/// A question for which no thread waits: how many bytes NVML reports for this process on a GPU.
-#[derive(Debug)]
-pub struct Question(Unshared);
-
-impl Question {
-    /// Sends the question to the daemon, and returns the pending question.
-    ///
-    /// # Errors
-    /// [`ConnectError`] if the process cannot connect or send.
-    pub fn ask(config: &Config, gpu: Uuid) -> Result<Self, ConnectError> {
-        let socket =
-            connect_first(&config.believed_sockets(), |path| connect(path, libc::SOCK_NONBLOCK, now))?;
-        let mut hello = hello(config, &[gpu], 0, 0);
-        hello.role = Role::Appraised as u32;
-        now(Call { socket: &socket, run: &mut |number| send(number, hello.as_bytes()) })
-            .map_err(ConnectError::Io)?;
-        Ok(Self(socket))
-    }
-
-    /// Returns the number of bytes, or `None` if the daemon or NVML does not say.
-    ///
-    /// # Errors
-    /// Returns the question itself if there is no answer yet.
-    pub fn answer(self) -> Result<Option<u64>, Self> {
-        let mut packet = Received::new();
-        match now(Call { socket: &self.0, run: &mut |number| packet.receive(number) }) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(self),
-            Err(_) => Ok(None),
-            Ok(_) => Ok(wire::decode::<View>(&packet.packet).ok().and_then(|view| view.asker_bytes())),
-        }
-    }
-}
-
 /// An announcement to the daemon that this process is about to begin a session. While this value
 /// lives, the daemon does not list the process as unmanaged.
 #[derive(Debug)]

@@ -14,7 +14,7 @@ use deepres_abi::wire::Uuid;
 use crate::config::{self, Config};
 use crate::descriptor::{OwnDescriptor, Place};
 use crate::driver::calls::{Calls, Context, Stream};
-use crate::handshake::{self, Arrival, ConnectError, Connection, Greeting, Pending, Question};
+use crate::handshake::{self, Arrival, ConnectError, Connection, Greeting, Pending};
 use crate::lock_order::{Guard, Mutex, Rank};
 use crate::log::say;
 use crate::memory::Accounts;
@@ -360,6 +360,11 @@ pub extern "C" fn stop() {
     sessions.filter_map(Session::standalone).for_each(Local::leave);
 }
 
+/// Returns the state of a living context.
+fn find(contexts: &[&'static ContextState], handle: Context) -> Option<&'static ContextState> {
+    contexts.iter().copied().find(|context| context.is_alive_as(handle))
+}
+
 impl Process {
     /// Returns the session. Its connection may have ended.
     #[inline(always)]
@@ -394,14 +399,6 @@ impl Process {
             self.unappraised_ns.store(os::now_ns() + APPRAISE_AGAIN_NS, Ordering::Relaxed);
         }
         answer.ok().flatten()
-    }
-
-    /// Asks the daemon as [`Self::appraise`] does, without a wait for the answer. Returns `None` if
-    /// there is no daemon to ask.
-    pub fn question(&self, ordinal: usize) -> Option<Question> {
-        let uuid = *self.uuids.get(ordinal)?;
-        self.session().filter(|session| session.standalone().is_none())?;
-        Question::ask(&self.config, uuid).ok()
     }
 
     /// Notes that the daemon answers questions again. So a thread that makes a context may wait for
@@ -532,30 +529,44 @@ impl Process {
     /// Returns the state of a context. If the context has no state yet, makes one. Returns `None`
     /// if the function does not find the context's GPU.
     pub fn context(&'static self, handle: Context) -> Option<&'static ContextState> {
-        let find = |contexts: &[&'static ContextState]| {
-            contexts.iter().copied().find(|context| context.is_alive_as(handle))
-        };
-        if let Some(known) = find(&self.contexts.lock()) {
+        if let Some(known) = find(&self.contexts.lock(), handle) {
             return Some(known);
         }
         // If the driver does not name the context's device, the function takes the device for which
         // the job made the context.
         let made_for = || self.memory.device_of_context(handle);
         let ordinal = self.calls.device_of(handle).or_else(made_for)?;
+        self.enter_context(handle, handle, ordinal)
+    }
+
+    /// Makes the state of the context `handle` of a green context, which uses the GPU `ordinal` and
+    /// the memory of the context `primary`. Otherwise the process would have to make the context
+    /// current, to find its GPU.
+    pub fn enter_green(&'static self, handle: Context, primary: Context, ordinal: usize) {
+        self.enter_context(primary, primary, ordinal);
+        self.enter_context(handle, primary, ordinal);
+    }
+
+    /// Returns the state of the context `handle` on the GPU `ordinal`. If the context has no state
+    /// yet, makes one, with `home` as the context to which its events and memory belong.
+    fn enter_context(
+        &'static self,
+        handle: Context,
+        home: Context,
+        ordinal: usize,
+    ) -> Option<&'static ContextState> {
         let gpu = self.gpus.get(ordinal)?;
         let mut contexts = self.contexts.lock();
-        if let Some(known) = find(&contexts) {
+        if let Some(known) = find(&contexts, handle) {
             return Some(known);
         }
         let spare = contexts.iter().copied().find(|context| context.is_dead() && context.ordinal == ordinal);
-        if let Some(context) = spare {
-            context.revive(handle);
-        }
         let context = spare.unwrap_or_else(|| {
             let context: &'static ContextState = Box::leak(Box::new(ContextState::new(handle, gpu, ordinal)));
             contexts.push(context);
             context
         });
+        context.revive(handle, home);
         if self.first_context.get().is_none_or(|first| first.is_dead()) {
             self.first_context.set(Some(context));
         }
@@ -675,7 +686,7 @@ impl Process {
         if let (Some(context), Some(inner)) = (known, inner.as_mut()) {
             // Without the relaxed capture mode, a query would end another thread's capture.
             if let Some(_relaxed) = self.calls.relaxed() {
-                self.calls.in_context(handle, || {
+                self.calls.in_context(context.home(), || {
                     context.charge_complete(&self.calls, inner);
                     Some(())
                 });

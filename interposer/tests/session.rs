@@ -6,8 +6,8 @@ use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
 use deepres_abi::driver::pfn;
-use deepres_abi::driver::result::{CUDA_ERROR_NOT_PERMITTED, CUDA_SUCCESS};
-use deepres_abi::grant::{FailMode, GateState, LeaseTerms};
+use deepres_abi::driver::result::{CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS};
+use deepres_abi::grant::{Appraisal, FailMode, GateState, LeaseTerms};
 use deepres_abi::page::{MAJOR, MINOR};
 use deepres_abi::wire::{self, Refusal, RefusalKind, Role, Welcome};
 use zerocopy::IntoBytes as _;
@@ -268,6 +268,41 @@ fn held_memory_counts_once_with_a_controller_that_lost_the_session_and_lives() {
     assert_eq!(by_slot(), [0, 2 << 20]);
     client.gives("freed");
     assert_eq!(by_slot(), [0, 0]);
+}
+
+#[test]
+#[ignore = "deep: takes long"]
+fn what_nvml_reports_beyond_the_account_is_charged_and_given_back_as_the_figures_say() {
+    const MIB: u64 = 1 << 20;
+    let controller = Controller::new();
+    controller.slot().set_memory_limit(LIMIT_BYTES);
+    let (mut client, _connection) = start(&controller, "hold");
+    client.gives("held");
+    let account = controller.ledger.gpu(controller.gpu()).unwrap().account(1).unwrap();
+    assert_eq!(account.held_bytes(), 8 * MIB);
+    let tell = |seen_bytes| {
+        let (asked_ns, mark) = (now_ns(), account.mark());
+        let (least_bytes, most_bytes) = account.bounds_since(mark);
+        controller.slot().set_appraisal(Appraisal { asked_ns, seen_bytes, least_bytes, most_bytes });
+    };
+    let told = |what: &str, seen_mib: u64, held_mib: u64| {
+        until(what, || {
+            tell(seen_mib * MIB);
+            std::thread::sleep(Duration::from_millis(100));
+            account.held_bytes() == held_mib * MIB
+        });
+    };
+    // Two of the 8 MiB are managed memory, which may be on the host.
+    told("it grew", 100, 100);
+    assert!(account.tenant_held_bytes() > LIMIT_BYTES, "nothing is taken back");
+    told("it shrank", 30, 32);
+    // A single figure changes nothing.
+    tell(200 * MIB);
+    std::thread::sleep(Duration::from_millis(1500));
+    assert_eq!(account.held_bytes(), 32 * MIB);
+    client.gives("freed");
+    client.gives("freed");
+    assert_eq!(account.held_bytes(), 24 * MIB);
 }
 
 #[test]

@@ -330,6 +330,7 @@ pub type CUjit_option = u32;
 pub type CUjitInputType = u32;
 
 pub type CUlimit = u32;
+pub const CU_LIMIT_MALLOC_HEAP_SIZE: CUlimit = 2;
 
 pub type CUresourcetype = u32;
 pub const CU_RESOURCE_TYPE_ARRAY: CUresourcetype = 0;
@@ -502,6 +503,10 @@ pub const CU_MEMPOOL_ATTR_HW_DECOMPRESS_ENABLED: CUmemPool_attribute = 14;
 
 pub type CUmemcpySrcAccessOrder = u32;
 
+pub type CUmemcpy3DOperandType = u32;
+pub const CU_MEMCPY_OPERAND_TYPE_POINTER: CUmemcpy3DOperandType = 1;
+pub const CU_MEMCPY_OPERAND_TYPE_ARRAY: CUmemcpy3DOperandType = 2;
+
 pub type CUgraphMem_attribute = u32;
 pub const CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT: CUgraphMem_attribute = 0;
 pub const CU_GRAPH_MEM_ATTR_USED_MEM_HIGH: CUgraphMem_attribute = 1;
@@ -542,7 +547,11 @@ pub const CU_FUNCTION_LOADING_STATE_LOADED: CUfunctionLoadingState = 1;
 
 pub type CUcoredumpSettings = u32;
 
+pub type CUgreenCtxCreate_flags = u32;
+pub const CU_GREEN_CTX_DEFAULT_STREAM: CUgreenCtxCreate_flags = 1;
+
 pub type CUdevResourceType = u32;
+pub const CU_DEV_RESOURCE_TYPE_SM: CUdevResourceType = 1;
 
 pub type CUGLDeviceList = u32;
 

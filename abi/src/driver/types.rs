@@ -531,6 +531,30 @@ layouts! {
         flags: u32 = 20,
     }
 
+    /// A number of elements in each direction.
+    struct CUextent3D: 24, 8 {
+        width: usize = 0,
+        height: usize = 8,
+        depth: usize = 16,
+    }
+
+    /// Source or target of a three-dimensional copy in a batch.
+    struct CUmemcpy3DOperand: 40, 8 {
+        r#type: CUmemcpy3DOperandType = 0,
+        /// Of a pointer: the address, the elements of a row, the rows of a layer, and a hint. Of an
+        /// array: the handle and the offset in each direction, elements.
+        op: [u64; 4] = 8,
+    }
+
+    /// A three-dimensional copy in a batch.
+    struct CUDA_MEMCPY3D_BATCH_OP: 112, 8 {
+        src: CUmemcpy3DOperand = 0,
+        dst: CUmemcpy3DOperand = 40,
+        extent: CUextent3D = 80,
+        srcAccessOrder: CUmemcpySrcAccessOrder = 104,
+        flags: u32 = 108,
+    }
+
     /// A frame of a stream shared with EGL.
     struct CUeglFrame: 64, 8 {
         frame: [*mut c_void; 3] = 0,

@@ -30,6 +30,8 @@ struct State {
     during_record: Option<fn()>,
     /// Whether every swap of a capture mode fails.
     refuses_exchange: bool,
+    /// How often a context was made current.
+    pushed: usize,
 }
 
 thread_local! {
@@ -52,6 +54,11 @@ pub fn records_between_launches() -> usize {
     STATE.with_borrow(|state| state.records_at_launch[0] - state.records_at_launch[1])
 }
 
+/// Returns how often a context was made current.
+pub fn pushed() -> usize {
+    STATE.with_borrow(|state| state.pushed)
+}
+
 /// Makes every later swap of a capture mode fail.
 pub fn refuse_exchange() {
     STATE.with_borrow_mut(|state| state.refuses_exchange = true);
@@ -66,8 +73,8 @@ pub fn calls() -> Calls {
     }
     lead! {
         cuCtxGetCurrent => get_current;
-        cuCtxSetCurrent => succeed;
-        cuCtxPushCurrent_v2 => succeed;
+        cuCtxSetCurrent => push;
+        cuCtxPushCurrent_v2 => push;
         cuCtxPopCurrent_v2 => get_current;
         cuCtxGetDevice => get_number;
         cuDeviceGetCount => get_number;
@@ -112,6 +119,11 @@ pub fn finish() {
 }
 
 unsafe extern "C" fn succeed() -> u32 {
+    CUDA_SUCCESS
+}
+
+unsafe extern "C" fn push(_: *mut c_void) -> u32 {
+    STATE.with_borrow_mut(|state| state.pushed += 1);
     CUDA_SUCCESS
 }
 

@@ -1,20 +1,25 @@
 //! Hooks of copies, memory sets and prefetches.
 //!
 //! The GPU has engines of its own for copies from and to the host, and between devices. The meter
-//! times these copies apart from kernels, and they pass no gate. Sets and copies within a device run
-//! on the SMs, as kernels do. So they pass the gate, and the meter times them like kernels.
+//! times these copies apart from kernels, and they pass no gate. Sets and copies within a device
+//! run on the SMs, as kernels do. So they pass the gate, and the meter times them like kernels.
 //!
 //! Each hook names the stream and the number of bytes of its copy. If copies by the same call have
 //! the same number of bytes, they take the same time.
+//!
+//! A batch may have copies of both kinds. The hook of a batch then makes a batch of each kind.
 
 use deepres_abi::driver::ApiId;
 use deepres_abi::driver::result::CUDA_SUCCESS;
 use deepres_abi::driver::types::*;
 
 use super::launch::launched;
+use super::{Hooked, MISSING};
 use crate::blocked_calls;
+use crate::capture;
 use crate::driver::calls::Stream;
 use crate::driver::memory::device_at;
+use crate::driver::real;
 use crate::launch;
 use crate::meter::estimates;
 use crate::meter::segment::{Kind, Launch};
@@ -32,13 +37,22 @@ fn product<const N: usize>(factors: [u64; N]) -> u64 {
 
 /// Returns the bytes of all `count` pieces of a batch.
 fn sum(sizes: *const usize, count: usize) -> u64 {
-    if sizes.is_null() || !sizes.is_aligned() {
-        return UNKNOWN_BYTES;
-    }
     // SAFETY: by the API's contract, the caller passes a list of this length for the driver to
     // read.
-    let sizes = (0..count).map(|place| unsafe { sizes.add(place).read() } as u64);
-    sizes.fold(0, u64::saturating_add)
+    let sizes = unsafe { list(sizes, count) };
+    let bytes = |sizes: &[usize]| sizes.iter().fold(0_u64, |sum, size| sum.saturating_add(*size as u64));
+    sizes.map_or(UNKNOWN_BYTES, bytes)
+}
+
+/// Returns a list of the caller. Returns `None` if no list is there.
+///
+/// # Safety
+/// Unless the pointer is null, the caller of the hook passes a list of this length for the driver
+/// to read, and the list outlives `'a`.
+unsafe fn list<'a, T>(first: *const T, length: usize) -> Option<&'a [T]> {
+    let is_there = !first.is_null() && first.is_aligned() && length <= isize::MAX as usize / size_of::<T>();
+    // SAFETY: the pointer is not null, and the caller guarantees the rest.
+    is_there.then(|| unsafe { std::slice::from_raw_parts(first, length) })
 }
 
 /// The place of the source or of the target of a copy.
@@ -69,8 +83,8 @@ impl Side {
 }
 
 /// Returns the kind of a copy between two sides: a kernel if both lie on the same device, else
-/// `other`. An array counts as on the device of the other side. If the driver does not tell where an
-/// address lies, the copy is no kernel.
+/// `other`. An array counts as on the device of the other side. If the driver does not tell where
+/// an address lies, the copy is no kernel.
 fn between(one: Side, two: Side, other: Kind) -> Kind {
     // The outer level is `None` for the host, and the inner level for any device.
     let device = |side| match side {
@@ -85,16 +99,139 @@ fn between(one: Side, two: Side, other: Kind) -> Kind {
     if process::current().is_some() && is_within() == Some(true) { Kind::Kernel } else { other }
 }
 
-/// Returns the kind of a batch of `count` copies: the kind of the first piece.
-fn batch(targets: *const u64, sources: *const u64, count: usize) -> Kind {
-    let first = |list: *const u64| (count != 0 && !list.is_null() && list.is_aligned()).then_some(list);
-    match first(targets).zip(first(sources)) {
-        // SAFETY: by the API's contract, the caller passes lists of this length for the driver to
-        // read.
-        Some((target, source)) => unsafe {
-            between(Side::Address(target.read()), Side::Address(source.read()), Kind::Copy)
-        },
-        None => Kind::Copy,
+/// The copies of a batch, which the driver makes in any order.
+trait Batch {
+    /// The arguments of a smaller batch.
+    type Part;
+    /// Returns the number of copies.
+    fn count(&self) -> usize;
+    /// Returns the kind and the bytes of a copy.
+    fn piece(&self, number: usize) -> (Kind, u64);
+    /// Returns the batch of the copies with these numbers, in this order.
+    fn part(&self, numbers: &[usize]) -> Self::Part;
+}
+
+/// A batch of copies between addresses.
+struct Linear<'a> {
+    targets: &'a [CUdeviceptr],
+    sources: &'a [CUdeviceptr],
+    sizes: &'a [usize],
+    /// The attributes, each with the first copy that has them.
+    attributes: &'a [CUmemcpyAttributes],
+    firsts: &'a [usize],
+}
+
+/// The arguments of a batch of copies between addresses.
+#[derive(Default)]
+struct LinearPart {
+    targets: Vec<CUdeviceptr>,
+    sources: Vec<CUdeviceptr>,
+    sizes: Vec<usize>,
+    attributes: Vec<CUmemcpyAttributes>,
+    firsts: Vec<usize>,
+}
+
+impl Batch for Linear<'_> {
+    type Part = LinearPart;
+
+    fn count(&self) -> usize {
+        self.targets.len()
+    }
+
+    fn piece(&self, number: usize) -> (Kind, u64) {
+        let sides = [self.targets, self.sources].map(|list| Side::Address(list[number]));
+        (between(sides[0], sides[1], Kind::Copy), self.sizes[number] as u64)
+    }
+
+    fn part(&self, numbers: &[usize]) -> LinearPart {
+        let mut part = LinearPart::default();
+        let mut last = None;
+        for (at, number) in numbers.iter().enumerate() {
+            part.targets.push(self.targets[*number]);
+            part.sources.push(self.sources[*number]);
+            part.sizes.push(self.sizes[*number]);
+            let entry = self.firsts.partition_point(|first| first <= number).checked_sub(1);
+            if let Some(entry) = entry.filter(|_| entry != last) {
+                part.attributes.push(self.attributes[entry]);
+                part.firsts.push(at);
+                last = Some(entry);
+            }
+        }
+        part
+    }
+}
+
+impl Batch for &[CUDA_MEMCPY3D_BATCH_OP] {
+    type Part = Vec<CUDA_MEMCPY3D_BATCH_OP>;
+
+    fn count(&self) -> usize {
+        self.len()
+    }
+
+    fn piece(&self, number: usize) -> (Kind, u64) {
+        kind_and_size(&self[number])
+    }
+
+    fn part(&self, numbers: &[usize]) -> Self::Part {
+        numbers.iter().map(|number| self[*number]).collect()
+    }
+}
+
+/// Returns the kind and the number of elements of a copy in a batch.
+fn kind_and_size(copy: &CUDA_MEMCPY3D_BATCH_OP) -> (Kind, u64) {
+    let side = |operand: &CUmemcpy3DOperand| match operand.r#type {
+        CU_MEMCPY_OPERAND_TYPE_ARRAY => Side::Array,
+        _ => Side::Address(operand.op[0]),
+    };
+    let CUextent3D { width, height, depth } = copy.extent;
+    let kind = between(side(&copy.dst), side(&copy.src), Kind::Copy);
+    (kind, product([width as u64, height as u64, depth as u64]))
+}
+
+/// Makes a batch on `stream`, and returns the result. If all copies have the same kind, makes the
+/// batch by `call`. Otherwise makes a batch of each kind by `part`, which gets the numbers of the
+/// copies and the place for the number of a copy that failed. The caller of the hook gets that
+/// number at `failed`, unless `failed` is null.
+fn in_batches<B: Batch>(
+    (of, stream): (Hooked, Stream),
+    batch: &B,
+    failed: *mut usize,
+    call: impl Fn() -> CUresult,
+    part: impl Fn(B::Part, *mut usize) -> CUresult,
+) -> CUresult {
+    // The bytes of the copies that are no kernels, and of those that are.
+    let mut bytes = [None::<u64>; 2];
+    for (kind, more) in (0..batch.count()).map(|number| batch.piece(number)) {
+        let sum = &mut bytes[usize::from(kind == Kind::Kernel)];
+        *sum = Some(sum.unwrap_or(0).saturating_add(more));
+    }
+    let whole = |kind, bytes| measured(of.api, kind, stream, bytes, &call);
+    let (copied, within) = match bytes {
+        [Some(copied), Some(within)] => (copied, within),
+        [copied, None] => return whole(Kind::Copy, copied.unwrap_or(UNKNOWN_BYTES)),
+        [None, Some(within)] => return whole(Kind::Kernel, within),
+    };
+    let (kernels, copies): (Vec<usize>, Vec<usize>) =
+        (0..batch.count()).partition(|number| batch.piece(*number).0 == Kind::Kernel);
+    // A captured batch stays one node. The driver's answers may also have changed meanwhile.
+    if capture::is_active() || kernels.is_empty() || copies.is_empty() {
+        return whole(Kind::Kernel, within);
+    }
+    let make = |kind, bytes, numbers: &[usize]| {
+        measured(of.api, kind, stream, bytes, || {
+            let mut place = usize::MAX;
+            let result = part(batch.part(numbers), &mut place);
+            if result != CUDA_SUCCESS && !failed.is_null() {
+                // SAFETY: the caller of the hook passes room for the number.
+                unsafe { failed.write(numbers.get(place).copied().unwrap_or(usize::MAX)) };
+            }
+            result
+        })
+    };
+    // The copies that pass no gate go first.
+    match make(Kind::Copy, copied, &copies) {
+        CUDA_SUCCESS => make(Kind::Kernel, within, &kernels),
+        error => error,
     }
 }
 
@@ -146,8 +283,8 @@ fn kind_of<S: Shape>(copy: *const S, other: Kind) -> Kind {
 }
 
 /// Makes the copy of `bytes` on `stream` by `call`, through the meter and, if its kind is a kernel,
-/// through the gate. Returns the result of `call`, or an error if the daemon is gone and the session
-/// fails closed.
+/// through the gate. Returns the result of `call`, or an error if the daemon is gone and the
+/// session fails closed.
 pub fn measured(api: ApiId, kind: Kind, stream: Stream, bytes: u64, call: impl Fn() -> CUresult) -> CUresult {
     record::copy(api, stream, bytes);
     // The key differs from all keys of kernels, because an API's number is far from every
@@ -168,9 +305,9 @@ pub fn measured(api: ApiId, kind: Kind, stream: Stream, bytes: u64, call: impl F
     }
 }
 
-/// Defines hooks of copies as `{ kind } pattern on stream => bytes, symbols;`. The pattern names the
-/// arguments that the rest uses, as in [`super::hook`]. A function without a stream copies on its
-/// default stream.
+/// Defines hooks of copies as `{ kind } pattern on stream => bytes, symbols;`. The pattern names
+/// the arguments that the rest uses, as in [`super::hook`]. A function without a stream copies on
+/// its default stream.
 macro_rules! copies {
     ($({ $kind:expr } $pattern:tt $(on $stream:ident)? => $bytes:expr, $($symbol:ident)+;)+) => {
         super::hook! {
@@ -193,7 +330,7 @@ copies! {
         cuMemPrefetchBatchAsync cuMemPrefetchBatchAsync_ptsz;
 }
 
-// Copies from and to the host, and copies whose description has an unknown form.
+// Copies from and to the host.
 copies! {
     { Kind::SyncCopy } (.., bytes) => bytes as u64,
         cuMemcpyAtoH cuMemcpyAtoH_v2 cuMemcpyAtoH_v2_ptds cuMemcpyDtoH cuMemcpyDtoH_v2
@@ -204,10 +341,6 @@ copies! {
         cuMemcpyDtoHAsync_v2 cuMemcpyDtoHAsync_v2_ptsz cuMemcpyHtoAAsync cuMemcpyHtoAAsync_v2
         cuMemcpyHtoAAsync_v2_ptsz cuMemcpyHtoDAsync cuMemcpyHtoDAsync_v2
         cuMemcpyHtoDAsync_v2_ptsz;
-    { Kind::Copy } (.., stream) on stream => UNKNOWN_BYTES,
-        cuMemcpy3DBatchAsync cuMemcpy3DBatchAsync_ptsz cuMemcpy3DBatchAsync_v2
-        cuMemcpy3DBatchAsync_v2_ptsz cuMemcpy3DWithAttributesAsync
-        cuMemcpy3DWithAttributesAsync_ptsz;
 }
 
 // Copies that may be within a device.
@@ -230,9 +363,6 @@ copies! {
     { between(Side::Address(target), Side::Address(source), Kind::Copy) }
         (target, _, source, _, bytes, stream) on stream => bytes as u64,
         cuMemcpyPeerAsync cuMemcpyPeerAsync_ptsz;
-    { batch(targets, sources, count) } (targets, sources, sizes, count, .., stream)
-        on stream => sum(sizes, count),
-        cuMemcpyBatchAsync cuMemcpyBatchAsync_ptsz cuMemcpyBatchAsync_v2 cuMemcpyBatchAsync_v2_ptsz;
     { Kind::Kernel } (.., bytes) => bytes as u64, cuMemcpyAtoA cuMemcpyAtoA_v2 cuMemcpyAtoA_v2_ptds;
     { between(Side::Array, Side::at(target), Kind::Copy) } (target, .., bytes)
         => bytes as u64, cuMemcpyAtoD cuMemcpyAtoD_v2 cuMemcpyAtoD_v2_ptds;
@@ -245,6 +375,91 @@ copies! {
     { kind_of(copy, Kind::Copy) } (.., copy, stream) on stream => bytes_of(copy),
         cuMemcpy2DAsync cuMemcpy2DAsync_v2 cuMemcpy2DAsync_v2_ptsz cuMemcpy3DAsync
         cuMemcpy3DAsync_v2 cuMemcpy3DAsync_v2_ptsz cuMemcpy3DPeerAsync cuMemcpy3DPeerAsync_ptsz;
+    { described(copy).map_or(Kind::Copy, |copy| kind_and_size(copy).0) } (copy, _, stream)
+        on stream => described(copy).map_or(UNKNOWN_BYTES, |copy| kind_and_size(copy).1),
+        cuMemcpy3DWithAttributesAsync cuMemcpy3DWithAttributesAsync_ptsz;
+}
+
+/// Returns the description that the caller passes for the driver to read, if there is one.
+fn described<'a>(copy: *const CUDA_MEMCPY3D_BATCH_OP) -> Option<&'a CUDA_MEMCPY3D_BATCH_OP> {
+    // SAFETY: the pointer is null, or the caller passes it for the driver to read during the call.
+    unsafe { copy.as_ref() }
+}
+
+/// Returns the batch of copies between addresses that the arguments describe. Returns `None` if
+/// they describe none, so that the driver refuses the call.
+fn linear<'a>(
+    (targets, sources): (*const CUdeviceptr, *const CUdeviceptr),
+    (sizes, count): (*const usize, usize),
+    (attributes, firsts, entries): (*const CUmemcpyAttributes, *const usize, usize),
+) -> Option<Linear<'a>> {
+    // SAFETY: by the API's contract, the caller passes lists of these lengths for the driver to
+    // read during the call.
+    let batch = unsafe {
+        Linear {
+            targets: list(targets, count)?,
+            sources: list(sources, count)?,
+            sizes: list(sizes, count)?,
+            attributes: list(attributes, entries)?,
+            firsts: list(firsts, entries)?,
+        }
+    };
+    let is_whole = batch.firsts.first() == Some(&0) && batch.firsts.last().is_some_and(|last| *last < count);
+    (is_whole && batch.firsts.is_sorted_by(|one, next| one < next)).then_some(batch)
+}
+
+/// Returns the batch of `count` copies of boxes, if there is one.
+fn boxes<'a>(copies: *const CUDA_MEMCPY3D_BATCH_OP, count: usize) -> Option<&'a [CUDA_MEMCPY3D_BATCH_OP]> {
+    // SAFETY: by the API's contract, the caller passes a list of this length for the driver to read
+    // during the call.
+    unsafe { list(copies, count) }
+}
+
+/// Defines hooks of batches as `[symbols] pattern on stream, batch, failed, |part, place|
+/// arguments;`. `batch` is the batch that the caller's arguments describe, if any, and `failed` the
+/// caller's place for the number of a copy that failed. `arguments` are the driver's for a part of
+/// the batch.
+macro_rules! batches {
+    ($([$($symbol:ident)+] $pattern:tt on $stream:ident, $batch:expr, $failed:expr,
+        |$part:ident, $place:pat_param| $arguments:tt;)+) => {
+        super::hook! {
+            $($([$symbol] $pattern |of, call| {
+                let on = of.stream($stream);
+                let Some(batch) = $batch else {
+                    return measured(of.api, Kind::Copy, on, UNKNOWN_BYTES, call);
+                };
+                in_batches((of, on), &batch, $failed, call, |mut $part, $place| {
+                    let Some(real) = real!($symbol) else { return MISSING };
+                    // SAFETY: the lists live until the end of the call, and hold only copies of the
+                    // caller's batch.
+                    unsafe { real $arguments }
+                })
+            };)+)+
+        }
+    };
+}
+
+batches! {
+    [cuMemcpyBatchAsync cuMemcpyBatchAsync_ptsz]
+    (targets, sources, sizes, count, attributes, firsts, entries, failed, stream) on stream,
+    linear((targets, sources), (sizes, count), (attributes, firsts, entries)), failed,
+    |part, place| (
+        part.targets.as_mut_ptr(), part.sources.as_mut_ptr(), part.sizes.as_mut_ptr(), part.sizes.len(),
+        part.attributes.as_mut_ptr(), part.firsts.as_mut_ptr(), part.firsts.len(), place, stream
+    );
+    [cuMemcpyBatchAsync_v2 cuMemcpyBatchAsync_v2_ptsz]
+    (targets, sources, sizes, count, attributes, firsts, entries, stream) on stream,
+    linear((targets, sources), (sizes, count), (attributes, firsts, entries)), std::ptr::null_mut(),
+    |part, _| (
+        part.targets.as_mut_ptr(), part.sources.as_mut_ptr(), part.sizes.as_mut_ptr(), part.sizes.len(),
+        part.attributes.as_mut_ptr(), part.firsts.as_mut_ptr(), part.firsts.len(), stream
+    );
+    [cuMemcpy3DBatchAsync cuMemcpy3DBatchAsync_ptsz] (count, copies, failed, flags, stream) on stream,
+    boxes(copies, count), failed,
+    |part, place| (part.len(), part.as_mut_ptr(), place, flags, stream);
+    [cuMemcpy3DBatchAsync_v2 cuMemcpy3DBatchAsync_v2_ptsz] (count, copies, flags, stream) on stream,
+    boxes(copies, count), std::ptr::null_mut(),
+    |part, _| (part.len(), part.as_mut_ptr(), flags, stream);
 }
 
 // Sets.
@@ -289,5 +504,29 @@ mod tests {
     fn a_batch_moves_what_its_pieces_have_together() {
         assert_eq!(sum([1 << 20, 3, 1 << 10].as_ptr(), 2), (1 << 20) + 3);
         assert_eq!(sum(std::ptr::null(), 2), UNKNOWN_BYTES);
+    }
+
+    #[test]
+    fn a_part_of_a_batch_has_its_copies_with_the_attributes_that_they_had() {
+        let with = |flags| {
+            let hint = CUmemLocation { r#type: 0, id: 0 };
+            CUmemcpyAttributes { srcAccessOrder: 1, srcLocHint: hint, dstLocHint: hint, flags }
+        };
+        let (targets, sources, sizes) = ([10, 11, 12, 13, 14], [20, 21, 22, 23, 24], [1, 2, 3, 4, 5]);
+        let (attributes, firsts) = ([with(7), with(8), with(9)], [0, 2, 3]);
+        let lists = (targets.as_ptr(), sources.as_ptr());
+        let batch = linear(lists, (sizes.as_ptr(), 5), (attributes.as_ptr(), firsts.as_ptr(), 3)).unwrap();
+        let part = batch.part(&[1, 3, 4]);
+        assert_eq!(
+            (&*part.targets, &*part.sources, &*part.sizes),
+            (&[11, 13, 14][..], &[21, 23, 24][..], &[2, 4, 5][..])
+        );
+        let flags: Vec<u32> = part.attributes.iter().map(|one| one.flags).collect();
+        assert_eq!((flags, part.firsts), (vec![7, 9], vec![0, 1]));
+        // The driver refuses such lists.
+        for wrong in [&[1, 2, 3], &[0, 2, 2], &[0, 2, 5]] {
+            let entries = (attributes.as_ptr(), wrong.as_ptr(), 3);
+            assert!(linear(lists, (sizes.as_ptr(), 5), entries).is_none(), "{wrong:?}");
+        }
     }
 }

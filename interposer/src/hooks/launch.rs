@@ -280,10 +280,8 @@ fn on_each(of: Hooked, list: &[CUDA_LAUNCH_PARAMS], call: &mut dyn FnMut() -> CU
     let grid = [one.gridDimX, one.gridDimY, one.gridDimZ];
     let block = [one.blockDimX, one.blockDimY, one.blockDimZ];
     let kernel = KernelCall::new(of, one.hStream, one.function, grid, block, one.sharedMemBytes);
-    // Only the last launch may go at once. An earlier launch would be counted, but would not be
-    // under way while the next launch waits at its gate. The meter thread could then take the
-    // earlier launch for complete.
-    let mut call = || on_each(of, rest, call);
-    let goes_at_once = rest.is_empty() && kernel.goes_at_once();
-    if goes_at_once { at_once(kernel.on, kernel.kind, call) } else { kernel.make_inside(&mut call) }
+    // No launch goes at once. A launch that goes at once is counted, but is not under way while the
+    // driver checks the whole list. The meter thread could then close the launch's segment, and the
+    // count would keep a launch that the driver refuses.
+    kernel.make_inside(&mut || on_each(of, rest, call))
 }

@@ -2,7 +2,9 @@
 
 use deepres_abi::driver::ApiId;
 use deepres_abi::driver::result::{CUDA_ERROR_NOT_PERMITTED, CUDA_SUCCESS};
-use deepres_abi::driver::types::{CUcontext, CUdevice, CUgreenCtx, CUresult, CUstream, VdpDevice, c_void};
+use deepres_abi::driver::types::{
+    CUcontext, CUdevResourceDesc, CUdevice, CUgreenCtx, CUresult, CUstream, VdpDevice, c_void,
+};
 
 use super::{clear, entered};
 use crate::blocked_calls;
@@ -11,7 +13,8 @@ use crate::driver::calls::{Context, Stream};
 use crate::driver::memory::insist;
 use crate::driver::real;
 use crate::meter::context::Inner;
-use crate::{os, process};
+use crate::os;
+use crate::process::{self, Process};
 
 /// Hook of `cuInit`. The hook announces the session to the daemon before the call. If the call
 /// succeeds, the hook starts the session. If nothing can hold the process to its limits, the hook
@@ -60,14 +63,17 @@ unsafe fn made(result: CUresult, context: *mut CUcontext) -> (CUresult, Option<C
     (result, handle.map(|handle| Context(*handle as usize)))
 }
 
-/// Hook of `cuDevicePrimaryCtxRetain`. The first call makes the primary context.
-pub unsafe extern "C" fn retain_primary(context: *mut CUcontext, device: CUdevice) -> CUresult {
-    let (real, _inside) = entered!(cuDevicePrimaryCtxRetain(context, device));
-    // SAFETY: the arguments are the caller's, unchanged.
-    let call = || unsafe { real(context, device) };
-    let Some((process, ordinal)) = process::current().zip(usize::try_from(device).ok()) else {
-        return call();
-    };
+/// Retains the primary context of a GPU by `make`, which makes the context if it is not active.
+/// `make` returns the driver's result and the context. If the limit has no room for a new context,
+/// `end` undoes the call. Returns the result for the job, and the context.
+fn retain(
+    process: &'static Process,
+    api: ApiId,
+    device: CUdevice,
+    make: impl FnOnce() -> (CUresult, Option<Context>),
+    end: impl FnOnce(Context),
+) -> (CUresult, Option<Context>) {
+    let Ok(ordinal) = usize::try_from(device) else { return make() };
     // The lock orders this call with the calls that end the primary context. Those calls check
     // afterwards whether the context is still active. If deepres refuses memory to a new context,
     // the lock also covers the end of that context.
@@ -80,6 +86,26 @@ pub unsafe extern "C" fn retain_primary(context: *mut CUcontext, device: CUdevic
         let is_active = process.calls.is_primary_active(device);
         is_active.unwrap_or_else(|| last.is_some_and(|last| process.memory.has_context(last)))
     };
+    let mut retained = None;
+    let make = || {
+        let (result, context) = make();
+        retained = context;
+        (result, context)
+    };
+    let result = process.memory.make_context(process, (api, ordinal), is_there, make, end);
+    let retained = retained.filter(|_| result == CUDA_SUCCESS);
+    if let (Some(primary), Some(context)) = (primary.as_deref_mut(), retained) {
+        *primary = Some(context);
+    }
+    (result, retained)
+}
+
+/// Hook of `cuDevicePrimaryCtxRetain`. The first call makes the primary context.
+pub unsafe extern "C" fn retain_primary(context: *mut CUcontext, device: CUdevice) -> CUresult {
+    let (real, _inside) = entered!(cuDevicePrimaryCtxRetain(context, device));
+    // SAFETY: the arguments are the caller's, unchanged.
+    let call = || unsafe { real(context, device) };
+    let Some(process) = process::current() else { return call() };
     let end = |_: Context| {
         if let Some(release) = real!(cuDevicePrimaryCtxRelease_v2) {
             // SAFETY: `make` took the reference just now.
@@ -90,11 +116,39 @@ pub unsafe extern "C" fn retain_primary(context: *mut CUcontext, device: CUdevic
     };
     // SAFETY: the driver wrote to `context` if it reports success.
     let make = || unsafe { made(call(), context) };
-    let request = (ApiId::cuDevicePrimaryCtxRetain, ordinal);
-    let result = process.memory.make_context(process, request, is_there, make, end);
-    // SAFETY: the driver wrote to `context` if it reports success.
-    if let (Some(primary), (_, Some(context))) = (primary.as_deref_mut(), unsafe { made(result, context) }) {
-        *primary = Some(context);
+    retain(process, ApiId::cuDevicePrimaryCtxRetain, device, make, end).0
+}
+
+/// Hook of `cuGreenCtxCreate`. The driver retains the GPU's primary context for the green context.
+/// The hook finds the green context's context while no thread uses it.
+pub unsafe extern "C" fn create_green(
+    green: *mut CUgreenCtx,
+    resources: CUdevResourceDesc,
+    device: CUdevice,
+    flags: u32,
+) -> CUresult {
+    let (real, _inside) = entered!(cuGreenCtxCreate(green, resources, device, flags));
+    // SAFETY: the arguments are the caller's, unchanged.
+    let call = || unsafe { real(green, resources, device, flags) };
+    let Some(process) = process::current() else { return call() };
+    let make = || {
+        let result = call();
+        let is_made = result == CUDA_SUCCESS;
+        (result, is_made.then(|| process.calls.primary_context(device)).flatten())
+    };
+    let end = |_: Context| {
+        if let Some(destroy) = real!(cuGreenCtxDestroy) {
+            // SAFETY: the green context is new, and no caller has its handle yet.
+            insist(|| unsafe { destroy(*green) });
+        }
+        // SAFETY: the driver wrote the handle there.
+        unsafe { clear(green) };
+    };
+    let (result, primary) = retain(process, ApiId::cuGreenCtxCreate, device, make, end);
+    if let (Some(primary), Ok(ordinal)) = (primary, usize::try_from(device)) {
+        // SAFETY: the driver wrote the handle there, because it reports success.
+        let context = context_of_green(unsafe { *green });
+        context.into_iter().for_each(|context| process.enter_green(context, primary, ordinal));
     }
     result
 }
@@ -157,15 +211,25 @@ pub fn context_of_green(green: CUgreenCtx) -> Option<Context> {
 }
 
 /// Hook of `cuGreenCtxDestroy`. The driver ends the green context's part of the GPU, with the
-/// captures and events of its context. Memory stays with the primary context.
+/// captures of its streams, and releases the primary context. Memory and events stay with the
+/// primary context while that context has other users.
 pub unsafe extern "C" fn destroy_green(green: CUgreenCtx) -> CUresult {
     let (real, _inside) = entered!(cuGreenCtxDestroy(green));
     // SAFETY: the argument is the caller's.
     let call = || unsafe { real(green) };
-    match process::current().and_then(|process| Some((process, context_of_green(green)?))) {
-        Some((process, context)) => process.end_context(context, call, |result, _| *result == CUDA_SUCCESS).0,
-        None => call(),
+    let Some((process, context)) = process::current().zip(context_of_green(green)) else { return call() };
+    let contexts = process.contexts();
+    let known = contexts.into_iter().find(|known| known.is_alive_as(context) && known.is_green());
+    let home = known.map(|known| (known.home(), known.ordinal));
+    let _uncancelled = os::uncancelled();
+    let _primary = home.and_then(|(_, ordinal)| process.primary(ordinal));
+    let (result, is_gone) = process.end_context(context, call, |result, _| *result == CUDA_SUCCESS);
+    if let Some((home, ordinal)) = home.filter(|_| is_gone)
+        && process.calls.is_primary_active(ordinal as CUdevice) == Some(false)
+    {
+        process.destroy_context(home, || (), |_, _| true);
     }
+    result
 }
 
 /// Removes a user of a context by `call`, and returns the result. The context lives until all users

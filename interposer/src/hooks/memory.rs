@@ -60,7 +60,8 @@ fn request_on(context: &ContextState, api: ApiId, kind: MemoryKind, bytes: u64) 
     if context.gpu.index().is_none() {
         coverage::bypass(Bypass::UnchargedGpu);
     }
-    Request { api, kind, ordinal: context.ordinal, context: context.handle().0, bytes }
+    // Memory that a job allocates in a green context belongs to the primary context.
+    Request { api, kind, ordinal: context.ordinal, context: context.home().0, bytes }
 }
 
 /// Frees the object that the driver wrote to `place` by `free`, and clears `place`.
@@ -563,7 +564,7 @@ fn map_array(list: *const c_void, count: u32, stream: Stream, call: impl FnOnce(
     // SAFETY: by the API's contract, this is a list of `count` entries.
     let list = unsafe { std::slice::from_raw_parts(list.cast::<MapInfo>(), count as usize) };
     let operations: Vec<Operation> = list.iter().filter_map(MapInfo::operation).collect();
-    process.memory.map_tiles(process, context.handle().0, &operations, call)
+    process.memory.map_tiles(process, context.home().0, &operations, call)
 }
 
 macro_rules! maps_array {

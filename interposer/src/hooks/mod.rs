@@ -253,6 +253,7 @@ hooks! {
     cuDevicePrimaryCtxRelease_v2 => life::release_primary_v2;
     cuDevicePrimaryCtxReset => life::reset_primary;
     cuDevicePrimaryCtxReset_v2 => life::reset_primary_v2;
+    cuGreenCtxCreate => life::create_green;
     cuGreenCtxDestroy => life::destroy_green;
     cuStreamDestroy => life::destroy_stream_v1;
     cuStreamDestroy_v2 => life::destroy_stream_v2;

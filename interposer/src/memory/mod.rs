@@ -25,7 +25,7 @@ mod slabs;
 pub mod tiles;
 
 use std::collections::{BTreeMap, HashMap};
-use std::hash::{BuildHasherDefault, DefaultHasher};
+use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use deepres_abi::driver::ApiId;
@@ -54,9 +54,43 @@ use tiles::Tile;
 /// The number of refusals by the limit for which the process writes one line on stderr.
 const REFUSALS_PER_LINE: u64 = 1000;
 
-/// A hash table with fixed hash keys. The standard library's default asks the kernel for random
-/// numbers. If the job's system call filter refuses them, the standard library aborts the process.
-pub type Plain<K, V> = HashMap<K, V, BuildHasherDefault<DefaultHasher>>;
+/// A hash table whose hashes need neither secrets nor time. The standard library's default asks the
+/// kernel for random numbers. If the job's system call filter refuses them, the standard library
+/// aborts the process. The driver chooses the keys, so nobody gains by equal hashes.
+pub type Plain<K, V> = HashMap<K, V, BuildHasherDefault<Spread>>;
+
+/// Spreads numbers over all bits by a multiplication.
+#[derive(Debug, Default)]
+pub struct Spread(u64);
+
+impl Hasher for Spread {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u64(u64::from(*byte)));
+    }
+
+    #[inline]
+    fn write_u64(&mut self, number: u64) {
+        /// 2⁶⁴ divided by the golden ratio.
+        const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
+        let product = (self.0 ^ number).wrapping_mul(MULTIPLIER);
+        // The table takes the place from the low bits, which only the low bits of a number reach.
+        self.0 = product ^ (product >> u32::BITS);
+    }
+
+    #[inline]
+    fn write_usize(&mut self, number: usize) {
+        self.write_u64(number as u64);
+    }
+
+    #[inline]
+    fn write_isize(&mut self, number: isize) {
+        self.write_u64(number as u64);
+    }
+}
 
 /// The key of an allocation. Addresses and each kind of handle have number spaces of their own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -453,5 +487,29 @@ impl Accounts {
         self.pools.move_to(session, gpus);
         self.graphs.move_to(session, gpus);
         self.overhead.move_to(session, gpus);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+    use std::hash::{BuildHasher as _, BuildHasherDefault};
+
+    use super::*;
+
+    #[test]
+    fn the_names_of_allocations_spread_over_a_table_however_far_apart_they_are() {
+        const NAMES: u64 = 1024;
+        let hash = |name: Name| BuildHasherDefault::<Spread>::default().hash_one(name);
+        for apart_bytes in [1, 256, 4096, BLOCK_BYTES, 1 << 32] {
+            let kinds = [Name::Address as fn(u64) -> Name, Name::Handle, Name::Array];
+            for kind in kinds {
+                let names = (0..NAMES).map(|number| kind(0x7f00_0000_0000 + number * apart_bytes));
+                let hashes: Vec<u64> = names.map(hash).collect();
+                let places: HashSet<u64> = hashes.iter().map(|hash| hash % (2 * NAMES)).collect();
+                assert!(places.len() as u64 > NAMES / 2, "{apart_bytes} bytes apart: {}", places.len());
+            }
+            assert_ne!(hash(Name::Address(apart_bytes)), hash(Name::Handle(apart_bytes)));
+        }
     }
 }

@@ -2,19 +2,25 @@
 //! the amount, but NVML shows it: the memory of the process beyond all other charges. On each GPU,
 //! this memory is one charge.
 //!
-//! In a *look*, the interposer asks NVML through the daemon. The interposer looks when a context
-//! begins or ends. The interposer also looks if the GPU's free memory changed while the driver
-//! loaded or unloaded code. If the limit has no room for the growth, the interposer ends the new
-//! context or code again, and refuses the call.
+//! The daemon tells each session NVML's figure every second ([`Appraisal`]). The meter thread
+//! adjusts the charge by these figures. So the charge also follows memory that the driver takes
+//! without a call that the interposer could refuse: code that the driver loads at its first use,
+//! local memory, the heap of kernels, executable graphs. If the charge exceeds the limit, the
+//! tenant keeps what it holds, and the ledger refuses its next allocation.
 //!
-//! If NVML does not answer in time, the meter thread looks again later, and waits for no answer.
+//! In a *look*, the interposer asks NVML through the daemon, because it can still undo a call. The
+//! interposer looks when a context begins or ends. The interposer also looks if the GPU's free
+//! memory changed while the driver loaded or unloaded code. If the limit has no room for the
+//! growth, the interposer ends the new context or code again, and refuses the call. If NVML does
+//! not answer in time, the charge follows with the daemon's next figures.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use deepres_abi::MAX_GPUS;
 use deepres_abi::driver::ApiId;
 use deepres_abi::driver::result::CUDA_SUCCESS;
+use deepres_abi::grant::{Appraisal, GrantSlot};
 use deepres_abi::ledger::Refused;
 use deepres_abi::meter::MemoryKind;
 
@@ -24,7 +30,6 @@ use super::site::Site;
 use super::{Accounts, Request, Why, lock, try_lock};
 use crate::driver::calls::Context;
 use crate::driver::managed;
-use crate::handshake::Question;
 use crate::lock_order::{Mutex, Rank};
 use crate::log::say;
 use crate::meter::context::ContextState;
@@ -36,16 +41,9 @@ use crate::session::Session;
 /// The most questions to NVML in one look. The look ends when the account is equal before and after
 /// a question. After so many questions, the look uses the last figure.
 const LOOKS: u32 = 4;
-/// The first pause, and the longest pause, between two looks that the meter thread repeats without
-/// an answer, ns.
-const PAUSE_NS: (u64, u64) = (100_000_000, 10_000_000_000);
-/// The time for which the meter thread waits for an answer of the daemon, ns. The daemon waits for
-/// NVML for a shorter time.
-const ANSWER_NS: u64 = 3_000_000_000;
-/// The time between two checks of the meter thread for an answer, ns.
-const LOOK_NS: u64 = 2_000_000;
-/// The number of unanswered looks of the meter thread after which it warns the job.
-const TOLD_AFTER: u32 = 4;
+/// The time after a look without an answer after which the meter thread warns the job, ns. The
+/// daemon tells the figures every second.
+const TOLD_AFTER_NS: u64 = 2_000_000_000;
 
 /// The charge on one GPU for the memory that the driver takes by itself, and the state of the
 /// looks.
@@ -57,8 +55,38 @@ struct OnGpu {
     held: Mutex<{ Rank::OverheadCharge as u8 }, Held>,
     /// The growth by the context that the interposer measured last, bytes.
     context_bytes: AtomicU64,
-    /// Whether the last look got no answer of NVML, so that the meter thread must look again.
-    is_due: AtomicBool,
+    /// The number of calls under way that the interposer may undo after a look.
+    making: AtomicU32,
+    /// When the charge last changed, ns of `CLOCK_MONOTONIC`.
+    changed_ns: AtomicU64,
+    /// When a look got no answer of NVML, ns of `CLOCK_MONOTONIC`; 0 if the charge has followed
+    /// NVML since.
+    unanswered_ns: AtomicU64,
+}
+
+/// A call under way that the interposer may undo. Until the drop of this value, no appraisal
+/// changes the charge, because the look would then find no growth to refuse.
+struct Making<'a>(&'a AtomicU32);
+
+impl<'a> Making<'a> {
+    fn begin(gpu: &'a OnGpu) -> Self {
+        gpu.making.fetch_add(1, Ordering::SeqCst);
+        Self(&gpu.making)
+    }
+}
+
+impl Drop for Making<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl OnGpu {
+    /// Notes that the charge changes at this moment. The caller holds the turn.
+    fn note_change(&self) {
+        self.changed_ns.store(os::now_ns(), Ordering::Relaxed);
+        self.unanswered_ns.store(0, Ordering::Relaxed);
+    }
 }
 
 /// A context that the job made and that still exists.
@@ -83,7 +111,9 @@ impl Default for Overhead {
             turn: Mutex::default(),
             held: Mutex::new(Held::nothing(MemoryKind::Driver, ordinal)),
             context_bytes: AtomicU64::new(0),
-            is_due: AtomicBool::new(false),
+            making: AtomicU32::new(0),
+            changed_ns: AtomicU64::new(0),
+            unanswered_ns: AtomicU64::new(0),
         };
         Self { contexts: Mutex::default(), gpus: std::array::from_fn(gpu) }
     }
@@ -114,14 +144,13 @@ impl Overhead {
         self.gpus.get(ordinal).map_or(0, |gpu| lock(&gpu.held).bytes)
     }
 
-    fn due(&self) -> Vec<usize> {
-        let is_due = |ordinal: &usize| self.gpus[*ordinal].is_due.load(Ordering::Acquire);
-        (0..MAX_GPUS).filter(is_due).collect()
-    }
-
-    /// Moves the charges to a new ledger of the session.
+    /// Moves the charges to a new ledger of the session. The process's other charges are there
+    /// already. Appraisals of the time before do not count, because their accounts miss charges.
     pub fn move_to(&self, session: &Session, gpus: &[Gpu]) {
-        self.gpus.iter().for_each(|gpu| lock(&gpu.held).follow_on(session, gpus));
+        for gpu in &self.gpus {
+            lock(&gpu.held).follow_on(session, gpus);
+            gpu.changed_ns.store(os::now_ns(), Ordering::Relaxed);
+        }
     }
 }
 
@@ -156,6 +185,7 @@ impl Accounts {
         let site = Site::of(process, ordinal).filter(|_| !is_there());
         let Some((site, gpu)) = site.zip(self.overhead.gpus.get(ordinal)) else { return make().0 };
         let request = Request { api, kind: MemoryKind::Driver, ordinal, context: 0, bytes: 0 };
+        let _making = Making::begin(gpu);
         let (result, made) = make();
         let Some(made) = made.filter(|_| result == CUDA_SUCCESS) else {
             return self.answered(&site, &request, result);
@@ -192,6 +222,7 @@ impl Accounts {
         let ordinal = context.ordinal;
         let Some(site) = self.asked_site(process, ordinal) else { return load() };
         let before = free_bytes(process);
+        let _making = Making::begin(&self.overhead.gpus[ordinal]);
         let result = load();
         let request = Request { api, kind: MemoryKind::Driver, ordinal, context: 0, bytes: 0 };
         if result != CUDA_SUCCESS {
@@ -204,7 +235,7 @@ impl Accounts {
         }
         match self.look(process, &site, request, taken_bytes.cast_signed(), true) {
             Ok(grown) => {
-                self.overhead.note_growth(context.handle().0, grown.unwrap_or(0).cast_signed());
+                self.overhead.note_growth(context.home().0, grown.unwrap_or(0).cast_signed());
                 result
             }
             Err(Excess { bytes, refused }) => {
@@ -225,7 +256,7 @@ impl Accounts {
         let result = unload();
         let given_bytes = before.and_then(|before| Some(free_bytes(process)?.saturating_sub(before)));
         if let Some(given_bytes) = given_bytes.filter(|bytes| *bytes >= BLOCK_BYTES) {
-            self.overhead.note_growth(context.handle().0, -given_bytes.cast_signed());
+            self.overhead.note_growth(context.home().0, -given_bytes.cast_signed());
             self.look_again(process, context.ordinal, -given_bytes.cast_signed());
         }
         result
@@ -243,16 +274,16 @@ impl Accounts {
         };
         let _uncancelled = os::uncancelled();
         let _turn = lock(&gpu.turn);
-        gpu.is_due.store(false, Ordering::Release);
         lock(&gpu.held).set(&site, 0, None);
+        gpu.note_change();
     }
 
     /// Looks at a GPU after a call that the interposer does not refuse. The call may have taken
     /// memory or given memory back. `change_bytes` is the likely change.
     pub(super) fn look_again(&self, process: &Process, ordinal: usize, change_bytes: i64) {
         let Some(site) = self.asked_site(process, ordinal) else { return };
-        if self.overhead.gpus[ordinal].is_due.load(Ordering::Acquire) {
-            return process.wake_meter();
+        if self.overhead.gpus[ordinal].unanswered_ns.load(Ordering::Relaxed) != 0 {
+            return;
         }
         let api = ApiId::cuCtxDestroy_v2;
         let request = Request { api, kind: MemoryKind::Driver, ordinal, context: 0, bytes: 0 };
@@ -305,12 +336,10 @@ impl Accounts {
         let _turn = lock(&gpu.turn);
         let Some(found) = self.ask_nvml(process, site, ordinal) else {
             if site.session.standalone().is_none() {
-                gpu.is_due.store(true, Ordering::Release);
-                process.wake_meter();
+                gpu.unanswered_ns.store(os::now_ns(), Ordering::Relaxed);
             }
             return Ok(None);
         };
-        gpu.is_due.store(false, Ordering::Release);
         let held_bytes = self.overhead.held_bytes(ordinal);
         let bytes = self.beyond(site, ordinal, found, change_bytes);
         let grown_bytes = bytes.saturating_sub(held_bytes);
@@ -321,6 +350,7 @@ impl Accounts {
             None
         };
         lock(&gpu.held).set(site, bytes, promise);
+        gpu.note_change();
         Ok(Some(grown_bytes))
     }
 
@@ -342,11 +372,8 @@ impl Accounts {
     }
 
     /// Returns the memory beyond the other charges, if NVML reports `seen_bytes` while the account
-    /// has `account_bytes`.
-    ///
-    /// Managed memory may be on the GPU or not, so NVML's figure leaves a range. The result is the
-    /// former charge with its likely change. If this sum is outside the range, the result is the
-    /// nearer end of the range.
+    /// has `account_bytes`: the former charge with its likely change. If this sum is outside the
+    /// range, the result is the nearer end of the range.
     fn beyond(
         &self,
         site: &Site<'_>,
@@ -354,15 +381,21 @@ impl Accounts {
         (seen_bytes, account_bytes): (u64, u64),
         change_bytes: i64,
     ) -> u64 {
+        let (least_bytes, most_bytes) = self.range(site, ordinal, seen_bytes, [account_bytes; 2]);
+        let held_bytes = self.overhead.held_bytes(ordinal);
+        held_bytes.saturating_add_signed(change_bytes).clamp(least_bytes, most_bytes)
+    }
+
+    /// Returns the range of the memory beyond the other charges, if NVML reports `seen_bytes` while
+    /// the account has between `least` and `most` bytes.
+    fn range(&self, site: &Site<'_>, ordinal: usize, seen_bytes: u64, account: [u64; 2]) -> (u64, u64) {
         let held_bytes = self.overhead.held_bytes(ordinal);
         let (beside_bytes, _) = self.oversubscription.amounts(ordinal);
         let place = MemoryKind::Managed.place();
         let managed = site.gpu.meter().zip(place).map(|(meter, place)| &meter.held_bytes[place]);
         let managed_bytes = managed.map_or(0, |bytes| bytes.load(Ordering::Relaxed));
-        let others_bytes = account_bytes.saturating_sub(held_bytes);
-        let least_bytes = seen_bytes.saturating_sub(others_bytes.saturating_add(beside_bytes));
-        let most_bytes = seen_bytes.saturating_sub(others_bytes.saturating_sub(managed_bytes));
-        held_bytes.saturating_add_signed(change_bytes).clamp(least_bytes, most_bytes)
+        let others = account.map(|account_bytes| account_bytes.saturating_sub(held_bytes));
+        range_of(seen_bytes, others, managed_bytes, beside_bytes)
     }
 
     /// Returns whether a context exists that the interposer saw begin.
@@ -383,6 +416,22 @@ impl Accounts {
     }
 }
 
+/// Returns the range of the memory beyond the other charges, if NVML reports `seen_bytes` while the
+/// other charges are between `least` and `most` bytes. Of these, `managed_bytes` may be on the GPU
+/// or not, as may `beside_bytes` that are in no account. So the range may be wide even if both
+/// bounds are equal.
+fn range_of(seen_bytes: u64, [least, most]: [u64; 2], managed_bytes: u64, beside_bytes: u64) -> (u64, u64) {
+    let least_bytes = seen_bytes.saturating_sub(most.saturating_add(beside_bytes));
+    let most_bytes = seen_bytes.saturating_sub(least.saturating_sub(managed_bytes));
+    (least_bytes, most_bytes.max(least_bytes))
+}
+
+/// Returns the charge of `held_bytes`, adjusted by the ranges of two figures: a charge outside both
+/// ranges moves to the nearer end of the nearer range.
+fn adjusted(held_bytes: u64, one: (u64, u64), other: (u64, u64)) -> u64 {
+    held_bytes.clamp(one.0.min(other.0), one.1.max(other.1))
+}
+
 /// Returns the free memory of the current context's GPU, bytes. The function works during a stream
 /// capture too.
 fn free_bytes(process: &Process) -> Option<u64> {
@@ -397,107 +446,103 @@ fn is_usable(site: &Site<'_>) -> bool {
     site.is_present() && !site.gpu.is_paused()
 }
 
-/// A question that the meter thread sent to the daemon.
-#[derive(Debug)]
-struct Asked {
-    question: Question,
-    ordinal: usize,
-    /// The size of the process's account when the interposer asked, bytes.
-    before_bytes: u64,
-    until_ns: u64,
+/// The appraisals of one GPU that the meter thread has taken in.
+#[derive(Debug, Default)]
+struct Seen {
+    /// The time of the newest appraisal ([`Appraisal::asked_ns`]).
+    asked_ns: u64,
+    /// The time of the last appraisal that fitted the charge, and its range of the charge.
+    range: Option<(u64, (u64, u64))>,
+    /// Whether the thread has warned the job of the present lack of figures.
+    is_told: bool,
 }
 
-/// The looks that the meter thread repeats, because NVML did not answer in time.
-#[derive(Debug)]
-pub struct LateLooks {
-    due_ns: u64,
-    pause_ns: u64,
-    asked: Option<Asked>,
-    /// The number of looks, which selects the GPU of the next look.
-    looks: usize,
-    in_vain: u32,
-}
+/// The appraisals that the meter thread has taken in, by GPU. The module's documentation explains
+/// more.
+#[derive(Debug, Default)]
+pub struct Appraisals([Seen; MAX_GPUS]);
 
-impl Default for LateLooks {
-    fn default() -> Self {
-        Self { due_ns: 0, pause_ns: PAUSE_NS.0, asked: None, looks: 0, in_vain: 0 }
-    }
-}
-
-impl LateLooks {
-    /// Sends the next question, or checks for an answer. Returns the time until the next call is
-    /// due, ns, or `None` if no look is due.
-    pub fn step(&mut self, process: &Process, now_ns: u64) -> Option<u64> {
-        let due = process.memory.overhead.due();
-        if due.is_empty() {
-            *self = Self::default();
-            return None;
-        }
-        if let Some(asked) = self.asked.take() {
-            self.receive(process, asked, now_ns);
-        } else if now_ns >= self.due_ns {
-            let ordinal = due[self.looks % due.len()];
-            self.looks = self.looks.wrapping_add(1);
-            self.ask(process, ordinal, now_ns);
-        }
-        Some(if self.asked.is_some() { LOOK_NS } else { self.due_ns.saturating_sub(now_ns) })
-    }
-
-    fn ask(&mut self, process: &Process, ordinal: usize, now_ns: u64) {
-        process.memory.refresh(process);
-        match Site::of(process, ordinal).zip(process.question(ordinal)) {
-            Some((site, question)) => {
-                let until_ns = now_ns.saturating_add(ANSWER_NS);
-                let (before_bytes, _) = account(&site);
-                self.asked = Some(Asked { question, ordinal, before_bytes, until_ns });
+impl Appraisals {
+    /// Takes in the newest appraisals, and adjusts the charges by them.
+    pub fn step(&mut self, process: &Process, now_ns: u64) {
+        for (ordinal, (gpu, seen)) in process.gpus.iter().zip(&mut self.0).enumerate() {
+            let appraisal = gpu.grant().and_then(GrantSlot::appraisal);
+            if let Some(appraisal) = appraisal.filter(|appraisal| appraisal.asked_ns != seen.asked_ns) {
+                seen.asked_ns = appraisal.asked_ns;
+                seen.range = process.memory.follow(process, ordinal, appraisal, seen.range);
             }
-            None => self.pause(ordinal, now_ns, true),
-        }
-    }
-
-    fn receive(&mut self, process: &Process, asked: Asked, now_ns: u64) {
-        match asked.question.answer() {
-            Err(question) if now_ns < asked.until_ns => self.asked = Some(Asked { question, ..asked }),
-            Ok(Some(seen_bytes)) => {
-                process.believe_appraisals();
-                if process.memory.settle_late(process, asked.ordinal, seen_bytes, asked.before_bytes) {
-                    *self = Self { looks: self.looks, ..Self::default() };
-                } else {
-                    self.pause(asked.ordinal, now_ns, false);
-                }
+            let unanswered_ns = process.memory.overhead.gpus[ordinal].unanswered_ns.load(Ordering::Relaxed);
+            let is_late = unanswered_ns != 0 && now_ns.saturating_sub(unanswered_ns) > TOLD_AFTER_NS;
+            if is_late && !seen.is_told {
+                say!(
+                    Warn,
+                    "deepres does not charge the memory of this process's contexts and code on {} until NVML reports it to the daemon",
+                    process::gpu_name(ordinal)
+                );
             }
-            _ => self.pause(asked.ordinal, now_ns, true),
+            seen.is_told = is_late;
         }
-    }
-
-    fn pause(&mut self, ordinal: usize, now_ns: u64, is_in_vain: bool) {
-        self.in_vain = self.in_vain.saturating_add(u32::from(is_in_vain));
-        if is_in_vain && self.in_vain == TOLD_AFTER {
-            say!(
-                Warn,
-                "deepres does not charge the memory of this process's contexts and code on {} until NVML reports it to the daemon",
-                process::gpu_name(ordinal)
-            );
-        }
-        self.due_ns = now_ns.saturating_add(self.pause_ns);
-        self.pause_ns = (self.pause_ns * 2).min(PAUSE_NS.1);
     }
 }
 
 impl Accounts {
-    /// Charges the amount that NVML reported to the meter thread. Returns false if the account
-    /// changed between the question and the answer, or if another thread is looking.
-    fn settle_late(&self, process: &Process, ordinal: usize, seen_bytes: u64, before_bytes: u64) -> bool {
-        let gpu = &self.overhead.gpus[ordinal];
-        let Some(_turn) = try_lock(&gpu.turn) else { return false };
-        let Some(site) = Site::of(process, ordinal).filter(is_usable) else { return false };
-        let (account_bytes, is_at_rest) = account(&site);
-        if !is_at_rest || account_bytes != before_bytes {
-            return false;
+    /// Adjusts the charge by an appraisal, if the charge fits neither this appraisal nor the one
+    /// before. A single figure may contain an allocation that the account learns of a moment later.
+    /// Returns the time and the range of the appraisal, or `None` if it is not of the present
+    /// charge.
+    fn follow(
+        &self,
+        process: &Process,
+        ordinal: usize,
+        appraisal: Appraisal,
+        before: Option<(u64, (u64, u64))>,
+    ) -> Option<(u64, (u64, u64))> {
+        let gpu = self.overhead.gpus.get(ordinal)?;
+        let site = Site::of(process, ordinal).filter(is_usable)?;
+        // The next figure then finds the account of pools and graphs up to date.
+        self.refresh(process);
+        let _turn = try_lock(&gpu.turn)?;
+        let is_of_present = |asked_ns: u64| gpu.changed_ns.load(Ordering::Relaxed) < asked_ns;
+        if gpu.making.load(Ordering::SeqCst) != 0 || !is_of_present(appraisal.asked_ns) {
+            return None;
         }
-        gpu.is_due.store(false, Ordering::Release);
-        let bytes = self.beyond(&site, ordinal, (seen_bytes, account_bytes), 0);
-        lock(&gpu.held).set(&site, bytes, None);
-        true
+        let Appraisal { seen_bytes, least_bytes, most_bytes, .. } = appraisal;
+        let now = self.range(&site, ordinal, seen_bytes, [least_bytes, most_bytes]);
+        if let Some((_, before)) = before.filter(|(asked_ns, _)| is_of_present(*asked_ns)) {
+            process.believe_appraisals();
+            gpu.unanswered_ns.store(0, Ordering::Relaxed);
+            let mut held = lock(&gpu.held);
+            let bytes = adjusted(held.bytes, before, now);
+            if bytes != held.bytes {
+                held.set(&site, bytes, None);
+                gpu.note_change();
+            }
+        }
+        Some((appraisal.asked_ns, now))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_nvml_reports_beyond_the_account_is_between_what_the_account_may_have_been() {
+        assert_eq!(range_of(150, [100, 100], 0, 0), (50, 50));
+        assert_eq!(range_of(150, [80, 120], 0, 0), (30, 70), "others came and went meanwhile");
+        assert_eq!(range_of(150, [100, 100], 40, 0), (50, 90), "managed memory may be on the host");
+        assert_eq!(range_of(150, [100, 100], 0, 20), (30, 50), "memory beyond the limit may be there");
+        assert_eq!(range_of(90, [100, 100], 0, 0), (0, 0));
+        assert_eq!(range_of(u64::MAX, [0, u64::MAX], u64::MAX, u64::MAX), (0, u64::MAX));
+    }
+
+    #[test]
+    fn the_charge_moves_only_as_far_as_two_figures_say() {
+        let point = |bytes| (bytes, bytes);
+        assert_eq!(adjusted(0, point(500), point(0)), 0, "an allocation that the account learned of late");
+        assert_eq!(adjusted(0, point(500), point(300)), 300);
+        assert_eq!(adjusted(400, point(100), point(300)), 300);
+        assert_eq!(adjusted(200, point(100), point(300)), 200);
+        assert_eq!(adjusted(200, (100, 300), (150, 250)), 200);
     }
 }

@@ -25,6 +25,9 @@ const UNREACHABLE_NS: u64 = 1_000_000_000;
 #[derive(Debug)]
 pub struct ContextState {
     handle: AtomicUsize,
+    /// The handle of the context to which events and memory belong: for a green context the GPU's
+    /// primary context, else the context itself.
+    home: AtomicUsize,
     /// The GPU of the context.
     pub gpu: &'static Gpu,
     /// The GPU's ordinal in this process.
@@ -69,6 +72,7 @@ impl ContextState {
     pub fn new(handle: Context, gpu: &'static Gpu, ordinal: usize) -> Self {
         Self {
             handle: AtomicUsize::new(handle.0),
+            home: AtomicUsize::new(handle.0),
             gpu,
             ordinal,
             is_dead: AtomicBool::new(false),
@@ -83,6 +87,25 @@ impl ContextState {
         Context(self.handle.load(Ordering::Relaxed))
     }
 
+    /// Returns the context to which the events and the memory belong. Any thread may make this
+    /// context current. A green context may be current to one thread at a time, so only the job
+    /// makes a green context current.
+    pub fn home(&self) -> Context {
+        Context(self.home.load(Ordering::Relaxed))
+    }
+
+    /// Returns whether this is a green context: a part of a GPU's SMs, for streams of its own.
+    pub fn is_green(&self) -> bool {
+        self.home() != self.handle()
+    }
+
+    /// Runs `work` with the context current, and returns its result. Returns `None` if the driver
+    /// does not make the context current, or if a green context is not current already.
+    pub fn enter<T>(&self, calls: &Calls, work: impl FnOnce() -> Option<T>) -> Option<T> {
+        let may_enter = !self.is_green() || calls.current_context() == Some(self.handle());
+        may_enter.then(|| calls.in_context(self.handle(), work)).flatten()
+    }
+
     /// Returns whether this state belongs to `handle`, and the context is alive.
     #[inline(always)]
     pub fn is_alive_as(&self, handle: Context) -> bool {
@@ -91,9 +114,10 @@ impl ContextState {
         !self.is_dead() && self.handle() == handle
     }
 
-    /// Makes this the state of another context on the same GPU. The caller makes sure that no other
-    /// thread calls this at the same time.
-    pub fn revive(&self, handle: Context) {
+    /// Makes this the state of another context on the same GPU, whose events belong to `home`. The
+    /// caller makes sure that no other thread calls this at the same time.
+    pub fn revive(&self, handle: Context, home: Context) {
+        self.home.store(home.0, Ordering::Relaxed);
         self.handle.store(handle.0, Ordering::Relaxed);
         self.is_dead.store(false, Ordering::Release);
     }
@@ -163,7 +187,8 @@ impl ContextState {
 
     /// Marks the context as destroyed. From now on, no thread may touch anything of the context.
     /// Charges the work that the meter thread has not seen complete: by its estimates, or by the
-    /// time that passed if this time is less.
+    /// time that passed if this time is less. The events of a green context end with the primary
+    /// context.
     pub fn kill(&self, inner: &mut Inner) {
         inner.lanes.iter().for_each(|lane| lane.retire(inner));
         self.charge_unseen(inner);
@@ -237,7 +262,7 @@ impl ContextState {
 
     /// Creates two events in this context, and returns them.
     pub fn create_events(&self, calls: &Calls) -> Option<(Event, Event)> {
-        calls.in_context(self.handle(), || Some((calls.create_event()?, calls.create_event()?)))
+        calls.in_context(self.home(), || Some((calls.create_event()?, calls.create_event()?)))
     }
 
     /// Returns a lane for the calling thread on a stream of the context with `handle`. The result
@@ -308,7 +333,7 @@ impl Inner {
         };
         let Some(base) = &mut self.base else {
             let end_ns = seen_ns - calls.elapsed_ns(segment.end(), newest)?.max(0);
-            let spare = calls.in_context(lane.context.handle(), || calls.create_event())?;
+            let spare = calls.in_context(lane.context.home(), || calls.create_event())?;
             let event = segment.swap_end(spare);
             self.base = Some(Base { event, alignment: Alignment::new(end_ns) });
             return Some((end_ns - took_ns, end_ns));

@@ -216,6 +216,7 @@ impl Mover {
         work: impl FnOnce(&mut Inner) -> Moves,
     ) -> Moves {
         let contexts = process.contexts();
+        let contexts: Vec<_> = contexts.into_iter().filter(|context| !context.is_green()).collect();
         let known: Vec<(usize, usize)> =
             contexts.iter().map(|context| (context.handle().0, context.ordinal)).collect();
         let Some(carrier) = carrier(&known, part.context, ordinal) else { return Moves::Rest };
@@ -267,8 +268,7 @@ impl Mover {
 
 /// Chooses the context in which the GPU `ordinal` can move memory that was allocated in `context`.
 /// Returns its index in `contexts`, which are handles with their GPUs. The choice is `context`
-/// itself. Memory may outlive its context, as with a green context; the choice is then any context
-/// of the GPU.
+/// itself. If `context` is unknown, the choice is any context of the GPU.
 fn carrier(contexts: &[(usize, usize)], context: usize, ordinal: usize) -> Option<usize> {
     let own = contexts.iter().position(|(handle, _)| *handle == context);
     own.or_else(|| contexts.iter().position(|(_, of)| *of == ordinal))
@@ -281,7 +281,7 @@ mod tests {
     const GIB: u64 = 1 << 30;
 
     #[test]
-    fn what_a_dead_green_context_leaves_is_moved_in_another_context_of_the_gpu() {
+    fn memory_of_an_unknown_context_is_moved_in_another_context_of_the_gpu() {
         let contexts = [(10, 0), (20, 1), (30, 1)];
         assert_eq!(carrier(&contexts, 30, 1), Some(2));
         assert_eq!(carrier(&contexts, 40, 1), Some(1));

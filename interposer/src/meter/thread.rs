@@ -20,7 +20,7 @@ use super::segment::{Contents, Segment};
 use crate::capture;
 use crate::coverage;
 use crate::log::say;
-use crate::memory::overhead::LateLooks;
+use crate::memory::overhead::Appraisals;
 use crate::memory::pressure::Pressure;
 use crate::os;
 use crate::process::{self, Process};
@@ -129,7 +129,7 @@ struct Meter {
     moves: Moves,
     /// Without a daemon: the time at which the meter thread must next act as the arbiter, ns.
     turn_at_ns: Option<u64>,
-    late: LateLooks,
+    appraisals: Appraisals,
 }
 
 impl Meter {
@@ -148,7 +148,7 @@ impl Meter {
             movers: process.gpus.iter().map(|_| Mover::default()).collect(),
             moves: Moves::None,
             turn_at_ns: None,
-            late: LateLooks::default(),
+            appraisals: Appraisals::default(),
         }
     }
 
@@ -206,6 +206,7 @@ impl Meter {
             coverage::publish(session.meter(), now_ns);
             self.pressure.look(session, &self.process.gpus);
         }
+        self.appraisals.step(self.process, now_ns);
         self.charge_late();
         let mut any = false;
         for (ordinal, gpu) in self.process.gpus.iter().enumerate() {
@@ -321,7 +322,7 @@ impl Meter {
                 continue;
             }
             if !is_current {
-                if !calls.set_current(context.handle()) {
+                if !calls.set_current(context.home()) {
                     return self.lose(context, &mut inner, now_ns);
                 }
                 inner.reached(self.here);
@@ -621,9 +622,6 @@ impl Meter {
         let seeks_daemon = session.seeks_daemon();
         if seeks_daemon {
             sleep_ns = sleep_ns.min(self.reconnect.due_ns().saturating_sub(now_ns).max(TICK_CONTENDED_NS));
-        }
-        if let Some(in_ns) = self.late.step(self.process, now_ns) {
-            sleep_ns = sleep_ns.min(in_ns);
         }
         if let Some(turn_at_ns) = self.turn_at_ns {
             sleep_ns = sleep_ns.min(turn_at_ns.saturating_sub(now_ns));

@@ -79,6 +79,10 @@ def open_library(which, size, ptx="7.0"):
     return make("library", which, cuda.cuLibraryLoadData, image(size, ptx), None, None, 0, None, None, 0)
 def use_library(which): return make("module", which, cuda.cuLibraryGetModule, kept["library", which])
 def close_library(which): return cuda.cuLibraryUnload(kept["library", which])
+def heap(size): return cuda.cuCtxSetLimit(2, c_size_t(size))
+def allocate_rest(which):
+    free = c_size_t()
+    return cuda.cuMemGetInfo_v2(byref(free), byref(c_size_t())) or allocate(which, free.value)
 "#;
 
 /// A function that returns the exit code of a forked child. The code is the value of a call.

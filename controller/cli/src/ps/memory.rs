@@ -1,5 +1,6 @@
 //! The part of `deepres ps` about the memory of tenants: by kind, against the limit, and refusals.
 
+use deepres_abi::meter::MemoryKind;
 use deepres_model::admin::{AccountStatus, RefusedBy, TenantStatus};
 use deepres_model::quantity::Bytes;
 use std::io::{self, Write};
@@ -24,7 +25,8 @@ pub fn print_brief(tenants: &[TenantStatus], out: &mut impl Write) -> io::Result
     let accounts = tenants.iter().flat_map(|tenant| tenant.gpus.iter().map(move |account| (tenant, account)));
     let lines = accounts.filter_map(|(tenant, account)| {
         let kinds = kinds(account).map(|kinds| kinds + place(tenant));
-        let told: Vec<String> = [kinds, waits(account), refused(account)].into_iter().flatten().collect();
+        let told = [kinds, beyond(tenant, account), waits(account), refused(account)];
+        let told: Vec<String> = told.into_iter().flatten().collect();
         (!told.is_empty()).then(|| format!("{} on gpu {}: {}", tenant.name, account.gpu, told.join("; ")))
     });
     for (number, line) in lines.enumerate() {
@@ -105,17 +107,26 @@ fn held(tenant: &TenantStatus, account: &AccountStatus) -> String {
         line += &format!(" ({kinds})");
     }
     line += &format!(", peak {}", Bytes(account.memory_peak_bytes));
-    if let Some(more) = over(tenant.memory_limit_bytes, account) {
-        line += &format!(
-            "; {} more than its limit: the tenant gets no more memory until it holds less",
-            Bytes(more)
-        );
+    if let Some(beyond) = beyond(tenant, account) {
+        line += &format!("; {beyond}");
     }
     line
 }
 
+/// Returns a text about the memory that the tenant holds beyond its limit, with the part that no
+/// allocation of the tenant took; `None` without memory beyond the limit.
+fn beyond(tenant: &TenantStatus, account: &AccountStatus) -> Option<String> {
+    let more = Bytes(over(tenant.memory_limit_bytes, account)?);
+    let own = account.memory_by_kind.get(MemoryKind::Driver.name()).filter(|bytes| **bytes > 0);
+    let own = own.map(|bytes| format!(", with {} that the driver took by itself", Bytes(*bytes)));
+    Some(format!(
+        "{more} more than its limit{}: the tenant gets no more memory until it holds less",
+        own.unwrap_or_default()
+    ))
+}
+
 /// Returns the memory that the tenant holds beyond its limit; `None` without such memory. An
-/// administrator has then lowered the limit.
+/// administrator has then lowered the limit, or the driver has taken memory by itself.
 pub fn over(limit_bytes: Option<u64>, account: &AccountStatus) -> Option<u64> {
     account.memory_bytes.checked_sub(limit_bytes?).filter(|more| *more > 0)
 }
@@ -197,6 +208,19 @@ mod tests {
         print_brief(&tenants, &mut out).unwrap();
         let text = "\nt on gpu 0: linear 2 GiB, pool 1 GiB; refused 7 times, last 2 MiB for cuMemCreate\n";
         assert_eq!(String::from_utf8(out).unwrap(), text);
+    }
+
+    #[test]
+    fn memory_beyond_the_limit_is_told_with_what_the_driver_took_by_itself() {
+        let mut out = Vec::new();
+        let mut grown = account();
+        print_brief(&[tenant(Some(2 << 30), grown.clone())], &mut out).unwrap();
+        grown.memory_by_kind.insert("driver".to_owned(), 512 << 20);
+        print_brief(&[tenant(Some(2 << 30), grown)], &mut out).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        let [plain, grown] = ["", ", with 512 MiB that the driver took by itself"]
+            .map(|own| format!("; 1 GiB more than its limit{own}: the tenant gets no more memory until"));
+        assert!(text.contains(&plain) && text.contains(&grown), "{text}");
     }
 
     #[test]

@@ -5,11 +5,13 @@
 //! | `tenant` | the memory of one tenant: ledger, bounds, ceilings, NVML's figures |
 //! | [`host`] | the host's memory that oversubscribing tenants may take |
 //! | [`caps`] | each user's caps, shared out among the user's tenants |
+//! | [`appraisal`] | tells each session NVML's figure for its process |
 //! | [`reconcile`] | compares the ledgers with NVML every second |
 //! | [`log`] | logs refusals and differences |
 //!
 //! The rules are in [`deepres_policy::memory`] and in [`deepres_model::authority`].
 
+pub mod appraisal;
 pub mod caps;
 pub mod host;
 pub mod log;

@@ -1,7 +1,7 @@
 //! Reconciliation: each second, compares NVML's figures for a tenant's processes with the tenant's
-//! account, and publishes the status.
+//! account, tells the tenant's sessions their figures, and publishes the status.
 
-use super::{held, host};
+use super::{appraisal, held, host};
 use crate::{Shared, nvml, status};
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -16,11 +16,13 @@ pub async fn serve(shared: Rc<Shared>) {
         sleep(PERIOD).await;
         let is_empty = shared.registry.borrow().tenants().is_empty();
         let before = held(shared.registry.borrow().tenants());
+        let accounts = appraisal::Before::of(shared.registry.borrow().tenants());
         let uuids = shared.registry.borrow().gpus().uuids();
         // Without tenants, the daemon does not ask NVML, and forgets NVML's figures. A driver may
         // answer slowly, and tenants come and go meanwhile.
         let found = if is_empty { BTreeMap::new() } else { nvml::usage(uuids).await };
         shared.registry.borrow_mut().reconcile(&found, &before);
+        accounts.tell(shared.registry.borrow().tenants(), &found);
         host::share_out(&shared);
         if is_empty && shared.status.borrow().tenants.is_empty() {
             // Nothing has changed since the last tenant was forgotten.

@@ -215,6 +215,7 @@ impl Registry {
             container: guest.facts.place.as_ref().and_then(|place| place.container()).cloned(),
             slot,
             gpus,
+            grant: Arc::clone(&pages.grant),
             meter: Arc::clone(&pages.meter),
         };
         tenant.members.begin(session_id, session);

@@ -6,6 +6,7 @@ use crate::identity::source::Source;
 use crate::identity::tree::Process;
 use crate::probes::Presence;
 use crate::shm::SharedPage;
+use deepres_abi::grant::GrantPage;
 use deepres_abi::ledger::MAX_SESSIONS;
 use deepres_abi::meter::MeterPage;
 use deepres_model::clock::monotonic_ns;
@@ -36,6 +37,8 @@ pub struct Session {
     pub slot: usize,
     /// The GPUs that the session uses.
     pub gpus: Vec<usize>,
+    /// The session's grant page.
+    pub grant: Arc<SharedPage<GrantPage>>,
     /// The session's meter page.
     pub meter: Arc<SharedPage<MeterPage>>,
 }

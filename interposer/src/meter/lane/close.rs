@@ -130,10 +130,6 @@ impl Lane {
             (!is_captured && calls.record(event, stream)).then_some(())
         };
         // The handle of a default stream names the default stream of the current context.
-        if stream.is_default() {
-            calls.in_context(self.context.handle(), record).is_some()
-        } else {
-            record().is_some()
-        }
+        if stream.is_default() { self.context.enter(calls, record).is_some() } else { record().is_some() }
     }
 }

@@ -252,9 +252,9 @@ impl LaneOwner {
         let known_ns = self.gpu.estimates.get(launch.key).or(joined_ns);
         let is_settled = self.gpu.estimates.settled(launch.key).or(joined_ns).is_some();
         let is_dependent = launch.kind == Kind::Dependent;
-        // On a per-thread stream, only the owner thread can record the end of a segment. While the
-        // GPU is contended, another tenant may wait for that end.
-        let is_awaited = contended.is_some() && self.stream() == Some(Stream::PER_THREAD);
+        // While the GPU is contended, another tenant may wait for the end of a segment that only the
+        // owner thread can record.
+        let is_awaited = contended.is_some() && self.is_assumed();
         let alone = is_awaited
             || match launch.kind {
                 Kind::Kernel | Kind::Dependent => false,
@@ -495,9 +495,9 @@ impl LaneOwner {
     /// Ends the open segment after its last launch: closes the segment, or lets the segment grow if
     /// the ring has no room.
     pub fn end(self, calls: &Calls) {
-        // The owner thread closes two kinds of segment even without room. The meter thread cannot
-        // close a segment of a per-thread stream, and a segment of copies must not take in kernels.
-        if self.open.is_copy() || self.has_room(calls) || self.stream() == Some(Stream::PER_THREAD) {
+        // The owner thread closes two kinds of segment even without room. The meter thread would only
+        // assume the end of some segments, and a segment of copies must not take in kernels.
+        if self.open.is_copy() || self.has_room(calls) || self.is_assumed() {
             self.close(calls);
         } else {
             let opened_at = self.pace.opened_at.load(Ordering::Relaxed);

@@ -144,9 +144,7 @@ impl Lane {
         if self.gpu.is_expired(now_ns) || (!is_open && lasts_ns > LONGEST_NS) {
             self.tally.end_soon();
         }
-        // The end of a segment on a per-thread default stream is only assumed.
-        let is_assumed = self.stream() == Some(Stream::PER_THREAD);
-        let stale_ns = if is_open || is_assumed { STALE_NS } else { 0 };
+        let stale_ns = if is_open || self.is_assumed() { STALE_NS } else { 0 };
         let launched = self.tally.launched() as u32;
         if seen.swap(launched, Ordering::Relaxed) != launched {
             since_ns.store(now_ns, Ordering::Relaxed);
@@ -160,8 +158,9 @@ impl Lane {
     ///
     /// The meter thread records no end event on the default streams ([`Self::may_end_late`]). A
     /// segment on the legacy stream is complete once the stream has no work left. The meter thread
-    /// cannot query a per-thread stream either. The meter thread takes a segment there as complete once
-    /// all segments before it are complete and its usual time has passed.
+    /// cannot query the default streams for which [`Self::is_assumed`] holds. The meter thread takes a
+    /// segment there as complete once all segments before it are complete and its usual time has
+    /// passed.
     pub(super) fn close_stale(
         &self,
         _meter: MeterThread,
@@ -171,6 +170,14 @@ impl Lane {
         quiet_ns: u64,
     ) {
         let end = match self.stream() {
+            _ if self.is_assumed() => {
+                let usual_ns = self.mean_ns().saturating_mul(u64::from(launches));
+                let usual_ns = usual_ns.max(self.unaccounted_ns());
+                if self.ring.waiting() != 0 || quiet_ns <= usual_ns {
+                    return;
+                }
+                End::Unrecorded { least_ns: 0 }
+            }
             Some(Stream::LEGACY) => {
                 // The query would end a capture on a blocking stream.
                 let marking = capture::marking();
@@ -191,14 +198,6 @@ impl Lane {
                 let is_by_itself = self.context.lanes() <= 1 && !self.open.may_wait();
                 let busy_for_ns = self.learned.busy_for_ns.load(Ordering::Relaxed);
                 End::Unrecorded { least_ns: if is_by_itself { busy_for_ns } else { 0 } }
-            }
-            Some(Stream::PER_THREAD) => {
-                let usual_ns = self.mean_ns().saturating_mul(u64::from(launches));
-                let usual_ns = usual_ns.max(self.unaccounted_ns());
-                if self.ring.waiting() != 0 || quiet_ns <= usual_ns {
-                    return;
-                }
-                End::Unrecorded { least_ns: 0 }
             }
             _ => End::Record,
         };

@@ -926,3 +926,31 @@ fn segments_that_one_late_look_sees_lie_where_they_ran() {
         assert!((SEEN_NS - begins_before_ns + KERNEL_NS as i64 - end_ns).abs() < 100, "{end_ns}");
     }
 }
+
+/// Returns a lane on the legacy stream of a green context, which is not current.
+fn green_lane() -> LaneOwner {
+    let lane = lane_of(Stream::LEGACY);
+    lane.context.revive(Context(0x2000), lane.context.handle());
+    know(lane, KERNEL, KERNEL_NS);
+    lane
+}
+
+#[test]
+fn only_the_job_makes_a_green_context_current() {
+    let (calls, lane) = (fake::calls(), green_lane());
+    assert!(lane.context.is_green());
+    assert_eq!(lane.context.enter(&calls, || Some(())), None);
+    assert!(lane.context.create_events(&calls).is_some(), "of the primary context");
+    assert_eq!(fake::pushed(), 0);
+}
+
+#[test]
+fn a_segment_on_the_legacy_stream_of_a_green_context_ends_after_its_usual_time() {
+    let (calls, lane) = (fake::calls(), green_lane());
+    open(&calls, lane, 2);
+    close_stale(&calls, lane, 2, 2 * KERNEL_NS);
+    assert!(lane.is_open(), "its usual time has not passed");
+    close_stale(&calls, lane, 2, 2 * KERNEL_NS + 1);
+    let contents = oldest(lane).unwrap();
+    assert!(contents.is_lost && contents.expected_ns == 2 * KERNEL_NS, "{contents:?}");
+}

@@ -11,6 +11,7 @@ checks! { "contexts":
     Guess a_reset_ends_it_under_its_holders;
     Guess handles_that_never_were;
     Guess a_kernel_runs_in_its_own_context_only;
+    Guess a_green_context_uses_the_events_and_the_code_of_the_primary_context;
 }
 
 fn current() -> Result<CUcontext, Stop> {
@@ -138,5 +139,51 @@ fn a_kernel_runs_in_its_own_context_only(facts: &mut Facts) -> Result<(), Stop> 
     let foreign = gpu.stream(CU_STREAM_NON_BLOCKING)?;
     facts.code("on a stream of another context", launch(kernel, foreign)?, CUDA_ERROR_INVALID_HANDLE);
     facts.code("on the default stream of another", launch(kernel, null_mut())?, CUDA_ERROR_INVALID_HANDLE);
+    Ok(())
+}
+
+/// deepres meters a green context by events of the primary context, and never makes it current.
+fn a_green_context_uses_the_events_and_the_code_of_the_primary_context(
+    facts: &mut Facts,
+) -> Result<(), Stop> {
+    must!(cuInit(0));
+    let primary = made!(cuDevicePrimaryCtxRetain(0));
+    must!(cuCtxSetCurrent(primary));
+    let module = made!(cuModuleLoadData(PTX.as_ptr().cast()));
+    let nothing = made!(cuModuleGetFunction(module, c"nothing".as_ptr()));
+    // The fields of a resource are the driver's.
+    let (mut whole, mut part, mut groups) = ([0_u64; 18], [0_u64; 18], 1);
+    let resource = (&raw mut whole).cast();
+    if cu!(cuDeviceGetDevResource(0, resource, CU_DEV_RESOURCE_TYPE_SM)) != CUDA_SUCCESS {
+        return Err(Stop::Absent("this device has no parts of its SMs".to_owned()));
+    }
+    let out = (&raw mut part).cast();
+    must!(cuDevSmResourceSplitByCount(out, &mut groups, resource.cast_const(), null_mut(), 0, 8));
+    let descriptor = made!(cuDevResourceGenerateDesc(out, 1));
+    let green = made!(cuGreenCtxCreate(descriptor, 0, CU_GREEN_CTX_DEFAULT_STREAM));
+    let view = made!(cuCtxFromGreenCtx(green));
+    let stream = made!(cuGreenCtxStreamCreate(green, CU_STREAM_NON_BLOCKING, 0));
+    let mut own = null_mut();
+    must!(cuStreamGetCtx(stream, &mut own));
+    facts.is("the context of a stream of it", own, view);
+    facts.is("converting it again", made!(cuCtxFromGreenCtx(green)), view);
+    facts.has("its context", view, "another than the primary context", view != primary);
+    facts.is("what is current", current()?, primary);
+    let (start, end) = (made!(cuEventCreate(0)), made!(cuEventCreate(0)));
+    facts.code("an event of the primary context there", cu!(cuEventRecord(start, stream)), CUDA_SUCCESS);
+    facts.code("a kernel of the primary context there", launch(nothing, stream)?, CUDA_SUCCESS);
+    must!(cuEventRecord(end, stream));
+    must!(cuEventSynchronize(end));
+    let mut ms = 0.0;
+    facts.code("the time between both", cu!(cuEventElapsedTime(&mut ms, start, end)), CUDA_SUCCESS);
+    must!(cuCtxPushCurrent_v2(view));
+    facts.is("once it is current", current()?, view);
+    let memory = made!(cuMemAlloc_v2(64));
+    let mut popped = null_mut();
+    must!(cuCtxPopCurrent_v2(&mut popped));
+    must!(cuGreenCtxDestroy(green));
+    facts.code("its stream afterwards", cu!(cuStreamQuery(stream)), CUDA_ERROR_STREAM_DETACHED);
+    facts.code("memory that was allocated in it", cu!(cuMemFree_v2(memory)), CUDA_SUCCESS);
+    facts.code("the events", cu!(cuEventQuery(end)), CUDA_SUCCESS);
     Ok(())
 }

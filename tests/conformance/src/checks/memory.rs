@@ -16,8 +16,10 @@ checks! { "memory":
     Guess arrays;
     Documented levels_of_a_mipmapped_array_are_arrays;
     Guess a_context_takes_memory_and_gives_it_back;
+    Guess memory_that_no_allocation_took_is_in_use_like_any_other;
     Documented a_free_waits_for_the_work_before_it;
     Guess copies_beyond_an_allocation;
+    Documented a_batch_copies_within_the_device_and_from_the_host;
 }
 
 const MIB: usize = 1 << 20;
@@ -283,12 +285,61 @@ fn a_context_takes_memory_and_gives_it_back(facts: &mut Facts) -> Result<(), Sto
     Ok(())
 }
 
+/// deepres charges what NVML reports for a process beyond its allocations, so such memory must
+/// show.
+fn memory_that_no_allocation_took_is_in_use_like_any_other(facts: &mut Facts) -> Result<(), Stop> {
+    const HEAP_BYTES: usize = 256 * MIB;
+    let gpu = Gpu::new()?;
+    let before = gpu.used_bytes()?;
+    must!(cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, HEAP_BYTES));
+    // A driver may take the heap only for the first kernel.
+    facts.code("a kernel with a larger heap", gpu.nothing(null_mut())?, CUDA_SUCCESS);
+    must!(cuCtxSynchronize());
+    let grown = gpu.used_bytes()?.saturating_sub(before);
+    let name = "a heap of 256 MiB takes";
+    facts.has(name, grown, "nothing, or its size", grown == 0 || grown >= HEAP_BYTES - 64 * MIB);
+    Ok(())
+}
+
 fn a_free_waits_for_the_work_before_it(facts: &mut Facts) -> Result<(), Stop> {
     let (gpu, [stream]) = Gpu::with_streams()?;
     let address = gpu.memory(4 * MIB)?;
     gpu.spin(stream, crate::gpu::SPIN_NS)?;
     facts.code("freeing behind work", cu!(cuMemFree_v2(address)), CUDA_SUCCESS);
     facts.code("that work is through then", cu!(cuStreamQuery(stream)), CUDA_SUCCESS);
+    Ok(())
+}
+
+/// deepres makes a batch of each kind of such copies.
+fn a_batch_copies_within_the_device_and_from_the_host(facts: &mut Facts) -> Result<(), Stop> {
+    const BYTES: usize = 16;
+    let (gpu, [stream]) = Gpu::with_streams()?;
+    let (device, host) = (gpu.memory(3 * BYTES)?, gpu.pinned(4)?);
+    host.copy_from_slice(&[1, 2, 3, 4]);
+    must!(cuMemsetD32_v2(device, 9, 4));
+    must!(cuCtxSynchronize());
+    let mut targets = [device + BYTES as u64, device + 2 * BYTES as u64];
+    let (mut sources, mut sizes, mut firsts) = ([device, host.as_ptr() as u64], [BYTES; 2], [0]);
+    let hint = CUmemLocation { r#type: 0, id: 0 };
+    let mut attributes =
+        [CUmemcpyAttributes { srcAccessOrder: 1, srcLocHint: hint, dstLocHint: hint, flags: 0 }];
+    let mut make = |firsts: &mut [usize; 1]| {
+        Ok::<_, Stop>(cu!(cuMemcpyBatchAsync_v2(
+            targets.as_mut_ptr(),
+            sources.as_mut_ptr(),
+            sizes.as_mut_ptr(),
+            sizes.len(),
+            attributes.as_mut_ptr(),
+            firsts.as_mut_ptr(),
+            firsts.len(),
+            stream
+        )))
+    };
+    facts.code("copies of both kinds", make(&mut firsts)?, CUDA_SUCCESS);
+    must!(cuStreamSynchronize(stream));
+    let copied = gpu.read(device + BYTES as u64, 8)?;
+    facts.is("what they copied", copied, vec![9, 9, 9, 9, 1, 2, 3, 4]);
+    facts.code("no attributes for the first", make(&mut [1])?, CUDA_ERROR_INVALID_VALUE);
     Ok(())
 }
 

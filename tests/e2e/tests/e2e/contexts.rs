@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::Path;
 
-use deepres_e2e::calls::{Calls, OVERHEADS};
+use deepres_e2e::calls::{Calls, OVERHEADS, WORK};
 use deepres_e2e::prelude::*;
 
 const CONTEXT_MIB: u64 = 100;
@@ -122,4 +122,60 @@ fn contexts_that_nvml_does_not_report_in_time_count_once_it_does() {
     assert_eq!(contexts_mib(&host), 2 * CONTEXT_MIB);
     maker.does("destroy(0)");
     assert_eq!(contexts_mib(&host), CONTEXT_MIB);
+}
+
+/// A green context with 64 SMs. `rounds` launches four kernels on its default stream and two on
+/// another stream of it, one of them while the green context is not current.
+const GREEN: &str = r#"
+whole, part = (c_uint64 * 18)(), (c_uint64 * 18)()
+must(cuda.cuDeviceGetDevResource(0, whole, 1))
+must(cuda.cuDevSmResourceSplitByCount(part, byref(c_int(1)), whole, None, 0, 64))
+green = new(cuda.cuGreenCtxCreate, new(cuda.cuDevResourceGenerateDesc, part, 1), 0, 1)
+view = new(cuda.cuCtxFromGreenCtx, green)
+green_stream = new(cuda.cuGreenCtxStreamCreate, green, NON_BLOCKING, 0)
+busy = kernel("busy")
+def rounds(count):
+    for _ in range(count):
+        must(cuda.cuCtxPushCurrent_v2(view))
+        for on in (None, None, None, None, green_stream): must(launch(busy, on))
+        must(cuda.cuCtxPopCurrent_v2(byref(c_void_p())))
+        must(launch(busy, green_stream))
+        must(cuda.cuCtxPushCurrent_v2(view))
+        must(cuda.cuStreamSynchronize(None))
+        must(cuda.cuCtxPopCurrent_v2(byref(c_void_p())))
+    return cuda.cuStreamSynchronize(green_stream)
+"#;
+
+#[test]
+#[ignore = "deep: takes long"]
+fn work_of_a_green_context_is_gated_and_metered_though_only_the_job_makes_it_current() {
+    const ROUNDS: u64 = 40;
+    const LAUNCHES: u64 = ROUNDS * 6;
+    let host = Host::new()
+        .simgpu("context_overhead_bytes = 104857600\nkernel = [{ name = \"busy\", ns = 1000000 }]\n");
+    let _daemon = host.daemon();
+    let mut client = start(&host, &[]);
+    client.does("retain()");
+    client.define(WORK);
+    client.define(GREEN);
+    // The simulated driver refuses to make a green context current to a second thread.
+    client.does(&format!("rounds({ROUNDS})"));
+    let pid = client.pid();
+    let done = || host.record(pid).gpus[0];
+    assert_eq!(done().kernels, LAUNCHES);
+    let account = await_value(|| host.account(TENANT), |account| account["kernel_launches"] == LAUNCHES);
+    let (charged_ns, ran_ns) = (account["gpu_ns"].as_u64().unwrap_or(0), done().kernel_busy_ns);
+    assert!(charged_ns.abs_diff(ran_ns) <= ran_ns / 5, "charged {charged_ns} ns, ran {ran_ns} ns");
+    host.call(&["pause", TENANT]).success();
+    client.0.say("launch(busy, green_stream)");
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(done().kernels, LAUNCHES, "the launch waits at the gate");
+    host.call(&["resume", TENANT]).success();
+    assert!(client.0.answer().ends_with(" 0"));
+    eventually("the kernel runs", || done().kernels == LAUNCHES + 1);
+    // The primary context has lived on.
+    client.does("cuda.cuGreenCtxDestroy(green)");
+    assert_eq!(contexts_mib(&host), CONTEXT_MIB);
+    client.does("cuda.cuDevicePrimaryCtxRelease_v2(0)");
+    assert_eq!(contexts_mib(&host), 0);
 }

@@ -1,6 +1,7 @@
 //! Copies by the record of the simulated GPU. The time of charged copies counts toward the share.
 //! Sets and copies within a device run on the SMs, and are always charged.
 
+use deepres_e2e::calls::{Calls, WORK};
 use deepres_e2e::prelude::*;
 use simgpu_engine::truth::Snapshot;
 
@@ -90,6 +91,64 @@ fn assert_charged(steps: &[&str]) {
         let wanted = if is_charged { had.either } else { had.kernels };
         assert!((charged - wanted).abs() <= METER_POINTS, "charged {charged:.2} %, had {had:.2?}");
     }
+}
+
+/// Functions that make batches of three copies of 1 MB each: to the device, within the device, and
+/// to the device again. `boxes` makes the same batches by descriptions of boxes.
+const BATCHES: &str = r#"
+SIZE = 1_000_000
+host, device = c_void_p(), c_uint64()
+must(cuda.cuMemHostAlloc(byref(host), c_size_t(2 * SIZE), 0))
+must(cuda.cuMemAlloc_v2(byref(device), c_size_t(4 * SIZE)))
+targets = (c_uint64 * 3)(*(device.value + place * SIZE for place in range(3)))
+sources = (c_uint64 * 3)(host.value, device.value + 3 * SIZE, host.value + SIZE)
+sizes, firsts = (c_size_t * 3)(SIZE, SIZE, SIZE), (c_size_t * 1)(0)
+attributes = (ctypes.c_uint32 * 6)(1)
+def batches(count):
+    for _ in range(count):
+        must(cuda.cuMemcpyBatchAsync_v2(targets, sources, sizes, c_size_t(3), attributes, firsts, c_size_t(1), stream))
+    return cuda.cuStreamSynchronize(stream)
+def operand(address): return [1, address, SIZE, 1, 0]
+def boxes(count):
+    words = []
+    for target, source in zip(targets, sources): words += operand(source) + operand(target) + [SIZE, 1, 1, 1]
+    copies = (c_uint64 * len(words))(*words)
+    for _ in range(count):
+        must(cuda.cuMemcpy3DBatchAsync_v2(c_size_t(3), copies, c_uint64(0), stream))
+    return cuda.cuStreamSynchronize(stream)
+"#;
+
+#[test]
+#[ignore = "deep: takes long"]
+fn each_copy_of_a_batch_is_gated_and_metered_by_its_kind() {
+    const BATCHES_EACH: u64 = 40;
+    let (host, _daemon) = host().with_daemon();
+    let mut command = host.preloaded("python3");
+    command.env("DEEPRES_TENANT", "batches");
+    let mut client = Calls::run(&host, command, "start()");
+    client.define(WORK);
+    client.define(BATCHES);
+    let pid = client.pid();
+    let done = || host.record(pid).gpus[0];
+    for (order, rounds) in [("batches", 1), ("boxes", 2)] {
+        client.does(&format!("{order}({BATCHES_EACH})"));
+        let batches = rounds * BATCHES_EACH;
+        assert_eq!((done().kernels, done().copies), (batches, 2 * batches), "{order}");
+        // Only the copies within the device are launches, and only they are charged.
+        let account =
+            await_value(|| host.account("batches"), |account| account["kernel_launches"] == batches);
+        let (charged_ns, ran_ns) = (account["gpu_ns"].as_u64().unwrap_or(0), done().kernel_busy_ns);
+        assert!(charged_ns.abs_diff(ran_ns) <= ran_ns / 10, "charged {charged_ns} ns, ran {ran_ns} ns");
+    }
+    host.call(&["pause", "batches"]).success();
+    let before = done();
+    client.0.say("batches(1)");
+    eventually("the copies to the device pass", || done().copies == before.copies + 2);
+    thread::sleep(Duration::from_millis(200));
+    assert_eq!(done().kernels, before.kernels, "the copy within the device waits at the gate");
+    host.call(&["resume", "batches"]).success();
+    assert!(client.0.answer().ends_with(" 0"));
+    assert_eq!(done().kernels, before.kernels + 1);
 }
 
 /// Tests that measure. Each runs alone on the machine.

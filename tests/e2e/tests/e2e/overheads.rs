@@ -203,3 +203,61 @@ fn a_library_that_the_driver_loads_later_counts_from_the_next_look_on() {
     client.does("create(1)");
     assert_held(&host, &[("driver", 2 * CONTEXT_MIB + 100)]);
 }
+
+/// Waits until the tenant's account has this many MiB of the driver's own memory.
+#[track_caller]
+fn await_driver_mib(host: &Host, tenant: &str, mib: u64) {
+    let driver = || host.account(tenant)["memory_by_kind"]["driver"].as_u64().unwrap_or(0);
+    await_value(driver, |bytes| *bytes == mib * MIB);
+}
+
+#[test]
+#[ignore = "deep: takes long"]
+fn memory_that_the_driver_takes_later_counts_soon_and_only_the_next_allocation_is_refused() {
+    let (host, _daemon) = host().with_daemon();
+    let mut client = start_loading(&host, Some(CONTEXT_MIB + 200), Some("LAZY"));
+    client.does("create(0)");
+    client.does("open_library(0, 100 << 20)");
+    comes_to_hold(&mut client, &host, "allocate(0, 128 << 20)", &[("driver", CONTEXT_MIB), ("linear", 128)]);
+    // No allocation of the job takes this memory, and it passes the limit.
+    client.does("use_library(0)");
+    await_driver_mib(&host, TENANT, CONTEXT_MIB + 100);
+    assert_held(&host, &[("driver", CONTEXT_MIB + 100), ("linear", 128)]);
+    assert_eq!(client.asks("allocate(1, 2 << 20)"), OUT_OF_MEMORY);
+    let shown = host.shows(&["ps"]);
+    let why = "28 MiB more than its limit, with 600 MiB that the driver took by itself";
+    assert!(shown.contains(why), "{shown}");
+    client.does("free(0)");
+    client.does("allocate(1, 64 << 20)");
+    // The heap grows and shrinks, and the account follows.
+    client.does("heap(40 << 20)");
+    await_driver_mib(&host, TENANT, CONTEXT_MIB + 132);
+    client.does("heap(8 << 20)");
+    await_driver_mib(&host, TENANT, CONTEXT_MIB + 100);
+    comes_to_hold(&mut client, &host, "close_library(0)", &[("driver", CONTEXT_MIB), ("linear", 64)]);
+    comes_to_hold(&mut client, &host, "destroy(0)", &[("driver", 0), ("linear", 0)]);
+}
+
+#[test]
+#[ignore = "deep: takes long"]
+fn two_tenants_of_half_the_gpu_each_can_both_take_their_halves_though_the_driver_grows() {
+    const HALF_MIB: u64 = 8192;
+    let (host, _daemon) = host().with_daemon();
+    let names = ["one", "other"];
+    let mut clients = names.map(|name| {
+        let mut command = host.preloaded("python3");
+        command.env("DEEPRES_TENANT", name).env("DEEPRES_MEMORY", format!("{HALF_MIB}MiB"));
+        Calls::run(&host, command, OVERHEADS)
+    });
+    for order in ["create(0)", "open_library(0, 100 << 20)", "use_library(0)"] {
+        clients.iter_mut().for_each(|client| client.does(order));
+    }
+    names.iter().for_each(|name| await_driver_mib(&host, name, CONTEXT_MIB + 100));
+    clients.iter_mut().for_each(|client| client.does("allocate_rest(0)"));
+    for name in names {
+        let account = host.account(name);
+        assert_eq!(account["memory_bytes"], HALF_MIB * MIB, "{account}");
+        assert_eq!(account["refusals"], 0, "{account}");
+    }
+    assert_eq!(host.truth().gpus[0].memory_used_bytes, 2 * HALF_MIB * MIB);
+}

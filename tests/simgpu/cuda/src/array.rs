@@ -363,6 +363,12 @@ pub fn layout(handle: usize) -> Result<Layout> {
     if array.layout.base == 0 { Err(status::NOT_SUPPORTED) } else { Ok(array.layout) }
 }
 
+/// Returns the size of an array's elements, bytes.
+pub fn element_bytes_of(handle: usize) -> Result<u64> {
+    let descriptor = by_handle(handle)?.descriptor;
+    element_bytes(descriptor.Format, descriptor.NumChannels)
+}
+
 /// Removes the arrays of a destroyed context.
 pub fn forget_context(context: usize) {
     for array in ARRAYS.all().into_iter().filter(|array| array.context == context) {

@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, RwLock};
 
 use deepres_abi::driver::types as cu;
-use simgpu_engine::{ContextId, Error, WaitPolicy};
+use simgpu_engine::{Config, ContextId, Error, WaitPolicy};
 
+use crate::green::{self, Green, Held};
 use crate::handle::{Kind, Table};
 use crate::process::{self, host};
 use crate::status::{self, Result, Status};
@@ -77,8 +78,36 @@ struct Primary {
 /// The primary contexts, by the device's index in the engine.
 static PRIMARIES: LazyLock<Mutex<HashMap<usize, Primary>>> = LazyLock::new(Mutex::default);
 
+/// A place on a thread's stack of contexts.
+struct Place {
+    /// The context; the primary context of a green context.
+    context: Arc<Context>,
+    green: Option<Held>,
+}
+
+impl Place {
+    /// Returns the place for the context of a handle.
+    fn of(handle: usize) -> Result<Self> {
+        match green::of_view(handle) {
+            Some(green) => {
+                let green = green?;
+                Ok(Self { context: Arc::clone(&green.home), green: Some(Held::take(green)?) })
+            }
+            None => Ok(Self { context: by_handle(handle)?, green: None }),
+        }
+    }
+
+    fn handle(&self) -> usize {
+        self.green.as_ref().map_or(self.context.handle, |held| held.green().view())
+    }
+
+    fn is_alive(&self) -> bool {
+        self.context.is_alive() && self.green.as_ref().is_none_or(|held| held.green().is_alive())
+    }
+}
+
 thread_local! {
-    static STACK: RefCell<Vec<Arc<Context>>> = const { RefCell::new(Vec::new()) };
+    static STACK: RefCell<Vec<Place>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Returns the driver's code for an engine error.
@@ -120,7 +149,7 @@ impl Context {
                 })
             })
             .ok_or(status::OUT_OF_MEMORY)?;
-        let legacy = Stream::create_legacy(&context)?;
+        let legacy = Stream::create_legacy(&context, None)?;
         *context.legacy.write().unwrap_or_else(PoisonError::into_inner) = Some(legacy);
         if let Err(error) = module::load_libraries(&context) {
             context.destroy();
@@ -230,12 +259,19 @@ impl Context {
         lock(&self.limits).get(limit as usize).copied().ok_or(status::UNSUPPORTED_LIMIT)
     }
 
-    /// Changes a limit.
+    /// Changes a limit. The context takes memory for a heap of kernels that is larger than at first.
     pub fn set_limit(&self, limit: u32, value: usize) -> Result<()> {
-        match lock(&self.limits).get_mut(limit as usize) {
-            Some(slot) => *slot = value,
-            None => return Err(status::UNSUPPORTED_LIMIT),
+        let mut limits = lock(&self.limits);
+        let slot = limits.get_mut(limit as usize).ok_or(status::UNSUPPORTED_LIMIT)?;
+        if limit == cu::CU_LIMIT_MALLOC_HEAP_SIZE {
+            let (before, now) = (heap_bytes(*slot)?, heap_bytes(value)?);
+            if now > before {
+                host().reserve_memory(self.engine, now - before).map_err(|error| code_of(&error))?;
+            } else {
+                host().release_memory(self.engine, before - now);
+            }
         }
+        *slot = value;
         Ok(())
     }
 
@@ -263,15 +299,24 @@ impl Context {
     }
 }
 
+/// Returns the memory for a heap of kernels of this size, beyond the memory of a new context, bytes.
+fn heap_bytes(size: usize) -> Result<u64> {
+    let more = size.saturating_sub(DEFAULT_LIMITS[cu::CU_LIMIT_MALLOC_HEAP_SIZE as usize]) as u64;
+    more.checked_next_multiple_of(Config::ALLOCATION_GRANULARITY_BYTES).ok_or(status::OUT_OF_MEMORY)
+}
+
 /// Calls `use_stack` with the calling thread's stack of contexts. Fails in a thread that is being
 /// torn down.
-fn with_stack<R>(use_stack: impl FnOnce(&mut Vec<Arc<Context>>) -> R) -> Result<R> {
+fn with_stack<R>(use_stack: impl FnOnce(&mut Vec<Place>) -> R) -> Result<R> {
     STACK.try_with(|stack| use_stack(&mut stack.borrow_mut())).map_err(|_| status::DEINITIALIZED)
 }
 
-/// Returns the context of a handle, if it lives. The handle of a destroyed context has an error
-/// code of its own.
+/// Returns the context of a handle, if it lives; the primary context of a green context. The handle of
+/// a destroyed context has an error code of its own.
 pub fn by_handle(handle: usize) -> Result<Arc<Context>> {
+    if let Some(green) = green::of_view(handle) {
+        return Ok(Arc::clone(&green?.home));
+    }
     match CONTEXTS.get(handle) {
         Some(context) if context.is_alive() => Ok(context),
         _ if CONTEXTS.is_kind(handle) => Err(status::CONTEXT_IS_DESTROYED),
@@ -282,41 +327,48 @@ pub fn by_handle(handle: usize) -> Result<Arc<Context>> {
 /// Returns the calling thread's current context.
 #[inline]
 pub fn current() -> Result<Arc<Context>> {
-    let current = with_stack(|stack| stack.last().cloned())?.ok_or(status::INVALID_CONTEXT)?;
-    if current.is_alive() { Ok(current) } else { Err(status::CONTEXT_IS_DESTROYED) }
+    let top = |stack: &mut Vec<Place>| stack.last().map(|top| (Arc::clone(&top.context), top.is_alive()));
+    let (current, is_alive) = with_stack(top)?.ok_or(status::INVALID_CONTEXT)?;
+    if is_alive { Ok(current) } else { Err(status::CONTEXT_IS_DESTROYED) }
+}
+
+/// Returns the green context that is current to the calling thread, if there is one.
+pub fn current_green() -> Option<Arc<Green>> {
+    let green = |stack: &mut Vec<Place>| stack.last()?.green.as_ref().map(|held| Arc::clone(held.green()));
+    with_stack(green).ok().flatten()
 }
 
 /// Returns the handle of the calling thread's current context, dead or alive. Returns 0 if the
 /// thread has no current context.
 pub fn current_handle() -> usize {
-    with_stack(|stack| stack.last().map_or(0, |context| context.handle)).unwrap_or(0)
+    with_stack(|stack| stack.last().map_or(0, Place::handle)).unwrap_or(0)
 }
 
 /// Replaces the top of the stack by `handle`; 0 only removes the top.
 pub fn set_current(handle: usize) -> Result<()> {
-    if with_stack(|stack| stack.last().is_some_and(|top| top.handle == handle && top.is_alive()))? {
+    if with_stack(|stack| stack.last().is_some_and(|top| top.handle() == handle && top.is_alive()))? {
         return Ok(());
     }
     if handle == 0 {
         with_stack(|stack| stack.pop())?;
         return Ok(());
     }
-    let context = by_handle(handle)?;
+    let place = Place::of(handle)?;
     with_stack(|stack| {
         stack.pop();
-        stack.push(context);
+        stack.push(place);
     })
 }
 
 /// Pushes a context on the calling thread's stack.
 pub fn push(handle: usize) -> Result<()> {
-    let context = by_handle(handle)?;
-    with_stack(|stack| stack.push(context))
+    let place = Place::of(handle)?;
+    with_stack(|stack| stack.push(place))
 }
 
 /// Pops the calling thread's current context and returns its handle.
 pub fn pop() -> Result<usize> {
-    with_stack(|stack| stack.pop())?.map(|context| context.handle).ok_or(status::INVALID_CONTEXT)
+    with_stack(|stack| stack.pop())?.map(|place| place.handle()).ok_or(status::INVALID_CONTEXT)
 }
 
 /// Creates a context and pushes it (cuCtxCreate).
@@ -333,7 +385,7 @@ pub fn destroy(handle: usize) -> Result<()> {
     status::refuse_as(context.primary, status::INVALID_CONTEXT)?;
     context.destroy();
     with_stack(|stack| {
-        if stack.last().is_some_and(|top| top.handle == handle) {
+        if stack.last().is_some_and(|top| top.handle() == handle) {
             stack.pop();
         }
     })

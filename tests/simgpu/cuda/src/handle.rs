@@ -50,6 +50,10 @@ pub enum Kind {
     Mipmapped = 15,
     /// `CUexternalMemory`
     External = 16,
+    /// `CUgreenCtx`
+    Green = 17,
+    /// `CUdevResourceDesc`
+    Descriptor = 18,
 }
 
 struct Slot<T> {

@@ -19,6 +19,7 @@ pub mod exports;
 mod external;
 mod graph;
 mod graph_memory;
+mod green;
 mod handle;
 mod image;
 mod ipc;

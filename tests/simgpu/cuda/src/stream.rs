@@ -9,6 +9,7 @@ use simgpu_engine::{StreamId, Ticket, Work};
 
 use crate::capture::{self, Membership};
 use crate::context::{self, Context, code_of, lock};
+use crate::green::Green;
 use crate::handle::{Kind, Table};
 use crate::operation::Operation;
 use crate::process::{self, host};
@@ -41,8 +42,10 @@ pub struct Stream {
     pub handle: usize,
     /// Unique in this process.
     pub id: u64,
-    /// The stream's context.
+    /// The stream's context; the primary context for a stream of a green context.
     pub context: Arc<Context>,
+    /// The stream's green context, if it has one.
+    pub green: Option<Arc<Green>>,
     /// The engine's queue.
     pub engine: StreamId,
     /// Creation flags.
@@ -89,7 +92,8 @@ thread_local! {
     static PER_THREAD: RefCell<PerThread> = RefCell::default();
 }
 
-/// A thread's own default streams, by context id. When the thread ends, the streams end.
+/// A thread's own default streams, by the id of the context or green context. When the thread ends,
+/// the streams end.
 #[derive(Default)]
 struct PerThread(HashMap<u64, Arc<Stream>>);
 
@@ -108,6 +112,7 @@ impl Drop for PerThread {
 impl Stream {
     fn new(
         context: &Arc<Context>,
+        green: Option<&Arc<Green>>,
         handle: usize,
         flags: u32,
         priority: i32,
@@ -119,6 +124,7 @@ impl Stream {
             handle,
             id: process::next_id(),
             context: Arc::clone(context),
+            green: green.cloned(),
             engine,
             flags,
             priority,
@@ -132,17 +138,22 @@ impl Stream {
         })
     }
 
-    /// Creates the legacy default stream of a new context.
-    pub fn create_legacy(context: &Arc<Context>) -> Result<Arc<Self>> {
-        Ok(Arc::new(Self::new(context, LEGACY_HANDLE, cu::CU_STREAM_DEFAULT, 0, None)?))
+    /// Creates the legacy default stream of a new context or green context.
+    pub fn create_legacy(context: &Arc<Context>, green: Option<&Arc<Green>>) -> Result<Arc<Self>> {
+        Ok(Arc::new(Self::new(context, green, LEGACY_HANDLE, cu::CU_STREAM_DEFAULT, 0, None)?))
     }
 
     /// Creates a stream for a client.
-    pub fn create(context: &Arc<Context>, flags: u32, priority: i32) -> Result<Arc<Self>> {
+    pub fn create(
+        context: &Arc<Context>,
+        green: Option<&Arc<Green>>,
+        flags: u32,
+        priority: i32,
+    ) -> Result<Arc<Self>> {
         status::refuse(flags & !cu::CU_STREAM_NON_BLOCKING != 0)?;
-        let legacy = (flags & cu::CU_STREAM_NON_BLOCKING == 0).then_some(context.legacy()?.engine);
+        let legacy = (flags & cu::CU_STREAM_NON_BLOCKING == 0).then_some(legacy_of(context, green)?.engine);
         let (least, greatest) = PRIORITIES;
-        let mut made = Self::new(context, 0, flags, priority.clamp(greatest, least), legacy)?;
+        let mut made = Self::new(context, green, 0, flags, priority.clamp(greatest, least), legacy)?;
         let stream = STREAMS
             .insert_with(|handle| {
                 made.handle = handle;
@@ -153,19 +164,20 @@ impl Stream {
         Ok(stream)
     }
 
-    fn per_thread(context: &Arc<Context>) -> Result<Arc<Self>> {
+    fn per_thread(context: &Arc<Context>, green: Option<&Arc<Green>>) -> Result<Arc<Self>> {
+        let id = green.map_or(context.id, |green| green.id);
         PER_THREAD
             .try_with(|own| {
                 let own = &mut own.borrow_mut().0;
-                if let Some(stream) = own.get(&context.id) {
+                if let Some(stream) = own.get(&id) {
                     return Ok(Arc::clone(stream));
                 }
                 own.retain(|_, stream| stream.context.is_alive());
-                let legacy = Some(context.legacy()?.engine);
-                let stream =
-                    Arc::new(Self::new(context, PER_THREAD_HANDLE, cu::CU_STREAM_DEFAULT, 0, legacy)?);
+                let legacy = Some(legacy_of(context, green)?.engine);
+                let made = Self::new(context, green, PER_THREAD_HANDLE, cu::CU_STREAM_DEFAULT, 0, legacy)?;
+                let stream = Arc::new(made);
                 context.add_stream(&stream);
-                own.insert(context.id, Arc::clone(&stream));
+                own.insert(id, Arc::clone(&stream));
                 Ok(stream)
             })
             .unwrap_or(Err(status::DEINITIALIZED))
@@ -221,12 +233,26 @@ impl Stream {
     /// Puts one item of engine work into the queue, and returns its ticket.
     #[inline]
     pub fn enqueue(&self, work: Work) -> Result<Ticket> {
+        let work = self.green.as_ref().map_or(work, |green| green.confined(work));
         host().submit(self.engine, work, &self.after().0).map_err(|error| code_of(&error))
     }
 
     /// Puts several items into the queue at once, and returns the ticket of the last item.
     pub fn enqueue_all(&self, work: &[Work]) -> Result<Ticket> {
+        let confined: Vec<Work>;
+        let work = match &self.green {
+            Some(green) => {
+                confined = work.iter().map(|work| green.confined(*work)).collect();
+                &confined
+            }
+            None => work,
+        };
         host().submit_all(self.engine, work, &self.after().0).map_err(|error| code_of(&error))
+    }
+
+    /// Returns the ticket of the last work in the queue.
+    pub fn last_ticket(&self) -> Ticket {
+        host().last_ticket(self.engine)
     }
 
     /// Makes all later work of the stream wait for `tickets`.
@@ -297,14 +323,25 @@ impl Stream {
 #[derive(Default)]
 struct After(Vec<Ticket>);
 
+/// Returns the legacy default stream of a context, or of a green context in it.
+fn legacy_of(context: &Context, green: Option<&Arc<Green>>) -> Result<Arc<Stream>> {
+    green.map_or_else(|| context.legacy(), |green| green.legacy())
+}
+
 /// Returns the stream of a handle.
 #[inline]
 pub fn resolve(handle: usize, default: DefaultStream) -> Result<Arc<Stream>> {
     match (handle, default) {
-        (LEGACY_HANDLE, _) | (0, DefaultStream::Legacy) => context::current()?.legacy(),
-        (PER_THREAD_HANDLE, _) | (0, DefaultStream::PerThread) => Stream::per_thread(&context::current()?),
+        (LEGACY_HANDLE, _) | (0, DefaultStream::Legacy) => {
+            legacy_of(&*context::current()?, context::current_green().as_ref())
+        }
+        (PER_THREAD_HANDLE, _) | (0, DefaultStream::PerThread) => {
+            Stream::per_thread(&context::current()?, context::current_green().as_ref())
+        }
         _ => {
             let stream = STREAMS.get(handle).ok_or(status::INVALID_HANDLE)?;
+            let is_detached = stream.green.as_ref().is_some_and(|green| !green.is_alive());
+            status::refuse_as(is_detached, status::STREAM_DETACHED)?;
             if stream.context.is_alive() { Ok(stream) } else { Err(status::CONTEXT_IS_DESTROYED) }
         }
     }

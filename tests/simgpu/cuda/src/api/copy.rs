@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use deepres_abi::driver::types::*;
 
+use crate::array;
 use crate::capture;
 use crate::copy::{Fill, Plan, blank, describe_linear};
 use crate::memory;
@@ -98,6 +99,70 @@ fn without_contexts(peer: &CUDA_MEMCPY3D_PEER) -> Result<CUDA_MEMCPY3D> {
     // other has contexts.
     let copy = unsafe { std::ptr::from_ref(peer).cast::<CUDA_MEMCPY3D>().read() };
     Ok(CUDA_MEMCPY3D { reserved0: std::ptr::null_mut(), reserved1: std::ptr::null_mut(), ..copy })
+}
+
+/// Returns a copy of a batch as a copy of its own. The extent counts elements, which are bytes if
+/// no side is an array.
+fn boxed(copy: &CUDA_MEMCPY3D_BATCH_OP) -> Result<CUDA_MEMCPY3D> {
+    let CUextent3D { width, height, depth } = copy.extent;
+    status::refuse(width == 0 || height == 0 || depth == 0)?;
+    let arrays =
+        [&copy.src, &copy.dst].into_iter().filter(|side| side.r#type == CU_MEMCPY_OPERAND_TYPE_ARRAY);
+    let sizes =
+        arrays.map(|side| array::element_bytes_of(side.op[0] as usize)).collect::<Result<Vec<_>>>()?;
+    let element = sizes.first().copied().unwrap_or(1) as usize;
+    let mut params = CUDA_MEMCPY3D { WidthInBytes: width * element, Height: height, Depth: depth, ..blank() };
+    match copy.src.r#type {
+        CU_MEMCPY_OPERAND_TYPE_POINTER => {
+            params.srcMemoryType = CU_MEMORYTYPE_UNIFIED;
+            params.srcDevice = copy.src.op[0];
+            (params.srcPitch, params.srcHeight) =
+                (copy.src.op[1] as usize * element, copy.src.op[2] as usize);
+        }
+        CU_MEMCPY_OPERAND_TYPE_ARRAY => {
+            params.srcMemoryType = CU_MEMORYTYPE_ARRAY;
+            params.srcArray = copy.src.op[0] as CUarray;
+            params.srcXInBytes = copy.src.op[1] as usize * element;
+            (params.srcY, params.srcZ) = (copy.src.op[2] as usize, copy.src.op[3] as usize);
+        }
+        _ => return Err(status::INVALID_VALUE),
+    }
+    match copy.dst.r#type {
+        CU_MEMCPY_OPERAND_TYPE_POINTER => {
+            params.dstMemoryType = CU_MEMORYTYPE_UNIFIED;
+            params.dstDevice = copy.dst.op[0];
+            (params.dstPitch, params.dstHeight) =
+                (copy.dst.op[1] as usize * element, copy.dst.op[2] as usize);
+        }
+        CU_MEMCPY_OPERAND_TYPE_ARRAY => {
+            params.dstMemoryType = CU_MEMORYTYPE_ARRAY;
+            params.dstArray = copy.dst.op[0] as CUarray;
+            params.dstXInBytes = copy.dst.op[1] as usize * element;
+            (params.dstY, params.dstZ) = (copy.dst.op[2] as usize, copy.dst.op[3] as usize);
+        }
+        _ => return Err(status::INVALID_VALUE),
+    }
+    Ok(params)
+}
+
+/// Makes the copies of a batch one after another, and returns the error of the first that fails,
+/// with its number.
+fn batch(
+    count: usize,
+    stream: CUstream,
+    copy: impl Fn(usize) -> Result<()>,
+) -> std::result::Result<(), (status::Status, usize)> {
+    // The reference requires a stream other than the default streams for a batch.
+    if count == 0 || stream as usize <= CU_STREAM_LEGACY as usize {
+        return Err((status::INVALID_VALUE, usize::MAX));
+    }
+    (0..count).try_for_each(|number| copy(number).map_err(|error| (error, number)))
+}
+
+/// Checks the attributes of a batch: each entry names its first copy.
+fn check_attributes(firsts: &[usize], count: usize) -> Result<()> {
+    let is_whole = firsts.first() == Some(&0) && firsts.last().is_some_and(|last| *last < count);
+    status::refuse(!is_whole || !firsts.is_sorted_by(|one, next| one < next))
 }
 
 fn check_contexts(contexts: [CUcontext; 2]) -> Result<()> {
@@ -265,15 +330,47 @@ calls! {
     cuMemsetD2D32Async | cuMemsetD2D32Async_ptsz(dstDevice, dstPitch, ui, Width, Height, hStream) |default| {
         fill(rows(dstDevice, dstPitch, ui, 4, Width, Height), hStream, default)?;
     }
-    cuMemcpyBatchAsync_v2 | cuMemcpyBatchAsync_v2_ptsz(
-        dsts, srcs, sizes, count, _attrs, _attrsIdxs, _numAttrs, hStream
+    cuMemcpyWithAttributesAsync | cuMemcpyWithAttributesAsync_ptsz(dst, src, size, attr, hStream) |default| {
+        status::refuse(attr.is_null())?;
+        linear(dst, src, size, hStream, default)?;
+    }
+    cuMemcpy3DWithAttributesAsync | cuMemcpy3DWithAttributesAsync_ptsz(op, flags, hStream) |default| {
+        status::refuse(flags != 0)?;
+        strided(boxed(&read!(op))?, hStream, default)?;
+    }
+    cuMemcpyBatchAsync | cuMemcpyBatchAsync_ptsz(
+        dsts, srcs, sizes, count, _attrs, attrsIdxs, numAttrs, failIdx, hStream
     ) |default| {
         let (targets, sources): (&[CUdeviceptr], &[CUdeviceptr]) = (slice!(dsts, count), slice!(srcs, count));
         let lengths: &[usize] = slice!(sizes, count);
-        // The reference requires a stream other than the default streams for a batch.
-        status::refuse(count == 0 || hStream as usize <= CU_STREAM_LEGACY as usize)?;
-        for ((target, source), length) in targets.iter().zip(sources).zip(lengths) {
-            linear(*target, *source, *length, hStream, default)?;
+        check_attributes(slice!(attrsIdxs, numAttrs), count)?;
+        let copy = |at: usize| linear(targets[at], sources[at], lengths[at], hStream, default);
+        if let Err((error, number)) = batch(count, hStream, copy) {
+            give_if_wanted!(failIdx, number);
+            return Err(error);
         }
+    }
+    cuMemcpyBatchAsync_v2 | cuMemcpyBatchAsync_v2_ptsz(
+        dsts, srcs, sizes, count, _attrs, attrsIdxs, numAttrs, hStream
+    ) |default| {
+        let (targets, sources): (&[CUdeviceptr], &[CUdeviceptr]) = (slice!(dsts, count), slice!(srcs, count));
+        let lengths: &[usize] = slice!(sizes, count);
+        check_attributes(slice!(attrsIdxs, numAttrs), count)?;
+        let copy = |at: usize| linear(targets[at], sources[at], lengths[at], hStream, default);
+        batch(count, hStream, copy).map_err(|(error, _)| error)?;
+    }
+    cuMemcpy3DBatchAsync | cuMemcpy3DBatchAsync_ptsz(numOps, opList, failIdx, flags, hStream) |default| {
+        let list: &[CUDA_MEMCPY3D_BATCH_OP] = slice!(opList, numOps);
+        status::refuse(flags != 0)?;
+        if let Err((error, number)) = batch(numOps, hStream, |at| strided(boxed(&list[at])?, hStream, default)) {
+            give_if_wanted!(failIdx, number);
+            return Err(error);
+        }
+    }
+    cuMemcpy3DBatchAsync_v2 | cuMemcpy3DBatchAsync_v2_ptsz(numOps, opList, flags, hStream) |default| {
+        let list: &[CUDA_MEMCPY3D_BATCH_OP] = slice!(opList, numOps);
+        status::refuse(flags != 0)?;
+        let copy = |at: usize| strided(boxed(&list[at])?, hStream, default);
+        batch(numOps, hStream, copy).map_err(|(error, _)| error)?;
     }
 }

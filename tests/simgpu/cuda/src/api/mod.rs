@@ -16,6 +16,7 @@ mod event;
 mod external;
 mod general;
 mod graph;
+mod green;
 mod launch;
 mod memory;
 mod module;

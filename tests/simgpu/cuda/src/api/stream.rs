@@ -35,7 +35,7 @@ const MAX_BATCH: u32 = 256;
 
 fn create(phStream: *mut CUstream, flags: u32, priority: i32) -> Result<()> {
     status::refuse(phStream.is_null())?;
-    let stream = Stream::create(&context::current()?, flags, priority)?;
+    let stream = Stream::create(&context::current()?, context::current_green().as_ref(), flags, priority)?;
     give!(phStream, stream.handle as CUstream);
     Ok(())
 }
@@ -150,11 +150,14 @@ calls! {
         give!(streamId, stream::resolve(hStream as usize, default)?.id);
     }
     cuStreamGetCtx | cuStreamGetCtx_ptsz(hStream, pctx) |default| {
-        give!(pctx, stream::resolve(hStream as usize, default)?.context.handle as CUcontext);
+        let stream = stream::resolve(hStream as usize, default)?;
+        let handle = stream.green.as_ref().map_or(stream.context.handle, |green| green.view());
+        give!(pctx, handle as CUcontext);
     }
     cuStreamGetCtx_v2 | cuStreamGetCtx_v2_ptsz(hStream, pCtx, pGreenCtx) |default| {
-        give!(pCtx, stream::resolve(hStream as usize, default)?.context.handle as CUcontext);
-        give_if_wanted!(pGreenCtx, std::ptr::null_mut());
+        let stream = stream::resolve(hStream as usize, default)?;
+        give!(pCtx, stream.context.handle as CUcontext);
+        give_if_wanted!(pGreenCtx, stream.green.as_ref().map_or(0, |green| green.handle) as CUgreenCtx);
     }
     cuStreamGetDevice | cuStreamGetDevice_ptsz(hStream, device) |default| {
         give!(device, stream::resolve(hStream as usize, default)?.context.device);
