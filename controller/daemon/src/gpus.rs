@@ -5,6 +5,7 @@ use crate::nvml;
 use crate::registry::Order;
 use crate::tenant::Tenant;
 use deepres_abi::wire::Uuid;
+use deepres_policy::placement::Topology;
 use nvml_wrapper::error::NvmlError;
 use std::ops::Range;
 use std::sync::Arc;
@@ -84,6 +85,15 @@ impl Gpu {
     /// [`GpuError`], which names the missing part.
     pub fn all() -> Result<Vec<Self>, GpuError> {
         nvml::gpus()
+    }
+
+    /// Returns the topology of these GPUs of the host, in their order. Waits for NVML for a limited
+    /// time.
+    ///
+    /// # Errors
+    /// [`GpuError`], which names the missing part.
+    pub fn topology(gpus: &[Self]) -> Result<Topology, GpuError> {
+        nvml::topology(gpus.iter().map(|gpu| gpu.uuid_text.clone()).collect())
     }
 }
 

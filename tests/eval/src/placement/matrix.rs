@@ -138,7 +138,7 @@ impl Header {
             return None;
         }
         let is_affinity = |word: &&str| matches!(*word, "CPU" | "NUMA" | "GPU");
-        let devices = words.iter().position(|word| is_affinity(word)).unwrap_or(words.len());
+        let devices = words.iter().position(is_affinity).unwrap_or(words.len());
         let affinities = words[devices..].join(" ");
         let has_gpu_numa_id = affinities.contains("GPU NUMA");
         Some(Self {
