@@ -97,14 +97,24 @@ impl Gpu {
     }
 }
 
-/// The GPUs that the daemon manages, by their numbers, each with its arbiter.
+/// The GPUs that the daemon manages, by their numbers, each with its arbiter, and their topology.
 #[derive(Debug, Default)]
-pub struct Gpus(Vec<(Gpu, Arbiter)>);
+pub struct Gpus(Vec<(Gpu, Arbiter)>, Option<Topology>);
 
 impl Gpus {
     /// Adds a GPU with its arbiter.
     pub fn add(&mut self, gpu: Gpu, arbiter: Arbiter) {
         self.0.push((gpu, arbiter));
+    }
+
+    /// Sets the topology of all GPUs.
+    pub fn set_topology(&mut self, topology: Option<Topology>) {
+        self.1 = topology;
+    }
+
+    /// Returns the topology. If it is not known, all GPUs are far from each other.
+    pub fn topology(&self) -> Topology {
+        self.1.clone().unwrap_or_else(|| Topology::unknown(self.count()))
     }
 
     /// Returns the number of GPUs.
