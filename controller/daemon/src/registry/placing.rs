@@ -53,28 +53,13 @@ impl Registry {
     fn choose(&self, name: &str, wanted: NonZero<usize>, among: GpuSet) -> Result<Placed, Refused> {
         let Some(tenant) = self.tenants.get(name) else { return Err(refused("the tenant is gone")) };
         let granted = tenant.terms.granted();
-        let memory_bytes = granted.memory_bytes.value.unwrap_or(0);
-        let mut rooms: Vec<Room> = self.gpus.numbers().map(|gpu| self.room(name, gpu)).collect();
-        let share_ppm = granted.share_ppm.value.unwrap_or_else(|| {
-            // A job without a share gets what others leave. So it goes to the GPUs with the most
-            // left, and of equal ones to those with the fewest tenants. Such a job fits everywhere.
-            for room in &mut rooms {
-                room.share_ppm = (room.share_ppm + PPM).saturating_sub(room.singles + room.gangs);
-            }
-            let mut left: Vec<u32> = among
-                .iter()
-                .filter(|gpu| rooms[*gpu].memory_bytes >= memory_bytes)
-                .map(|gpu| rooms[gpu].share_ppm)
-                .collect();
-            left.sort_unstable_by(|one, other| other.cmp(one));
-            left.get(wanted.get() - 1).copied().unwrap_or(PPM)
-        });
-        for (gpu, room) in rooms.iter_mut().enumerate() {
-            if !among.contains(gpu) {
-                *room = Room::default();
-            }
-        }
-        let request = Request { gpus: wanted, share_ppm, memory_bytes };
+        let rooms: Vec<Room> = self.gpus.numbers().map(|gpu| self.room(name, gpu)).collect();
+        let request = Request {
+            gpus: wanted,
+            share_ppm: granted.share_ppm.value.unwrap_or(0),
+            memory_bytes: granted.memory_bytes.value.unwrap_or(0),
+            among,
+        };
         let Placement { gpus, why } = place(&self.gpus.topology(), &rooms, &request)
             .map_err(|refusal| refused(&refusal.to_string()))?;
         Ok(Placed { gpus, why: why.to_string() })

@@ -18,6 +18,9 @@
 //! GPUs would break whole GPUs. Then up to a tenth more jobs would find no GPUs (`cargo xtask eval
 //! --placement`).
 //!
+//! A job without a share gets a part of what others leave. It goes to the GPUs with the most left:
+//! other GPUs have no room for it, and 4 prefers the GPUs with more left, and then with fewer jobs.
+//!
 //! The tiers of [`Tier`](super::Tier) describe the result, and do not guide the search. A set of a
 //! near tier almost always has the most bandwidth. An exception is a chain of single NVLinks beside
 //! GPUs behind one PCI Express switch.
@@ -29,17 +32,19 @@ use alloc::vec::Vec;
 use core::cmp::Reverse;
 use core::fmt;
 use core::num::NonZero;
-use deepres_abi::MAX_GPUS;
+use deepres_abi::{MAX_GPUS, PPM};
 
 /// A job's wish for GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
     /// Number of GPUs.
     pub gpus: NonZero<usize>,
-    /// The share of each GPU, parts per million.
+    /// The share of each GPU, parts per million; 0 for a job without a share.
     pub share_ppm: u32,
     /// The memory on each GPU, bytes.
     pub memory_bytes: u64,
+    /// The GPUs among which to choose.
+    pub among: GpuSet,
 }
 
 /// The room on a GPU.
@@ -64,6 +69,28 @@ impl Room {
     fn has_room(&self, request: &Request) -> bool {
         self.share_ppm >= request.share_ppm && self.memory_bytes >= request.memory_bytes
     }
+
+    fn jobs(&self) -> u32 {
+        self.singles.saturating_add(self.gangs)
+    }
+
+    /// Returns what a job without a share finds here. The better room is the greater.
+    fn left(&self) -> (u32, Reverse<u32>) {
+        (self.share_ppm, Reverse(self.jobs()))
+    }
+}
+
+/// Returns the GPUs with room for a job.
+fn with_room(rooms: &[Room], request: &Request) -> GpuSet {
+    let known = request.among & GpuSet::first(rooms.len());
+    let fits: GpuSet = known.iter().filter(|gpu| rooms[*gpu].has_room(request)).collect();
+    if request.share_ppm > 0 {
+        return fits;
+    }
+    let mut left: Vec<_> = fits.iter().map(|gpu| rooms[gpu].left()).collect();
+    left.sort_unstable_by(|one, other| other.cmp(one));
+    let Some(least) = left.get(request.gpus.get() - 1) else { return fits };
+    fits.iter().filter(|gpu| rooms[*gpu].left() >= *least).collect()
 }
 
 /// The GPUs that a job gets.
@@ -126,7 +153,7 @@ impl core::error::Error for Refusal {}
 pub fn place(topology: &Topology, rooms: &[Room], request: &Request) -> Result<Placement, Refusal> {
     let known = topology.len().min(rooms.len());
     let rooms = &rooms[..known];
-    let with_room: GpuSet = (0..known).filter(|gpu| rooms[*gpu].has_room(request)).collect();
+    let with_room = with_room(rooms, request);
     let Some(Found { set, rank, second, sets }) = Search::new(topology, rooms, request, with_room).run()
     else {
         let free_ppm = rooms.iter().map(|room| u64::from(room.share_ppm)).sum();
@@ -141,7 +168,7 @@ pub fn place(topology: &Topology, rooms: &[Room], request: &Request) -> Result<P
         mean_mb_s: rank.mb_s.checked_div(pairs),
         weakest_mb_s: (pairs > 0).then_some(rank.weakest_mb_s),
         has_p2p: rank.has_p2p,
-        decided_by: second.map_or(Criterion::OnlyOne, |second| rank.differs_by(&second)),
+        decided_by: second.map_or(Criterion::OnlyOne, |second| rank.differs_by(&second, request)),
     };
     Ok(Placement { gpus: set, why })
 }
@@ -152,8 +179,9 @@ struct Rank {
     has_p2p: bool,
     mb_s: u64,
     weakest_mb_s: u32,
-    /// The free share and the free memory of the GPUs together.
-    free: Reverse<(u64, u64)>,
+    /// The free share and the free memory of the GPUs together. For a job without a share: the
+    /// promised shares and the jobs.
+    unfit: Reverse<(u64, u64)>,
     /// GPUs with jobs of the other kind: single shares for a gang, gangs for a single share.
     mixed: Reverse<u32>,
     nearness: u64,
@@ -163,12 +191,13 @@ struct Rank {
 
 impl Rank {
     /// Returns the first criterion by which two sets differ.
-    fn differs_by(&self, other: &Self) -> Criterion {
+    fn differs_by(&self, other: &Self, request: &Request) -> Criterion {
+        let fit = if request.share_ppm > 0 { Criterion::Fit } else { Criterion::MostLeft };
         let same = [
             (self.has_p2p == other.has_p2p, Criterion::P2p),
             (self.mb_s == other.mb_s, Criterion::Bandwidth),
             (self.weakest_mb_s == other.weakest_mb_s, Criterion::WeakestPair),
-            (self.free == other.free, Criterion::Fit),
+            (self.unfit == other.unfit, fit),
             (self.mixed == other.mixed, Criterion::Apart),
             (self.nearness == other.nearness, Criterion::Near),
             (self.lost == other.lost, Criterion::Left),
@@ -224,8 +253,7 @@ struct Sums {
     /// The bonds of the pairs of the set.
     bonds: u64,
     weakest_mb_s: Option<u32>,
-    free_ppm: u64,
-    free_bytes: u64,
+    unfit: (u64, u64),
     mixed: u32,
     /// For each whole GPU of the set, the bonds to all whole GPUs.
     bonds_of_whole: u64,
@@ -258,8 +286,10 @@ impl Search {
             search.whole |= u32::from(whole.contains(*gpu)) << place;
             search.each[place] = Sums {
                 mixed: u32::from(if size > 1 { room.singles > 0 } else { room.gangs > 0 }),
-                free_ppm: room.share_ppm.into(),
-                free_bytes: room.memory_bytes,
+                unfit: match request.share_ppm {
+                    0 => (PPM.saturating_sub(room.share_ppm).into(), room.jobs().into()),
+                    _ => (room.share_ppm.into(), room.memory_bytes),
+                },
                 bonds_of_whole: others.map(|other| bond(topology.pair(*gpu, other))).sum(),
                 ..Sums::default()
             };
@@ -304,8 +334,8 @@ impl Search {
         }
         let own = &self.each[place];
         sums.mixed += own.mixed;
-        sums.free_ppm += own.free_ppm;
-        sums.free_bytes = sums.free_bytes.saturating_add(own.free_bytes);
+        sums.unfit.0 += own.unfit.0;
+        sums.unfit.1 = sums.unfit.1.saturating_add(own.unfit.1);
         sums.bonds_of_whole += own.bonds_of_whole;
         sums
     }
@@ -316,7 +346,7 @@ impl Search {
             has_p2p: !sums.has_no_p2p,
             mb_s: sums.bonds >> NEARNESS_BITS,
             weakest_mb_s: sums.weakest_mb_s.unwrap_or(0),
-            free: Reverse((sums.free_ppm, sums.free_bytes)),
+            unfit: Reverse(sums.unfit),
             mixed: Reverse(sums.mixed),
             nearness: sums.bonds & ((1 << NEARNESS_BITS) - 1),
             // A pair within the set is in the sums of both its GPUs.

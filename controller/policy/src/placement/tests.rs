@@ -16,7 +16,8 @@ fn beside(percent: u32) -> Room {
 }
 
 fn asks(gpus: usize, percent: u32) -> Request {
-    Request { gpus: NonZero::new(gpus).unwrap(), share_ppm: percent * (PPM / 100), memory_bytes: 1 << 20 }
+    let gpus = NonZero::new(gpus).unwrap();
+    Request { gpus, share_ppm: percent * (PPM / 100), memory_bytes: 1 << 20, among: GpuSet::first(MAX_GPUS) }
 }
 
 fn placed(topology: &Topology, rooms: &[Room], request: Request) -> (Vec<usize>, Criterion) {
@@ -168,6 +169,19 @@ fn gangs_fill_gpus_of_gangs_and_keep_apart_from_fragments() {
 }
 
 #[test]
+fn a_job_without_a_share_goes_where_most_is_left() {
+    let crowded = Room { singles: 2, ..WHOLE };
+    let rooms = [beside(30), Room { singles: 1, ..WHOLE }, crowded, WHOLE];
+    assert_eq!(placed(&pci(4), &rooms, asks(1, 0)), (vec![3], Criterion::OnlyOne));
+    assert_eq!(placed(&switched(4), &rooms, asks(2, 0)), (vec![1, 3], Criterion::OnlyOne));
+    // A set of GPUs with the same left has more bandwidth. Of equal ones, the emptier counts.
+    let rooms = [Room { gangs: 1, ..WHOLE }, Room { singles: 1, ..WHOLE }, Room { gangs: 1, ..WHOLE }, WHOLE];
+    assert_eq!(placed(&straddling(), &rooms, asks(2, 0)), (vec![1, 3], Criterion::MostLeft));
+    let full = [beside(100); 4];
+    assert_eq!(placed(&pci(4), &full, asks(4, 0)).0, [0, 1, 2, 3], "it fits everywhere");
+}
+
+#[test]
 fn direct_copies_are_required_where_they_exist() {
     let answers = |pairs: &'static [(usize, usize)]| {
         move |a, b| {
@@ -279,14 +293,16 @@ proptest! {
 
     #[test]
     fn no_set_with_room_is_better(
-        (topology, rooms) in any_machine(), gpus in 1..=8_usize, tenths in 0..=10_u32, memory_bytes in 0..4_u64
+        (topology, rooms) in any_machine(), gpus in 1..=8_usize, tenths in 1..=10_u32, memory_bytes in 0..4_u64,
+        among in any::<u32>()
     ) {
         let gpus = NonZero::new(gpus).unwrap();
-        let request = Request { gpus, share_ppm: tenths * (PPM / 10), memory_bytes };
+        let among = GpuSet::from_bits(among);
+        let request = Request { gpus, share_ppm: tenths * (PPM / 10), memory_bytes, among };
         let has_room = |gpu: &usize| {
             rooms[*gpu].share_ppm >= request.share_ppm && rooms[*gpu].memory_bytes >= memory_bytes
         };
-        let with_room: GpuSet = (0..topology.len()).filter(has_room).collect();
+        let with_room: GpuSet = (0..topology.len()).filter(has_room).filter(|gpu| among.contains(*gpu)).collect();
         let sets = (0..1 << topology.len()).map(GpuSet::from_bits);
         let best = sets
             .filter(|set| set.len() == gpus.get() && set.is_within(with_room))

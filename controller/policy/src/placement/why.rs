@@ -14,6 +14,8 @@ pub enum Criterion {
     WeakestPair,
     /// Less that is free on the chosen GPUs, so that others stay whole.
     Fit,
+    /// More that others leave on the chosen GPUs, or fewer jobs there, for a job without a share.
+    MostLeft,
     /// Fewer GPUs with jobs of the other kind: single shares for a gang, gangs for a single share.
     Apart,
     /// Nearer NUMA nodes and common ancestors.
@@ -63,6 +65,7 @@ impl fmt::Display for Criterion {
             Self::P2p => "all its GPUs can copy to each other directly",
             Self::Bandwidth => "its pairs have the most bandwidth",
             Self::WeakestPair => "its weakest pair has the most bandwidth",
+            Self::MostLeft => "the least is promised to others there",
             Self::Apart => "it keeps gangs and single shares apart",
             Self::Fit => "it leaves the least unused, so that other GPUs stay whole",
             Self::Near => "its GPUs are nearest to each other",

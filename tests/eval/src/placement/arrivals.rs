@@ -2,8 +2,8 @@
 
 use std::num::NonZero;
 
-use deepres_abi::PPM;
-use deepres_policy::placement::Request;
+use deepres_abi::{MAX_GPUS, PPM};
+use deepres_policy::placement::{GpuSet, Request};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
@@ -39,7 +39,8 @@ pub struct Arrival {
 impl Arrival {
     /// Returns the wish that the job has. The memory of jobs is not part of the evaluation.
     pub fn request(&self) -> Request {
-        Request { gpus: self.gpus, share_ppm: self.share_ppm, memory_bytes: 0 }
+        let among = GpuSet::first(MAX_GPUS);
+        Request { gpus: self.gpus, share_ppm: self.share_ppm, memory_bytes: 0, among }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::num::NonZero;
 
-use deepres_abi::PPM;
+use deepres_abi::{MAX_GPUS, PPM};
 use deepres_policy::placement::{GpuSet, Level, P2p, Request, Room, Tier, Topology, bandwidth};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -42,7 +42,8 @@ fn only(free: GpuSet, gpus: usize) -> Vec<Room> {
 }
 
 fn asks(gpus: usize) -> Request {
-    Request { gpus: NonZero::new(gpus).unwrap(), share_ppm: PPM, memory_bytes: 0 }
+    let gpus = NonZero::new(gpus).unwrap();
+    Request { gpus, share_ppm: PPM, memory_bytes: 0, among: GpuSet::first(MAX_GPUS) }
 }
 
 fn placed(policy: Policy, topology: &Topology, free: GpuSet, gpus: usize) -> Option<GpuSet> {
