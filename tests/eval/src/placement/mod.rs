@@ -7,6 +7,7 @@
 
 pub mod arrivals;
 pub mod matrix;
+mod page;
 pub mod policy;
 pub mod reference;
 mod report;
@@ -23,6 +24,7 @@ use serde::Serialize;
 
 use arrivals::Arrival;
 use matrix::Matrix;
+pub use page::page;
 use policy::{Placer, Policy};
 use reference::Reference;
 pub use report::{print_json, print_table};
@@ -80,16 +82,25 @@ pub fn ours() -> PathBuf {
 /// The file or the folder cannot be read, or the folder has no file.
 pub fn run(path: &Path) -> Result<Report> {
     let mut report = Report::default();
-    for file in files(path)? {
-        let text =
-            std::fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
-        let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        match Matrix::parse(&name, &text) {
-            Ok(matrix) => report.rows.extend(evaluate(&matrix, arrivals::COUNT)),
-            Err(flaw) => report.skipped.push(Skipped { matrix: name, reason: flaw.to_string() }),
+    for matrix in matrices(path)? {
+        match matrix {
+            Ok(matrix) => report.rows.extend(evaluate(&matrix, arrivals::COUNT, &Policy::ALL)),
+            Err(skipped) => report.skipped.push(skipped),
         }
     }
     Ok(report)
+}
+
+/// Reads the matrix in the file `path`, or all matrices in the folder `path`.
+fn matrices(path: &Path) -> Result<Vec<Result<Matrix, Skipped>>> {
+    let read = |file: PathBuf| {
+        let bytes = std::fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        let text = String::from_utf8_lossy(&bytes);
+        let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let parsed = Matrix::parse(&name, &text);
+        Ok(parsed.map_err(|flaw| Skipped { matrix: name, reason: flaw.to_string() }))
+    };
+    files(path)?.into_iter().map(read).collect()
 }
 
 /// Returns the files with matrices: `path`, or all files in the folder `path` that are no notes.
@@ -110,12 +121,12 @@ fn files(path: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Returns the figures of all policies on a machine, for the first `count` arrivals.
-pub fn evaluate(matrix: &Matrix, count: usize) -> Vec<Row> {
+/// Returns the figures of policies on a machine, for the first `count` arrivals.
+pub fn evaluate(matrix: &Matrix, count: usize, policies: &[Policy]) -> Vec<Row> {
     let topology = &matrix.topology;
     let arrivals = arrivals::draw(topology.len(), count);
     let mut reference = Reference::new(topology);
-    let mut row = |policy: Policy| {
+    let mut row = |policy: &Policy| {
         let placer = policy.placer(topology);
         let figures = Machine::new(placer, topology.len()).serve(&arrivals, &mut reference);
         Row {
@@ -128,7 +139,7 @@ pub fn evaluate(matrix: &Matrix, count: usize) -> Vec<Row> {
             p2p_missed: figures.p2p_missed,
         }
     };
-    Policy::ALL.into_iter().map(&mut row).collect()
+    policies.iter().map(&mut row).collect()
 }
 
 /// A machine whose GPUs one policy gives to jobs.

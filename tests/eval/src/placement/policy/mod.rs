@@ -4,6 +4,7 @@
 mod go_gpuallocator;
 mod gpu_manager;
 mod hami;
+mod random;
 mod vgpu_manager;
 
 use deepres_policy::placement::{GpuSet, Level, Pair, Request, Room, Topology, place};
@@ -32,12 +33,14 @@ pub enum Policy {
     Hami,
     /// The tiers of coldzerofear/vgpu-manager.
     VgpuManager,
+    /// A random choice.
+    Random,
 }
 
 impl Policy {
     /// All policies.
-    pub const ALL: [Self; 5] =
-        [Self::Deepres, Self::GpuManager, Self::GoGpuallocator, Self::Hami, Self::VgpuManager];
+    pub const ALL: [Self; 6] =
+        [Self::Deepres, Self::GpuManager, Self::GoGpuallocator, Self::Hami, Self::VgpuManager, Self::Random];
 
     /// Returns the name in reports.
     pub fn name(self) -> &'static str {
@@ -47,6 +50,7 @@ impl Policy {
             Self::GoGpuallocator => "go-gpuallocator",
             Self::Hami => "hami",
             Self::VgpuManager => "vgpu-manager",
+            Self::Random => "random",
         }
     }
 
@@ -58,6 +62,7 @@ impl Policy {
             Self::GoGpuallocator => Box::new(go_gpuallocator::BestEffort::new(topology)),
             Self::Hami => Box::new(hami::Scores(topology)),
             Self::VgpuManager => Box::new(vgpu_manager::Tiers::new(topology)),
+            Self::Random => Box::new(random::Random::new()),
         }
     }
 }
