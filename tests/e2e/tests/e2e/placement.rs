@@ -49,5 +49,7 @@ fn jobs_get_the_gpus_that_nvlinks_join_and_see_these_alone() {
     single.finish().success();
     late.await_json();
     assert_eq!(host.tenant("late")["placement"]["gpus"], json!([0, 2]));
-    [late, gang, other].map(|client| client.finish().success());
+    for client in [late, gang, other] {
+        client.finish().success();
+    }
 }
