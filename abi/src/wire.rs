@@ -157,7 +157,11 @@ pub struct Hello {
     /// In a keeper's hello: 1 if the keeper asks again and again while guaranteed memory lacks; else
     /// 0. The daemon serves such keepers in the order in which they came.
     pub waits: u32,
-    reserved: [u8; 12],
+    /// In a keeper's hello: the number of GPUs that the job asks for; 0 if the job may use all. The
+    /// daemon then chooses among the GPUs of the hello. If the keeper was connected before, the
+    /// hello has only the GPUs that the daemon chose.
+    pub wants_gpus: u32,
+    reserved: [u8; 8],
 }
 
 /// The frame by which the daemon accepts a session or a keeper.
@@ -174,7 +178,8 @@ pub struct Welcome {
     /// The session's slot in the tenant's ledger.
     pub ledger_slot: u32,
     reserved: u32,
-    /// For each GPU of the hello: the daemon's index of the GPU, or [`UNMANAGED`].
+    /// For each GPU of the hello: the daemon's index of the GPU, or [`UNMANAGED`]. For a keeper,
+    /// [`UNMANAGED`] unless the daemon chose the GPU for the job.
     pub gpu_index: [u8; MAX_GPUS],
     /// The tenant's name, UTF-8, zero-padded.
     pub tenant: [u8; TENANT_NAME_BYTES],

@@ -1,8 +1,10 @@
-//! `deepres explain`: derives a tenant's share, term by term.
+//! `deepres explain`: derives a tenant's share, term by term, or explains the choice of GPUs.
 
 use anyhow::{Result, bail};
 use deepres_model::admin::client::Client;
-use deepres_model::admin::{PriorityStatus, Reply, Request, ShareStatus, TermStatus};
+use deepres_model::admin::{
+    PlacementStatus, PriorityStatus, Reply, Request, ShareStatus, TenantStatus, TermStatus,
+};
 use deepres_model::quantity::{Percent, Time};
 use deepres_policy::entitlement::explain::Sum;
 use deepres_policy::priority::MIN_VALUE_PPM;
@@ -24,18 +26,30 @@ rules.
 
 Examples:
   deepres explain train
+  deepres explain train --placement
   deepres explain train --json | jq '.gpus[0].owed'")]
 pub struct Args {
-    /// Tenant, as `deepres ps` shows it
-    tenant: String,
+    /// Tenant, as `deepres ps` shows it; with --placement, all tenants without it
+    #[arg(required_unless_present = "placement")]
+    tenant: Option<String>,
+    /// Show which GPUs the daemon chose (`deepres run --gpus`), and why
+    #[arg(long)]
+    placement: bool,
     /// Print everything as one JSON object
     #[arg(long)]
     json: bool,
 }
 
-/// Prints the derivation of the tenant's share, for each of its GPUs.
+/// Prints the derivation of the tenant's share, for each of its GPUs, or the placement.
 pub fn run(args: &Args) -> Result<()> {
-    let gpus = match Client::question(&Request::Explain { tenant: args.tenant.clone() })? {
+    match &args.tenant {
+        Some(tenant) if !args.placement => explain_share(tenant, args.json),
+        _ => explain_placements(args),
+    }
+}
+
+fn explain_share(name: &str, is_json: bool) -> Result<()> {
+    let gpus = match Client::question(&Request::Explain { tenant: name.to_owned() })? {
         Reply::Explained { gpus } => gpus,
         other => bail!(
             "the daemon sent an unexpected reply: {other:?}; use one deepres release for the daemon and this command"
@@ -45,21 +59,55 @@ pub fn run(args: &Args) -> Result<()> {
         Reply::Status(status) => status.tenants,
         _ => Vec::new(),
     };
-    let tenant = tenants.into_iter().find(|tenant| tenant.name == args.tenant);
+    let tenant = tenants.into_iter().find(|tenant| tenant.name == name);
     let labels = tenant.and_then(|tenant| tenant.granted?.labels.value);
     let mut out = io::stdout().lock();
-    let printed = if args.json {
-        let answer = json!({ "tenant": args.tenant, "labels": labels, "gpus": gpus });
+    let printed = if is_json {
+        let answer = json!({ "tenant": name, "labels": labels, "gpus": gpus });
         serde_json::to_writer_pretty(&mut out, &answer).map_err(io::Error::from).and_then(|()| writeln!(out))
     } else {
         let labelled = match labels {
-            Some(labels) => writeln!(out, "{}, label {labels}", args.tenant),
+            Some(labels) => writeln!(out, "{name}, label {labels}"),
             None => Ok(()),
         };
-        labelled.and_then(|()| print(&args.tenant, &gpus, &mut out))
+        labelled.and_then(|()| print(name, &gpus, &mut out))
     };
     match printed {
         // The reader has closed the pipe (`deepres explain train | head`).
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        printed => Ok(printed?),
+    }
+}
+
+/// Prints the GPUs that the daemon chose for jobs, and why: for one tenant, or for all.
+fn explain_placements(args: &Args) -> Result<()> {
+    let tenants = match Client::question(&Request::Status)? {
+        Reply::Status(status) => status.tenants,
+        _ => Vec::new(),
+    };
+    let is_asked = |tenant: &TenantStatus| args.tenant.as_ref().is_none_or(|name| *name == tenant.name);
+    let tenants: Vec<TenantStatus> = tenants.into_iter().filter(is_asked).collect();
+    if let (Some(name), true) = (&args.tenant, tenants.is_empty()) {
+        bail!("there is no tenant `{name}`; `deepres ps` lists the tenants");
+    }
+    let mut out = io::stdout().lock();
+    let printed = if args.json {
+        let each = tenants.iter().filter_map(|tenant| {
+            let PlacementStatus { gpus, why } = tenant.placement.as_ref()?;
+            Some(json!({ "tenant": tenant.name, "gpus": gpus, "why": why }))
+        });
+        let placements: Vec<_> = each.collect();
+        writeln!(out, "{:#}", json!({ "placements": placements }))
+    } else {
+        tenants.iter().try_for_each(|tenant| match &tenant.placement {
+            Some(PlacementStatus { gpus, why }) => {
+                let gpus: Vec<String> = gpus.iter().map(ToString::to_string).collect();
+                writeln!(out, "{}: gpu {}; {why}", tenant.name, gpus.join(", "))
+            }
+            None => writeln!(out, "{}: the job asked for no number of GPUs, and sees all", tenant.name),
+        })
+    };
+    match printed {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         printed => Ok(printed?),
     }

@@ -10,6 +10,7 @@ mod pause;
 mod ps;
 mod run;
 mod set;
+mod topo;
 mod trace;
 mod wishes;
 
@@ -69,6 +70,8 @@ enum Command {
     Explain(explain::Args),
     /// Let an unmanaged process go on, as part of a tenant
     Adopt(adopt::Args),
+    /// Show how the GPUs of this machine reach each other
+    Topo(topo::Args),
     /// Show the calls of processes to the GPU's driver
     Trace(trace::Args),
     /// Check whether this machine has the needs of deepres, and name remedies
@@ -99,6 +102,7 @@ pub fn main() -> ExitCode {
         Command::Resume(args) => pause::resume(args).map(|()| ExitCode::SUCCESS),
         Command::Explain(args) => explain::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Adopt(args) => adopt::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Topo(args) => topo::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Trace(args) => trace::run(args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Cdi(args) => cdi::run(args).map(|()| ExitCode::SUCCESS),

@@ -5,6 +5,7 @@ use crate::nvml;
 use crate::registry::Order;
 use crate::tenant::Tenant;
 use deepres_abi::wire::Uuid;
+use deepres_policy::placement::Topology;
 use nvml_wrapper::error::NvmlError;
 use std::ops::Range;
 use std::sync::Arc;
@@ -85,16 +86,35 @@ impl Gpu {
     pub fn all() -> Result<Vec<Self>, GpuError> {
         nvml::gpus()
     }
+
+    /// Returns the topology of these GPUs of the host, in their order. Waits for NVML for a limited
+    /// time.
+    ///
+    /// # Errors
+    /// [`GpuError`], which names the missing part.
+    pub fn topology(gpus: &[Self]) -> Result<Topology, GpuError> {
+        nvml::topology(gpus.iter().map(|gpu| gpu.uuid_text.clone()).collect())
+    }
 }
 
-/// The GPUs that the daemon manages, by their numbers, each with its arbiter.
+/// The GPUs that the daemon manages, by their numbers, each with its arbiter, and their topology.
 #[derive(Debug, Default)]
-pub struct Gpus(Vec<(Gpu, Arbiter)>);
+pub struct Gpus(Vec<(Gpu, Arbiter)>, Option<Topology>);
 
 impl Gpus {
     /// Adds a GPU with its arbiter.
     pub fn add(&mut self, gpu: Gpu, arbiter: Arbiter) {
         self.0.push((gpu, arbiter));
+    }
+
+    /// Sets the topology of all GPUs.
+    pub fn set_topology(&mut self, topology: Option<Topology>) {
+        self.1 = topology;
+    }
+
+    /// Returns the topology. If it is not known, all GPUs are far from each other.
+    pub fn topology(&self) -> Topology {
+        self.1.clone().unwrap_or_else(|| Topology::unknown(self.count()))
     }
 
     /// Returns the number of GPUs.

@@ -50,6 +50,7 @@ use deepres_model::clock::monotonic_ns;
 use deepres_model::config::Config;
 use deepres_model::directory::Directory;
 use deepres_model::probes::Adopted;
+use deepres_policy::placement::Topology;
 use files::Files;
 use gpu_lock::{GpuLock, LOOK_EVERY};
 use gpus::Gpus;
@@ -79,6 +80,8 @@ pub struct Options {
     pub config: Config,
     /// The GPUs to manage.
     pub gpus: Vec<Gpu>,
+    /// The topology of these GPUs; `None` if it is not known.
+    pub topology: Option<Topology>,
     /// The directories of the GPUs' locks.
     pub locks: Vec<PathBuf>,
     /// Sockets that the service manager opened for the daemon.
@@ -213,6 +216,7 @@ pub fn run(
         })?;
         gpus.add(gpu, arbiter);
     }
+    gpus.set_topology(options.topology);
     let idle_exit = options.exits_idle.then(|| options.config.idle_exit());
     let mut registry = Registry::new(options.config, gpus, beat);
     let mut state = StateFile::at(options.directory.state_file());

@@ -6,8 +6,8 @@ use crate::gpus::{Gpu, answers};
 use crate::registry::{Registry, Tenants};
 use crate::tenant::{Session, Tenant};
 use deepres_model::admin::{
-    AccountStatus, DaemonStatus, DriverStatus, GpuStatus, ProcessCoverage, SessionGpuStatus, SessionStatus,
-    Status, TenantStatus, UnmanagedStatus,
+    AccountStatus, DaemonStatus, DriverStatus, GpuStatus, PlacementStatus, ProcessCoverage, SessionGpuStatus,
+    SessionStatus, Status, TenantStatus, UnmanagedStatus,
 };
 use deepres_model::clock::{NS_PER_MS, monotonic_ns};
 use deepres_policy::TenantId;
@@ -163,6 +163,10 @@ fn tenant_status(
         suspended: tenant.residence.is_suspended(),
         oversubscribe: tenant.residence.oversubscribe().map(|way| way.name().to_owned()),
         keepers: tenant.members.keepers(),
+        placement: tenant
+            .placed
+            .as_ref()
+            .map(|placed| PlacementStatus { gpus: placed.gpus.iter().collect(), why: placed.why.clone() }),
         gpus: accounts.collect::<Vec<AccountStatus>>(),
         sessions: tenant
             .members

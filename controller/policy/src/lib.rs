@@ -5,7 +5,7 @@
 //!
 //! | layer | question | where |
 //! |---|---|---|
-//! | placement | which GPUs does a job get? | the job's own choice |
+//! | placement | which GPUs does a job get? | [`placement`] |
 //! | entitlement | what share is each tenant owed? | [`entitlement`] |
 //! | packing | which tenants run at the same time? | one tenant may launch at a time |
 //! | granularity | how much may be in flight? | [`tuning`] (one window for all) |
@@ -27,6 +27,7 @@ pub mod entitlement;
 pub mod gang;
 pub mod lease;
 pub mod memory;
+pub mod placement;
 pub mod priority;
 pub mod residency;
 pub mod signals;

@@ -76,6 +76,7 @@ impl Daemon {
             directory: directory.clone(),
             config: config.clone(),
             gpus: gpus.clone(),
+            topology: None,
             locks: vec![scratch.path().to_owned()],
             inherited: Default::default(),
             exits_idle: false,

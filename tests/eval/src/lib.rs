@@ -1,5 +1,6 @@
 //! Evaluates policies that share a GPU, in virtual time. `cargo xtask eval` prints the results. The
-//! end-to-end tests compare the results with the same scenarios in real time.
+//! end-to-end tests compare the results with the same scenarios in real time. `cargo xtask eval
+//! --placement` evaluates policies that choose GPUs.
 
 pub mod bars;
 pub mod beside;
@@ -13,6 +14,7 @@ pub mod gate;
 pub mod load;
 pub mod metrics;
 pub mod page;
+pub mod placement;
 pub mod plot;
 pub mod policy;
 pub mod report;

@@ -1,5 +1,5 @@
 //! `cargo xtask eval`: runs scenarios in virtual time, under the policy of deepres and under common
-//! alternatives.
+//! alternatives, or compares policies that choose GPUs.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use clap::Parser;
 use deepres_eval::bars::Bars;
 use deepres_eval::policy::Policy;
 use deepres_eval::scenario::{self, Scenario};
-use deepres_eval::{metrics, page, plot, report, sweep};
+use deepres_eval::{metrics, page, placement, plot, report, sweep};
 
 /// Evaluate sharing policies in virtual time
 ///
@@ -48,6 +48,13 @@ struct Options {
     /// Write the scenarios of the worst mixes into this folder
     #[arg(long, value_name = "FOLDER", default_value = "target/eval-sweep", requires = "sweep")]
     sweep_dir: PathBuf,
+    /// Compare policies that choose GPUs, on matrices of real machines
+    #[arg(long, conflicts_with_all = ["scenario", "policy", "report", "plots", "bars", "sweep"])]
+    placement: bool,
+    /// The output of `nvidia-smi topo -m`, or a folder of such files; without any, all that come
+    /// with deepres
+    #[arg(long, value_name = "FILE_OR_DIR", requires = "placement")]
+    matrix: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
@@ -64,6 +71,11 @@ fn run(options: &Options) -> Result<()> {
     if options.report {
         println!("{}", page::write()?.display());
         return Ok(());
+    }
+    if options.placement {
+        let path = options.matrix.clone().unwrap_or_else(placement::ours);
+        let report = placement::run(&path)?;
+        return if options.json { placement::print_json } else { placement::print_table }(&report);
     }
     let bars_file = options.bars.as_ref().map(|file| file.clone().unwrap_or_else(Bars::ours));
     let bars = bars_file.as_deref().map(Bars::read).transpose()?;

@@ -10,6 +10,7 @@ use deepres_policy::class::Class;
 
 use crate::beside;
 use crate::metrics::{self, Row};
+use crate::placement;
 use crate::policy::Policy;
 use crate::scenario::{self, SECOND, Scenario};
 
@@ -178,7 +179,6 @@ const COMPARISONS: &[Comparison] = &[
 const ABSENT: &str = "\
 | D-STACK | packs models by their deadlines and by the SMs that they can use: more than 90 % of an ideal scheduler | not built yet |
 | GACER | chooses how finely models are cut: 1.37 to 1.66 times as fast as one model after another | not built yet |
-| DLC | places jobs on GPUs by topology | not built yet |
 ";
 
 const HEAD: &str = "\
@@ -233,6 +233,7 @@ pub fn page() -> Result<String> {
         )?;
     }
     page.push_str(&beside::page()?);
+    page.push_str(&placement::page()?);
     writeln!(page, "## Not compared\n\n| system | claim | deepres |\n|---|---|---|\n{ABSENT}")?;
     writeln!(
         page,

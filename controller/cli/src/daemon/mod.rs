@@ -94,10 +94,14 @@ fn inherited(fd: RawFd) -> Result<std::fs::File> {
 fn serve(args: &Args, inherited: Inherited, ready: impl FnOnce()) -> Result<()> {
     let _log = log::init(&args.log, args.log_file.as_deref())?;
     let config = Config::load(args.config.as_deref())?;
+    let gpus = Gpu::all()?;
+    let topology = Gpu::topology(&gpus)
+        .inspect_err(|error| tracing::warn!("the daemon cannot read how the GPUs reach each other: {error}"));
     let options = Options {
         directory: Directory::own(),
         config,
-        gpus: Gpu::all()?,
+        gpus,
+        topology: topology.ok(),
         locks: lock_directories(),
         inherited,
         exits_idle: args.exit_idle,

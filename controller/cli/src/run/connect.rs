@@ -7,7 +7,10 @@ use super::start;
 use anyhow::{Context, Result, bail};
 use deepres_abi::directory::SOCKET_VARIABLE;
 use deepres_abi::fallback::Fallback;
-use deepres_abi::wire::{self, FrameKind, Hello, Notice, Refusal, RefusalKind, Role, Welcome};
+use deepres_abi::wire::{
+    self, FrameKind, Hello, Notice, Refusal, RefusalKind, Role, UNMANAGED, Uuid, Welcome,
+};
+use deepres_daemon::Gpu;
 use deepres_daemon::probes::metering::PATIENCE;
 use deepres_model::authority::Wish;
 use deepres_model::clock::monotonic_ns;
@@ -18,6 +21,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::process::getuid;
 use std::io;
+use std::num::NonZero;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -37,8 +41,19 @@ pub struct Request<'a> {
     pub name: &'a str,
     /// The wishes for the tenant.
     pub wish: Wish,
-    /// Whether to wait while the guarantees of other tenants leave no room.
+    /// The request for a number of GPUs, if the job asks for one.
+    pub gpus: Option<GpuRequest<'a>>,
+    /// Whether to wait while too few GPUs have room, or while the guarantees of other tenants leave
+    /// no room.
     pub waits: bool,
+}
+
+/// A request for a number of GPUs.
+pub struct GpuRequest<'a> {
+    /// The number.
+    pub wanted: NonZero<u32>,
+    /// The GPUs among which the daemon chooses, at most [`deepres_abi::MAX_GPUS`].
+    pub candidates: &'a [Gpu],
 }
 
 /// The connection that keeps a tenant.
@@ -47,6 +62,8 @@ pub struct Keeper {
     pub socket: PathBuf,
     /// The limits that the job's processes keep by themselves while they have no session.
     pub fallback: Fallback,
+    /// The GPUs that the daemon chose, by their places in the candidates.
+    pub chosen: Vec<usize>,
     /// Whether a `deepres run` started the daemon.
     is_of_run: bool,
     connection: OwnedFd,
@@ -168,16 +185,43 @@ fn ask(request: &Request<'_>, socket: PathBuf, connection: OwnedFd) -> Result<An
     hello.pid = std::process::id();
     hello.waits = u32::from(request.waits);
     wire::set_text(&mut hello.tenant, request.name);
+    if let Some(GpuRequest { wanted, candidates }) = &request.gpus {
+        hello.wants_gpus = wanted.get();
+        set_gpus(&mut hello, candidates.iter().map(|gpu| gpu.uuid));
+    }
     match exchange(&mut hello, &socket, &connection)? {
-        Reply::Welcome(welcome) => Ok(Answer::Kept(Keeper {
-            socket: std::path::absolute(socket)?,
-            fallback: welcome.fallback(),
-            is_of_run: welcome.is_of_run != 0,
-            connection,
-            hello,
-        })),
+        Reply::Welcome(welcome) => {
+            let of_hello = welcome.gpu_index.iter().take(hello.gpu_count as usize).enumerate();
+            let chosen: Vec<usize> =
+                of_hello.filter(|(_, index)| **index != UNMANAGED).map(|(place, _)| place).collect();
+            if chosen.len() != hello.wants_gpus as usize {
+                bail!(
+                    "the daemon did not choose GPUs; use one deepres release for the daemon and this command"
+                );
+            }
+            // The next daemon gets the chosen GPUs.
+            let uuids: Vec<Uuid> = chosen.iter().map(|place| hello.gpu_uuids[*place]).collect();
+            set_gpus(&mut hello, uuids.into_iter());
+            Ok(Answer::Kept(Keeper {
+                socket: std::path::absolute(socket)?,
+                fallback: welcome.fallback(),
+                chosen,
+                is_of_run: welcome.is_of_run != 0,
+                connection,
+                hello,
+            }))
+        }
         Reply::Refused(RefusalKind::NoRoom, reason) => Ok(Answer::NoRoom(reason)),
         Reply::Refused(_, reason) => bail!("the daemon refused: {reason}"),
+    }
+}
+
+/// Sets the GPUs of a hello, at most as many as it has places.
+fn set_gpus(hello: &mut Hello, uuids: impl Iterator<Item = Uuid>) {
+    hello.gpu_count = 0;
+    for (place, uuid) in hello.gpu_uuids.iter_mut().zip(uuids) {
+        *place = uuid;
+        hello.gpu_count += 1;
     }
 }
 

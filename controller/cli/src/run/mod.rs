@@ -5,6 +5,7 @@ mod inherited;
 mod job;
 mod libraries;
 mod metered;
+mod placement;
 mod program;
 mod record;
 mod start;
@@ -22,6 +23,7 @@ use deepres_abi::wire::TENANT_NAME_BYTES;
 use deepres_model::text::{is_harmful, is_name};
 use deepres_policy::class::Class;
 use std::ffi::OsString;
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
@@ -45,6 +47,7 @@ Examples:
   deepres run --criticality high --deadline 2h --size 40min -- python train.py
   deepres run --slo 30ms -- python serve.py
   deepres run --no-preload -- ./static-program
+  deepres run --gpus 2 --share 50% -- torchrun --nproc-per-node 2 train.py
   deepres run --name sweep --share 50% -- ./worker.sh     (start it twice: both are one tenant)")]
 pub struct Args {
     /// Name of the tenant; programs with the same name share one part [default: command and process
@@ -64,8 +67,13 @@ pub struct Args {
     /// memory) or managed (move memory beyond the limit between host and GPU as needed)
     #[arg(long, env = OVERSUBSCRIBE_VARIABLE, value_name = "HOW")]
     oversubscribe: Option<Oversubscribe>,
-    /// Wait while guarantees to others leave no room for this tenant's memory (--class guaranteed
-    /// --share SHARE --memory SIZE), instead of failing
+    /// Number of GPUs: the daemon chooses GPUs with room for --share and --memory on each, and the
+    /// program sees only these (docs/placement.md) [default: the program sees all GPUs]
+    #[arg(long, value_name = "NUMBER")]
+    gpus: Option<NonZero<u32>>,
+    /// Wait, instead of failing, while too few GPUs have room (--gpus), or while guarantees to
+    /// others leave no room for this tenant's memory (--class guaranteed --share SHARE --memory
+    /// SIZE)
     #[arg(long)]
     wait: bool,
     /// Program and its arguments
@@ -122,13 +130,16 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let wish = args.wishes.wish;
     if let Some(class @ (Class::Fair | Class::BestEffort)) = wish.class
         && args.wait
+        && args.gpus.is_none()
     {
         anyhow::bail!(
-            "--wait waits for guaranteed memory, and a tenant of class {class} has no guarantee; leave out --wait, or ask for --class guaranteed --share SHARE --memory SIZE"
+            "--wait waits for GPUs or for guaranteed memory, and without --gpus a tenant of class {class} has no guarantee; leave out --wait, or give --gpus, or ask for --class guaranteed --share SHARE --memory SIZE"
         );
     }
     let name = args.name.unwrap_or_else(|| default_name(program));
-    let request = connect::Request { name: &name, wish, waits: args.wait };
+    let candidates = args.gpus.map(|_| placement::candidates()).transpose()?.unwrap_or_default();
+    let gpus = args.gpus.map(|wanted| connect::GpuRequest { wanted, candidates: &candidates });
+    let request = connect::Request { name: &name, wish, gpus, waits: args.wait };
     let keeper = connect::keep(&request)?;
     let record = args.record.as_deref().map(record::begin).transpose()?;
 
@@ -140,6 +151,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
             command.env(PRELOAD_VARIABLE, libraries::preload_with(preload, others));
         }
         None => metered::meter(&mut command, &file, keeper.socket.clone(), name.clone()),
+    }
+    if args.gpus.is_some() {
+        command.env(placement::VISIBLE_VARIABLE, placement::visible(&candidates, &keeper.chosen));
     }
     command.env(SOCKET_VARIABLE, &keeper.socket);
     command.env(TENANT_VARIABLE, &name);

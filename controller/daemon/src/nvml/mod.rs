@@ -3,10 +3,12 @@
 //! its answer is unknown. So a driver that hangs delays neither the daemon's work nor its end.
 
 mod mailbox;
+mod topology;
 
 use crate::gpus::{Gpu, GpuError};
 use crate::probes::reader::thread_ns;
 use deepres_abi::MAX_GPUS;
+use deepres_policy::placement::Topology;
 use mailbox::{Mailbox, STUCK};
 use nvml_wrapper::Nvml;
 use nvml_wrapper::enums::device::UsedGpuMemory;
@@ -44,6 +46,7 @@ enum Question {
     Free(Vec<String>),
     Usage(Vec<String>),
     Computing,
+    Topology(Vec<String>),
 }
 
 /// The answer to the question of the same name. The keys are the places of the GPUs in the
@@ -54,6 +57,7 @@ enum Answer {
     Free(BTreeMap<usize, u64>),
     Usage(BTreeMap<usize, OnGpu>),
     Computing(Option<BTreeSet<u32>>, u64),
+    Topology(Result<Topology, GpuError>),
 }
 
 /// NVML, once the thread could open the library; `None` before. An administrator may load the
@@ -71,6 +75,17 @@ static MAILBOX: LazyLock<Mailbox<Question, Answer, Kept>> =
 pub fn gpus() -> Result<Vec<Gpu>, GpuError> {
     match MAILBOX.ask_and_wait(Question::Gpus, START_LIMIT) {
         Some(Answer::Gpus(gpus)) => gpus,
+        _ => Err(GpuError::Silent(START_LIMIT)),
+    }
+}
+
+/// Returns the topology of GPUs, in the order of `uuids`. Waits for NVML.
+///
+/// # Errors
+/// [`GpuError`], which names the missing part.
+pub fn topology(uuids: Vec<String>) -> Result<Topology, GpuError> {
+    match MAILBOX.ask_and_wait(Question::Topology(uuids), START_LIMIT) {
+        Some(Answer::Topology(topology)) => topology,
         _ => Err(GpuError::Silent(START_LIMIT)),
     }
 }
@@ -129,6 +144,9 @@ fn answer(kept: &mut Kept, question: &Question) -> Answer {
             let began_ns = thread_ns();
             let pids = open(kept).ok().map(computing);
             Answer::Computing(pids, thread_ns() - began_ns)
+        }
+        Question::Topology(uuids) => {
+            Answer::Topology(open(kept).and_then(|nvml| Ok(topology::read(nvml, uuids)?)))
         }
     }
 }

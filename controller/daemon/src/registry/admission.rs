@@ -120,7 +120,7 @@ impl Registry {
         }
         let name = self.tenant_of(guest, hello, role)?;
         let admitted = match role {
-            Role::Keeper => self.admit_keeper(&name, guest),
+            Role::Keeper => self.admit_keeper(&name, guest, hello),
             _ => self.admit_session(&name, guest, hello),
         };
         if admitted.is_err()
@@ -134,13 +134,18 @@ impl Registry {
         Ok(admitted)
     }
 
-    fn admit_keeper(&mut self, name: &str, guest: &Guest) -> Result<Admitted, Refused> {
+    fn admit_keeper(&mut self, name: &str, guest: &Guest, hello: &Hello) -> Result<Admitted, Refused> {
+        let placed = self.place(name, hello)?;
         let keeper = self.next_id();
         let tenant = self.tenants.get_mut(name).ok_or_else(gone)?;
         tenant.members.keep(keeper, guest.process());
         let granted = tenant.terms.granted();
         let mut welcome = Welcome::new(0, 0);
         wire::set_text(&mut welcome.tenant, name);
+        for (uuid, index) in hello.gpus().iter().zip(&mut welcome.gpu_index) {
+            let chosen = self.gpus.number_of(uuid).filter(|gpu| placed.contains(*gpu));
+            *index = chosen.and_then(|gpu| u8::try_from(gpu).ok()).unwrap_or(UNMANAGED);
+        }
         welcome.set_fallback(&Fallback {
             share_ppm: granted.share_ppm.value,
             memory_bytes: granted.memory_bytes.value,
@@ -343,6 +348,7 @@ impl Registry {
             tenant.residence.set_oversubscribe(oversubscribe);
             tenant.memory.promise_everywhere();
             tenant.job = Arc::default();
+            tenant.placed = None;
             return Ok(name);
         }
         let stated = tenant.terms.stated();

@@ -8,9 +8,11 @@
 //! | [`crate::tenant`] | one tenant |
 //! | [`crate::memory`] | promises and limits of memory, and NVML's figures |
 //! | `admission` | lets processes in and out |
+//! | `placing` | chooses the GPUs of a job |
 //! | `settings` | changes of administrators |
 
 mod admission;
+mod placing;
 mod settings;
 mod tenants;
 mod waiting;

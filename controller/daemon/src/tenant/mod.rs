@@ -17,6 +17,7 @@ use deepres_model::identity::{Container, Found};
 use deepres_policy::TenantId;
 use deepres_policy::entitlement::Request;
 use deepres_policy::memory::Holding;
+use deepres_policy::placement::GpuSet;
 use deepres_policy::signals::DriverSignals;
 use std::sync::Arc;
 
@@ -55,8 +56,19 @@ pub struct Tenant {
     pub driver: DriverSignals,
     /// The GPU time that the tenant's job has used on all GPUs.
     pub job: Arc<JobUse>,
+    /// The GPUs that the daemon chose for the tenant's job, if the job asked for a number of GPUs.
+    pub placed: Option<Placed>,
     /// The GPUs on which any session of the tenant has been.
     gpus: Vec<usize>,
+}
+
+/// The GPUs that the daemon chose for a job.
+#[derive(Debug, Clone)]
+pub struct Placed {
+    /// The GPUs.
+    pub gpus: GpuSet,
+    /// The reason, as a sentence.
+    pub why: String,
 }
 
 impl Tenant {
@@ -71,6 +83,7 @@ impl Tenant {
             residence: Residence::default(),
             driver: DriverSignals::default(),
             job: Arc::default(),
+            placed: None,
             gpus: Vec::new(),
         }
     }
@@ -83,6 +96,12 @@ impl Tenant {
     /// Returns whether a session of the tenant has been on a GPU.
     pub fn is_on(&self, gpu: usize) -> bool {
         self.gpus.contains(&gpu)
+    }
+
+    /// Returns the GPUs on which the tenant's promises count: the GPUs that the daemon chose, else
+    /// the GPUs on which a session has been.
+    pub fn promised_gpus(&self) -> GpuSet {
+        self.placed.as_ref().map_or_else(|| self.gpus.iter().copied().collect(), |placed| placed.gpus)
     }
 
     /// Returns whether the tenant is on a GPU or may come to it.

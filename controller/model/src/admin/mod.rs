@@ -283,12 +283,24 @@ status! {
         pub oversubscribe: Option<String>,
         /// Number of `deepres run` processes that keep the tenant.
         pub keepers: usize,
+        /// The GPUs that the daemon chose for the job, if the job asked for a number of GPUs.
+        pub placement: Option<PlacementStatus>,
         /// The tenant's account on each GPU on which it has or had a session.
         pub gpus: Vec<AccountStatus>,
         /// The tenant's processes that have sessions.
         pub sessions: Vec<SessionStatus>,
         /// The calls of the tenant's processes to the driver, where the probes report them.
         pub driver: DriverStatus,
+    }
+
+    /// The GPUs that the daemon chose for a job.
+    #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(default)]
+    pub struct PlacementStatus {
+        /// The numbers of the GPUs.
+        pub gpus: Vec<usize>,
+        /// The reason, as a sentence.
+        pub why: String,
     }
 
     /// The calls of all processes of a tenant to the driver, together.
@@ -499,6 +511,7 @@ pub fn fields() -> String {
         section::<WaitingStatus>(),
         section::<GpuStatus>(),
         section::<TenantStatus>(),
+        section::<PlacementStatus>(),
         section::<AccountStatus>(),
         section::<RefusalStatus>(),
         section::<SessionStatus>(),

@@ -51,6 +51,7 @@ mod own_daemon;
 mod own_tenants;
 mod pause;
 mod pieces;
+mod placement;
 mod pressure;
 mod process_life;
 mod reconciliation;

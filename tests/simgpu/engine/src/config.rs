@@ -2,7 +2,7 @@
 //!
 //! The default is `default.toml` beside this file, modelled on an H200. It documents every key.
 
-use crate::{Error, MAX_GPUS, Work, jitter, layout::MAX_PEERS};
+use crate::{Error, MAX_GPUS, Work, jitter, layout::MAX_PEERS, topology::Topology};
 use serde::Deserialize;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -41,6 +41,7 @@ pub struct Config {
     pub mode: Mode,
     pub gpus_per_switch: usize,
     pub gpus_per_node: usize,
+    pub topology: Topology,
     pub name: String,
     pub driver_version: i32,
     pub driver_release: String,
@@ -89,19 +90,6 @@ pub struct PciAddress {
     pub bus: u32,
     /// PCI device.
     pub device: u32,
-}
-
-/// Nearest part of the machine that two GPUs have in common, on the way to the processor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Ancestor {
-    /// The GPU itself, because both are the same GPU.
-    Same,
-    /// A PCIe switch to which both GPUs are connected.
-    Switch,
-    /// A NUMA node to which both GPUs belong.
-    Node,
-    /// The machine as a whole, because the GPUs belong to different NUMA nodes.
-    System,
 }
 
 /// Cost of the kernels whose name matches. If several rules match a name, the first rule decides.
@@ -213,6 +201,7 @@ impl Config {
                 jitter::WHOLE_PPM
             ));
         }
+        self.topology.check(self.gpus)?;
         for rule in &self.kernel {
             if rule.ns.is_some() == rule.ns_per_wave.is_some() {
                 return refuse(format!("kernel {:?}: give either ns or ns_per_wave", rule.name));
@@ -241,19 +230,6 @@ impl Config {
         /// The low bus numbers belong to the machine's own devices.
         const FIRST_BUS: u32 = 0x40;
         PciAddress { domain: 0, bus: FIRST_BUS + gpu as u32, device: 0 }
-    }
-
-    /// Returns the nearest common ancestor of two GPUs.
-    pub fn common_ancestor(&self, a: usize, b: usize) -> Ancestor {
-        if a == b {
-            Ancestor::Same
-        } else if a / self.gpus_per_switch == b / self.gpus_per_switch {
-            Ancestor::Switch
-        } else if a / self.gpus_per_node == b / self.gpus_per_node {
-            Ancestor::Node
-        } else {
-            Ancestor::System
-        }
     }
 
     /// Returns how many blocks run at once on the whole GPU.
@@ -423,13 +399,6 @@ mod tests {
         ] {
             assert_eq!(matches(pattern.as_bytes(), name.as_bytes()), fits, "{pattern} {name}");
         }
-    }
-
-    #[test]
-    fn neighbours_share_a_switch_then_a_node_then_the_machine() {
-        let config = Config::parse("gpus = 8\ngpus_per_switch = 2\ngpus_per_node = 4").expect("valid");
-        let ancestors = [0, 1, 2, 4].map(|other| config.common_ancestor(0, other));
-        assert_eq!(ancestors, [Ancestor::Same, Ancestor::Switch, Ancestor::Node, Ancestor::System]);
     }
 
     #[test]

@@ -7,6 +7,7 @@
 //!
 //! - [`Host`]: the operations of a process (contexts, streams, work, events, memory).
 //! - [`Config`]: the properties of the GPUs and the cost of kernels.
+//! - [`topology`]: the machine's common ancestors, NVLinks and NUMA nodes, which NVML tells.
 //! - [`truth`]: the true GPU time and memory of every process on every GPU, for observers.
 //! - [`faults`]: errors, delays and deaths on demand.
 //!
@@ -31,13 +32,14 @@ mod shared;
 mod sim;
 #[cfg(test)]
 mod tests;
+pub mod topology;
 pub mod truth;
 mod wait;
 pub mod work;
 
 pub use checkpoint::{Call, CheckpointError, CheckpointState};
 pub use clock::Clock;
-pub use config::{ALL_SMS_PPM, Ancestor, Config, CopyKind, KernelCost, PciAddress};
+pub use config::{Config, CopyKind, KernelCost, PciAddress};
 pub use error::{Error, OutOfMemory};
 pub use host::{Host, MemoryInfo, Options};
 pub use shared::open_as_its_directory;

@@ -5,8 +5,9 @@ use crate::library::{
     version_mismatch, write, write_list, write_text,
 };
 use nvml_wrapper_sys::bindings::{self as sys, nvmlDevice_t, nvmlReturn_t};
-use simgpu_engine::{Ancestor, Config, PciAddress};
-use std::ffi::{CStr, c_char, c_int, c_uint};
+use simgpu_engine::topology::{Ancestor, P2p, Remote};
+use simgpu_engine::{Config, PciAddress};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_ulong};
 
 /// The version word of nvmlMemory_v2_t: the struct's size, and 2 in the highest byte
 /// (NVML_STRUCT_VERSION).
@@ -214,11 +215,31 @@ const VERSION_SHIFT: u32 = 24;
 /// before.
 const FABRIC_VERSIONS: std::ops::RangeInclusive<c_uint> = 2..=3;
 
-/// Returns the error of a question about an NVLink: the GPUs have no NVLinks. The simulation models
-/// only the bandwidth of peer copies.
-fn no_link(library: &crate::library::Library, device: nvmlDevice_t) -> Result<(), nvmlReturn_t> {
-    library.index(device)?;
-    not_supported()
+/// Returns the other end of a GPU's NVLink. An error means that the GPU has no such link.
+fn remote(
+    library: &crate::library::Library,
+    device: nvmlDevice_t,
+    link: c_uint,
+) -> Result<Remote, nvmlReturn_t> {
+    let index = library.index(device)?;
+    let found = library.config().topology.links(index).nth(link as usize);
+    found.ok_or(sys::nvmlReturn_enum_NVML_ERROR_NOT_SUPPORTED)
+}
+
+/// The first bus of NVSwitches. No GPU is on these buses.
+const SWITCH_BUS: u32 = 0xc0;
+
+/// Returns the PCI information of a GPU or of an NVSwitch at this address.
+fn pci_info(address: PciAddress) -> sys::nvmlPciInfo_t {
+    sys::nvmlPciInfo_t {
+        busIdLegacy: field(&bus_id_legacy(address)),
+        domain: address.domain,
+        bus: address.bus,
+        device: address.device,
+        pciDeviceId: PCI_DEVICE_ID,
+        pciSubSystemId: 0,
+        busId: field(&bus_id(address)),
+    }
 }
 
 /// Returns the processes with contexts or memory on a GPU, and the memory of each.
@@ -270,16 +291,7 @@ fn sampled_processes(
 
 export_values! {
     nvmlDeviceGetPciInfo, nvmlDeviceGetPciInfo_v2, nvmlDeviceGetPciInfo_v3(sys::nvmlPciInfo_t) |library, device| {
-        let address = Config::pci_address(library.index(device)?);
-        sys::nvmlPciInfo_t {
-            busIdLegacy: field(&bus_id_legacy(address)),
-            domain: address.domain,
-            bus: address.bus,
-            device: address.device,
-            pciDeviceId: PCI_DEVICE_ID,
-            pciSubSystemId: 0,
-            busId: field(&bus_id(address)),
-        }
+        pci_info(Config::pci_address(library.index(device)?))
     }
     nvmlDeviceGetAccountingBufferSize(c_uint) |library, device| {
         /// NVML's default number of records.
@@ -480,16 +492,67 @@ export! {
         unsafe { write(temperature, TEMPERATURE_C) }
     }
 
+    nvmlDeviceGetNvLinkState(device: nvmlDevice_t, link: c_uint, state: *mut sys::nvmlEnableState_t) |library| {
+        remote(library, device, link)?;
+        // SAFETY: see above.
+        unsafe { write(state, sys::nvmlEnableState_enum_NVML_FEATURE_ENABLED) }
+    }
+
+    nvmlDeviceGetNvLinkVersion(device: nvmlDevice_t, link: c_uint, version: *mut c_uint) |library| {
+        remote(library, device, link)?;
+        // SAFETY: see above.
+        unsafe { write(version, library.config().topology.nvlink_version) }
+    }
+
     nvmlDeviceGetNvLinkRemoteDeviceType(
-        device: nvmlDevice_t, _link: c_uint, _kind: *mut sys::nvmlIntNvLinkDeviceType_t
+        device: nvmlDevice_t, link: c_uint, kind: *mut sys::nvmlIntNvLinkDeviceType_t
     ) |library| {
-        no_link(library, device)
+        let found = match remote(library, device, link)? {
+            Remote::Gpu(_) => sys::nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_GPU,
+            Remote::Switch => sys::nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_SWITCH,
+        };
+        // SAFETY: see above.
+        unsafe { write(kind, found) }
     }
 
     nvmlDeviceGetNvLinkRemotePciInfo_v2(
-        device: nvmlDevice_t, _link: c_uint, _pci: *mut sys::nvmlPciInfo_t
+        device: nvmlDevice_t, link: c_uint, pci: *mut sys::nvmlPciInfo_t
     ) |library| {
-        no_link(library, device)
+        let address = match remote(library, device, link)? {
+            Remote::Gpu(peer) => Config::pci_address(peer),
+            Remote::Switch => PciAddress { domain: 0, bus: SWITCH_BUS + link, device: 0 },
+        };
+        // SAFETY: see above.
+        unsafe { write(pci, pci_info(address)) }
+    }
+
+    nvmlDeviceGetP2PStatus(
+        one: nvmlDevice_t, other: nvmlDevice_t, _kind: sys::nvmlGpuP2PCapsIndex_t,
+        status: *mut sys::nvmlGpuP2PStatus_t
+    ) |library| {
+        let found = match library.config().topology.p2p(library.index(one)?, library.index(other)?) {
+            P2p::Ok => sys::nvmlGpuP2PStatus_enum_NVML_P2P_STATUS_OK,
+            P2p::Chipset => sys::nvmlGpuP2PStatus_enum_NVML_P2P_STATUS_CHIPSET_NOT_SUPPORTED,
+            P2p::Gpu => sys::nvmlGpuP2PStatus_enum_NVML_P2P_STATUS_GPU_NOT_SUPPORTED,
+            P2p::Topology => sys::nvmlGpuP2PStatus_enum_NVML_P2P_STATUS_IOH_TOPOLOGY_NOT_SUPPORTED,
+            P2p::Disabled => sys::nvmlGpuP2PStatus_enum_NVML_P2P_STATUS_DISABLED_BY_REGKEY,
+            P2p::NotSupported => sys::nvmlGpuP2PStatus_enum_NVML_P2P_STATUS_NOT_SUPPORTED,
+            P2p::Unknown => sys::nvmlGpuP2PStatus_enum_NVML_P2P_STATUS_UNKNOWN,
+        };
+        // SAFETY: see above.
+        unsafe { write(status, found) }
+    }
+
+    nvmlDeviceGetMemoryAffinity(
+        device: nvmlDevice_t, size: c_uint, nodes: *mut c_ulong, _scope: sys::nvmlAffinityScope_t
+    ) |library| {
+        let node = library.config().numa_node(library.index(device)?);
+        for word in 0..size {
+            let own = if word == node / c_ulong::BITS { 1 << (node % c_ulong::BITS) } else { 0 };
+            // SAFETY: see above. The caller says that there are `size` words.
+            unsafe { write(nodes.wrapping_add(word as usize), own) }?;
+        }
+        Ok(())
     }
 
     nvmlDeviceGetGpuFabricInfoV(device: nvmlDevice_t, info: *mut sys::nvmlGpuFabricInfoV_t) |library| {
@@ -513,8 +576,10 @@ export! {
 
     nvmlDeviceGetTopologyCommonAncestor(one: nvmlDevice_t, other: nvmlDevice_t, level: *mut sys::nvmlGpuTopologyLevel_t) |library| {
         let ancestor = match library.config().common_ancestor(library.index(one)?, library.index(other)?) {
-            Ancestor::Same => sys::nvmlGpuLevel_enum_NVML_TOPOLOGY_INTERNAL,
+            Ancestor::Same | Ancestor::Board => sys::nvmlGpuLevel_enum_NVML_TOPOLOGY_INTERNAL,
             Ancestor::Switch => sys::nvmlGpuLevel_enum_NVML_TOPOLOGY_SINGLE,
+            Ancestor::Switches => sys::nvmlGpuLevel_enum_NVML_TOPOLOGY_MULTIPLE,
+            Ancestor::HostBridge => sys::nvmlGpuLevel_enum_NVML_TOPOLOGY_HOSTBRIDGE,
             Ancestor::Node => sys::nvmlGpuLevel_enum_NVML_TOPOLOGY_NODE,
             Ancestor::System => sys::nvmlGpuLevel_enum_NVML_TOPOLOGY_SYSTEM,
         };

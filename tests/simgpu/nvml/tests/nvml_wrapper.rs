@@ -4,7 +4,9 @@
 
 use nvml_wrapper::{
     Device, Nvml,
-    enum_wrappers::device::{Clock, ComputeMode, TemperatureSensor, TopologyLevel},
+    enum_wrappers::device::{
+        Clock, ComputeMode, P2pCapabilitiesIndex, P2pStatus, TemperatureSensor, TopologyLevel,
+    },
     enums::device::UsedGpuMemory,
     error::NvmlError,
 };
@@ -44,7 +46,10 @@ fn nvml_wrapper_sees_the_simulated_gpus() {
     let dir = tempfile::tempdir_in("/dev/shm").expect("a directory in shared memory");
     // SAFETY: this program has one test, so no other thread reads the environment yet.
     unsafe { env::set_var("SIMGPU_STATE", dir.path()) };
-    let config = "gpus = 4\nname = 'A GPU'\nmemory_bytes = 1_000_000_000\ncontext_overhead_bytes = 1_048_576";
+    let config = "gpus = 4\nname = 'A GPU'\nmemory_bytes = 1_000_000_000\ncontext_overhead_bytes = 1_048_576\n\
+        topology = { nvlinks = [[0, 0, 2, 0], [0, 0, 0, 0], [2, 0, 0, 0], [0, 0, 0, 0]], nvlink_version = 3, \
+        numa_nodes = [0, 0, 70, 1], p2p = [['X', 'OK', 'OK', 'CNS'], ['OK', 'X', 'OK', 'OK'], \
+        ['OK', 'OK', 'X', 'OK'], ['CNS', 'OK', 'OK', 'X']] }";
     let host = Host::attach_with(Options { config_toml: Some(config.into()), ..Options::default() })
         .expect("attach");
     let context = host.create_context(1).expect("context");
@@ -102,6 +107,19 @@ fn nvml_wrapper_sees_the_simulated_gpus() {
         (fabric, state),
         (sys::nvmlReturn_enum_NVML_SUCCESS, sys::NVML_GPU_FABRIC_STATE_NOT_SUPPORTED)
     );
+    let [first, third] = [0, 2].map(|index| nvml.device_by_index(index).expect("device"));
+    let link = first.link_wrapper_for(1);
+    assert_eq!((link.is_active().expect("state"), link.version().expect("version")), (true, 3));
+    assert_eq!(link.remote_pci_info().expect("remote").bus_id, third.pci_info().expect("pci").bus_id);
+    assert_eq!(link_and_fabric(&first).0, sys::nvmlReturn_enum_NVML_SUCCESS);
+    assert!(matches!(first.link_wrapper_for(2).is_active(), Err(NvmlError::NotSupported)));
+    let can_read = |index| {
+        let other = nvml.device_by_index(index).expect("device");
+        first.p2p_status(&other, P2pCapabilitiesIndex::Read).expect("status")
+    };
+    assert_eq!([1, 3].map(can_read), [P2pStatus::Ok, P2pStatus::ChipsetNotSupported]);
+    let nodes = third.memory_affinity(2, sys::NVML_AFFINITY_SCOPE_NODE).expect("nodes");
+    assert_eq!(nodes, [0, 1 << 6]);
     let ancestor =
         |index| device.topology_common_ancestor(nvml.device_by_index(index).expect("device")).expect("level");
     assert_eq!(

@@ -1,0 +1,88 @@
+//! Chooses the GPUs of a job that asks for a number of GPUs.
+//!
+//! The daemon knows what is promised on each GPU: the shares and memory limits of the tenants whose
+//! GPUs it chose, and of all other tenants on each GPU on which their sessions are.
+
+use super::{Refused, Registry};
+use crate::tenant::Placed;
+use deepres_abi::PPM;
+use deepres_abi::wire::{Hello, RefusalKind};
+use deepres_policy::placement::{GpuSet, Placement, Request, Room, place};
+use std::num::NonZero;
+
+/// The reason for the GPUs of a job that an earlier daemon placed.
+const EARLIER: &str = "an earlier daemon chose these GPUs";
+
+impl Registry {
+    /// Chooses the GPUs of a tenant's job, if the keeper's hello asks for a number of GPUs. Returns
+    /// the chosen GPUs; the empty set if the hello does not ask.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Refused`] if too few GPUs have room, or if another run of the tenant has a
+    /// different number of GPUs.
+    pub(super) fn place(&mut self, name: &str, hello: &Hello) -> Result<GpuSet, Refused> {
+        let Some(wanted) = NonZero::new(hello.wants_gpus as usize) else { return Ok(GpuSet::EMPTY) };
+        let among: GpuSet = hello.gpus().iter().filter_map(|uuid| self.gpus.number_of(uuid)).collect();
+        let Some(tenant) = self.tenants.get(name) else { return Ok(GpuSet::EMPTY) };
+        let placed = match &tenant.placed {
+            Some(placed) if placed.gpus.len() == wanted.get() && placed.gpus.is_within(among) => {
+                return Ok(placed.gpus);
+            }
+            Some(placed) => {
+                let gpus: Vec<String> = placed.gpus.iter().map(|gpu| gpu.to_string()).collect();
+                let reason = format!(
+                    "the tenant `{name}` runs already on the GPUs {}; ask for {} of them, or choose another --name",
+                    gpus.join(", "),
+                    gpus.len()
+                );
+                return Err(Refused::new(RefusalKind::Request, reason));
+            }
+            None if hello.sessions_before > 0 => Placed { gpus: among, why: EARLIER.to_owned() },
+            None => self.choose(name, wanted, among)?,
+        };
+        let gpus = placed.gpus;
+        if let Some(tenant) = self.tenants.get_mut(name) {
+            tracing::info!(tenant = name, gpus = ?gpus.iter().collect::<Vec<_>>(), why = placed.why, "placed");
+            tenant.placed = Some(placed);
+        }
+        Ok(gpus)
+    }
+
+    /// Chooses GPUs `among` the GPUs that the job can see.
+    fn choose(&self, name: &str, wanted: NonZero<usize>, among: GpuSet) -> Result<Placed, Refused> {
+        let Some(tenant) = self.tenants.get(name) else { return Err(refused("the tenant is gone")) };
+        let granted = tenant.terms.granted();
+        let rooms: Vec<Room> = self.gpus.numbers().map(|gpu| self.room(name, gpu)).collect();
+        let request = Request {
+            gpus: wanted,
+            share_ppm: granted.share_ppm.value.unwrap_or(0),
+            memory_bytes: granted.memory_bytes.value.unwrap_or(0),
+            among,
+        };
+        let Placement { gpus, why } = place(&self.gpus.topology(), &rooms, &request)
+            .map_err(|refusal| refused(&refusal.to_string()))?;
+        Ok(Placed { gpus, why: why.to_string() })
+    }
+
+    /// Returns the room on a GPU beside all living tenants but `own`.
+    fn room(&self, own: &str, gpu: usize) -> Room {
+        let mut room =
+            Room { share_ppm: PPM, memory_bytes: self.gpus.memory_bytes(gpu), singles: 0, gangs: 0 };
+        for (_, tenant) in self.tenants.living().filter(|(name, _)| *name != own) {
+            let gpus = tenant.promised_gpus();
+            if !gpus.contains(gpu) {
+                continue;
+            }
+            let granted = tenant.terms.granted();
+            room.share_ppm = room.share_ppm.saturating_sub(granted.share_ppm.value.unwrap_or(0));
+            room.memory_bytes = room.memory_bytes.saturating_sub(granted.memory_bytes.value.unwrap_or(0));
+            *(if gpus.len() > 1 { &mut room.gangs } else { &mut room.singles }) += 1;
+        }
+        room
+    }
+}
+
+fn refused(reason: &str) -> Refused {
+    Refused::new(RefusalKind::NoRoom, reason)
+}

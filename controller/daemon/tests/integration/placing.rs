@@ -1,0 +1,119 @@
+//! The choice of GPUs for jobs that ask for a number of GPUs.
+
+use deepres_abi::wire::{RefusalKind, Role, UNMANAGED};
+use deepres_daemon_harness::{Daemon, Refused, Tenant, shake_hands, wait_until};
+use deepres_model::config::Config;
+use deepres_model::wish::Wish;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+use zerocopy::IntoBytes;
+
+const PERCENT: u32 = 10_000;
+
+/// Keeps a tenant that asks for this number of GPUs, and for this share of each, percent. 0 asks
+/// for no share. Returns the connection and the chosen GPUs. `before` has the GPUs that an earlier
+/// daemon chose.
+fn keep(
+    daemon: &Daemon,
+    tenant: &str,
+    gpus: u32,
+    percent: u32,
+    before: Option<&[usize]>,
+) -> Result<(OwnedFd, Vec<usize>), Refused> {
+    let mut hello = daemon.hello(Role::Keeper, tenant);
+    hello.wants_gpus = gpus;
+    let share_ppm = (percent > 0).then_some(percent * PERCENT);
+    hello.wishes = Wish { share_ppm, ..Wish::default() }.encode();
+    let mut numbers: Vec<usize> = (0..daemon.gpus.len()).collect();
+    if let Some(before) = before {
+        numbers = before.to_vec();
+        hello.sessions_before = 1;
+        hello.gpu_count = before.len() as u32;
+        for (place, number) in before.iter().enumerate() {
+            hello.gpu_uuids[place] = daemon.gpus[*number].uuid;
+        }
+    }
+    let (connection, welcome, _) = shake_hands(&daemon.directory.tenant_socket(), hello.as_bytes())?;
+    let chosen = numbers.iter().zip(welcome.gpu_index).filter(|(_, index)| *index != UNMANAGED);
+    Ok((connection, chosen.map(|(number, _)| *number).collect()))
+}
+
+fn kept(daemon: &Daemon, tenant: &str, gpus: u32, percent: u32) -> (OwnedFd, Vec<usize>) {
+    keep(daemon, tenant, gpus, percent, None).unwrap()
+}
+
+#[test]
+fn jobs_are_placed_by_what_is_promised_on_each_gpu() {
+    let daemon = Daemon::start(4, Config::default());
+    let (_single, gpus) = kept(&daemon, "single", 1, 60);
+    assert_eq!(gpus, [0]);
+    let (_gang, gpus) = kept(&daemon, "gang", 2, 50);
+    assert_eq!(gpus, [1, 2], "the others have no room");
+    let (small, gpus) = kept(&daemon, "small", 1, 40);
+    assert_eq!(gpus, [0], "where it fits best");
+    let (_second, gpus) = kept(&daemon, "second", 2, 50);
+    assert_eq!(gpus, [1, 2], "whole GPUs stay whole");
+    let (kind, reason) = keep(&daemon, "late", 2, 30, None).unwrap_err();
+    assert_eq!(kind, RefusalKind::NoRoom as u32);
+    assert_eq!(
+        reason,
+        "the job asks for 2 GPUs: 1 of 4 have room, and what is free on the others is too little on each; \
+         ask for less"
+    );
+    assert!(daemon.status().tenants.iter().all(|tenant| tenant.name != "late"));
+    drop(small);
+    wait_until(Duration::from_secs(5), || keep(&daemon, "late", 2, 30, None).is_ok());
+    let status = daemon.status();
+    let gang = status.tenants.iter().find(|tenant| tenant.name == "gang").unwrap();
+    let placement = gang.placement.as_ref().unwrap();
+    assert_eq!(placement.gpus, [1, 2]);
+    assert!(placement.why.starts_with("GPUs with room: 3; "), "{}", placement.why);
+}
+
+#[test]
+fn a_job_without_a_share_goes_where_most_is_left() {
+    let daemon = Daemon::start(3, Config::default());
+    let (_owner, gpus) = kept(&daemon, "owner", 1, 70);
+    assert_eq!(gpus, [0]);
+    let (_first, gpus) = kept(&daemon, "first", 1, 0);
+    let (_second, other) = kept(&daemon, "second", 1, 0);
+    assert_eq!((gpus, other), (vec![1], vec![2]));
+    let (_all, gpus) = kept(&daemon, "all", 3, 0);
+    assert_eq!(gpus, [0, 1, 2], "it fits everywhere");
+}
+
+#[test]
+fn promises_of_jobs_that_chose_their_gpus_themselves_count() {
+    let daemon = Daemon::start(2, Config::default());
+    let mut hello = daemon.hello(Role::Session, "session");
+    hello.gpu_count = 1;
+    hello.wishes = Wish { share_ppm: Some(80 * PERCENT), ..Wish::default() }.encode();
+    let _session = Tenant::connect(&daemon.directory.tenant_socket(), &hello).unwrap();
+    assert_eq!(kept(&daemon, "other", 1, 50).1, [1]);
+}
+
+#[test]
+fn runs_of_one_tenant_get_the_same_gpus() {
+    let daemon = Daemon::start(3, Config::default());
+    let (_first, gpus) = kept(&daemon, "sweep", 2, 50);
+    assert_eq!(gpus, [0, 1]);
+    assert_eq!(kept(&daemon, "sweep", 2, 50).1, [0, 1]);
+    let (kind, reason) = keep(&daemon, "sweep", 1, 50, None).unwrap_err();
+    assert_eq!(kind, RefusalKind::Request as u32);
+    assert!(reason.starts_with("the tenant `sweep` runs already on the GPUs 0, 1"), "{reason}");
+}
+
+#[test]
+fn the_next_daemon_keeps_the_chosen_gpus() {
+    let daemon = Daemon::start(3, Config::default());
+    let (gone, gpus) = kept(&daemon, "filler", 1, 100);
+    assert_eq!(gpus, [0]);
+    let (kept_before, gpus) = kept(&daemon, "job", 2, 60);
+    assert_eq!(gpus, [1, 2]);
+    drop(gone);
+    let daemon = daemon.restart();
+    drop(kept_before);
+    let (_job, gpus) = keep(&daemon, "job", 2, 60, Some(&[1, 2])).unwrap();
+    assert_eq!(gpus, [1, 2]);
+    assert_eq!(kept(&daemon, "new", 1, 60).1, [0]);
+}
