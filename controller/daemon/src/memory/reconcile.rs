@@ -22,8 +22,9 @@ pub async fn serve(shared: Rc<Shared>) {
         let found = if is_empty { BTreeMap::new() } else { nvml::usage(uuids).await };
         shared.registry.borrow_mut().reconcile(&found, &before);
         host::share_out(&shared);
-        if is_empty && shared.status.borrow().tenants.is_empty() {
-            // Nothing has changed since the last tenant was forgotten.
+        if is_empty && shared.metrics.is_none() && shared.status.borrow().tenants.is_empty() {
+            // Nothing has changed since the last tenant was forgotten. Metrics also show the
+            // status's time and unmanaged processes.
             continue;
         }
         status::publish(&shared).await;

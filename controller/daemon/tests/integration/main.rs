@@ -4,4 +4,5 @@ mod build;
 mod daemon;
 mod hostile;
 mod identities;
+mod metrics;
 mod restarts;
