@@ -10,6 +10,7 @@ mod pause;
 mod ps;
 mod run;
 mod set;
+mod top;
 mod topo;
 mod trace;
 mod wishes;
@@ -55,6 +56,8 @@ enum Command {
     Daemon(daemon::Args),
     /// Show tenants, their shares, GPU time and memory
     Ps(ps::Args),
+    /// Show tenants and their shares of the last minutes, again and again
+    Top(top::Args),
     /// Change a running tenant's share, memory limit, class or priority
     Set(set::Args),
     /// Keep a tenant off the GPUs until it is resumed
@@ -96,6 +99,7 @@ pub fn main() -> ExitCode {
         Command::Run(args) => run::run(args),
         Command::Daemon(args) => daemon::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Ps(args) => ps::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Top(args) => top::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Set(args) => set::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Pause(args) => pause::pause(args).map(|()| ExitCode::SUCCESS),
         Command::Suspend(args) => pause::suspend(args).map(|()| ExitCode::SUCCESS),

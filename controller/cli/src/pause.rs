@@ -66,7 +66,8 @@ fn ask(tenant: &str, request: &Request) -> Result<()> {
     Ok(())
 }
 
-fn told(resumption: Resumption) -> &'static str {
+/// Returns the effect of a resumption, for people.
+pub fn told(resumption: Resumption) -> &'static str {
     match resumption {
         Resumption::Now => "resumed",
         Resumption::Later => "waits for memory: the daemon resumes the tenant when others leave room for it",

@@ -4,9 +4,11 @@ mod activity;
 mod coverage;
 pub mod memory;
 mod metered;
+pub mod order;
 mod unmanaged;
 mod why;
 
+use crate::top::parse_interval;
 use anyhow::{Result, bail};
 use deepres_model::admin::client::Client;
 use deepres_model::admin::{
@@ -14,14 +16,17 @@ use deepres_model::admin::{
     TenantStatus, Unit, WaitingStatus,
 };
 use deepres_model::quantity::{Bytes, Percent};
+use order::{Order, Row};
 use serde_json::Value;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 
 /// The precision of shares in `deepres ps`, parts per million: a tenth of a percent.
 const SHOWN_PPM: u32 = 1_000;
 /// The fields of a tenant's account whose columns come before the tenant's memory limit.
-const USE: [&str; 10] = [
+const USE: [&str; 6] = ["gpu", "entitled_ppm", "recent_share_ppm", "gpu_ns", "wait_ns", "memory_bytes"];
+/// The same fields with `--wide`.
+const WIDE_USE: [&str; 10] = [
     "gpu",
     "entitled_ppm",
     "recent_share_ppm",
@@ -33,11 +38,17 @@ const USE: [&str; 10] = [
     "graph_launches",
     "memory_bytes",
 ];
-/// The place of the owed share in [`USE`].
+/// The place of the owed share in [`USE`] and [`WIDE_USE`].
 const OWED: usize = 1;
 /// The fields of a tenant's account whose columns `deepres ps` prints to the right of the memory
 /// limit.
-const MEMORY: [&str; 3] = ["memory_peak_bytes", "refusals", "gate"];
+const MEMORY: [&str; 1] = ["gate"];
+/// The same fields with `--wide`.
+const WIDE_MEMORY: [&str; 3] = ["memory_peak_bytes", "refusals", "gate"];
+/// The width of the tables without `--wide`, columns. Only names can make them wider.
+const COLUMNS: usize = 80;
+/// Clears the screen of a terminal.
+const CLEAR: &str = "\x1b[H\x1b[2J";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -48,6 +59,7 @@ All counters of --json are totals, and `now_ns` is their time, so two outputs gi
 
 Examples:
   deepres ps
+  deepres ps --wide --sort memory
   deepres ps --json | jq '.tenants[].gpus[].gpu_ns'
   deepres ps -v
   deepres ps --coverage")]
@@ -58,6 +70,15 @@ pub struct Args {
     /// Show for each tenant its requests, its grants with their reasons, and how it was found
     #[arg(short, long)]
     verbose: bool,
+    /// Show all columns, also beyond 80 columns of the screen
+    #[arg(short, long)]
+    wide: bool,
+    /// Sort the tenants
+    #[arg(long, value_enum, value_name = "COLUMN", default_value_t)]
+    sort: Order,
+    /// Show everything again every SECONDS [default without a value: 1]
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1", value_parser = parse_interval)]
+    watch: Option<Duration>,
     /// Show how each process reaches the driver, and which launches or allocations bypassed deepres
     #[arg(long)]
     coverage: bool,
@@ -66,29 +87,58 @@ pub struct Args {
     fields: bool,
 }
 
-/// Prints the daemon's state.
+/// Prints the daemon's state, with `--watch` again and again.
 pub fn run(args: &Args) -> Result<()> {
     let mut out = io::stdout().lock();
-    let printed = if args.fields {
-        write!(out, "{}", deepres_model::admin::fields())
-    } else if args.coverage {
-        show(&coverage::ask()?, args.json, |processes, out| coverage::print(processes, out), &mut out)
-    } else {
-        let Reply::Status(mut status) = Client::question(&Request::Status)? else {
-            bail!(
-                "the daemon sent an unexpected reply; use one deepres release for the daemon and this command"
-            )
-        };
-        for tenant in &mut status.tenants {
-            tenant.user = name_of(tenant.uid);
+    let clears = args.watch.is_some() && !args.json && out.is_terminal();
+    loop {
+        let mut page = if clears { CLEAR.as_bytes().to_vec() } else { Vec::new() };
+        print_page(args, &mut page)?;
+        match out.write_all(&page).and_then(|()| out.flush()) {
+            // The reader has closed the pipe (`deepres ps | head`).
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
+            written => written?,
         }
-        show(&*status, args.json, |status, out| print(status, args.verbose, out), &mut out)
-    };
-    match printed {
-        // The reader has closed the pipe (`deepres ps | head`).
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        printed => Ok(printed?),
+        let Some(interval) = args.watch else { return Ok(()) };
+        std::thread::sleep(interval);
     }
+}
+
+/// Prints the state once.
+fn print_page(args: &Args, out: &mut impl Write) -> Result<()> {
+    if args.fields {
+        write!(out, "{}", deepres_model::admin::fields())?;
+    } else if args.coverage {
+        show(&coverage::ask()?, args.json, |processes, out| coverage::print(processes, out), out)?;
+    } else {
+        show(&ask()?, args.json, |status, out| print(status, args.shown(), out), out)?;
+    }
+    Ok(())
+}
+
+/// The part of the status to print.
+#[derive(Debug, Clone, Copy)]
+struct Shown {
+    is_verbose: bool,
+    is_wide: bool,
+    order: Order,
+}
+
+impl Args {
+    fn shown(&self) -> Shown {
+        Shown { is_verbose: self.verbose, is_wide: self.wide, order: self.sort }
+    }
+}
+
+/// Asks the daemon for the status. Adds the names of users.
+pub fn ask() -> Result<Status> {
+    let Reply::Status(mut status) = Client::question(&Request::Status)? else {
+        bail!("the daemon sent an unexpected reply; use one deepres release for the daemon and this command")
+    };
+    for tenant in &mut status.tenants {
+        tenant.user = name_of(tenant.uid);
+    }
+    Ok(*status)
 }
 
 /// Prints a command's answer: as JSON if the user asked for JSON, else by the function `print`.
@@ -111,36 +161,36 @@ fn name_of(uid: u32) -> Option<String> {
     Some(user.name)
 }
 
-fn print(status: &Status, verbose: bool, out: &mut impl Write) -> io::Result<()> {
+fn print(status: &Status, shown: Shown, out: &mut impl Write) -> io::Result<()> {
     let daemon = &status.daemon;
     writeln!(out, "daemon {} (deepres {}) in {}", daemon.pid, daemon.version, daemon.directory)?;
     for gpu in &status.gpus {
-        print_gpu(gpu, verbose, out)?;
+        print_gpu(gpu, shown, out)?;
     }
+    let verbose = shown.is_verbose;
     writeln!(out)?;
     if status.tenants.is_empty() {
         writeln!(out, "no tenants; start one with `deepres run -- COMMAND`")?;
         print_waiting(status, out)?;
         return print_others(status, verbose, out);
     }
+    let columns: (&[&str], &[&str]) = if shown.is_wide { (&WIDE_USE, &WIDE_MEMORY) } else { (&USE, &MEMORY) };
     let heads = [
         heads::<TenantStatus>(&["name"]),
-        heads::<AccountStatus>(&USE),
+        heads::<AccountStatus>(columns.0),
         heads::<TenantStatus>(&["memory_limit_bytes"]),
-        heads::<AccountStatus>(&MEMORY),
+        heads::<AccountStatus>(columns.1),
     ];
-    let mut rows = vec![heads.concat()];
-    for tenant in &status.tenants {
-        if tenant.gpus.is_empty() {
-            rows.push(vec![tenant.name.clone(), "-".to_owned()]);
-        }
-        rows.extend(tenant.gpus.iter().map(|account| row(tenant, account)));
-    }
-    print_table(&rows, out)?;
+    let rows = shown.order.rows(status);
+    let rows = rows.iter().map(|Row { tenant, account }| match account {
+        Some(account) => row(tenant, account, columns),
+        None => vec![tenant.name.clone(), "-".to_owned()],
+    });
+    print_table(&std::iter::once(heads.concat()).chain(rows).collect::<Vec<_>>(), out)?;
     if !verbose {
         memory::print_brief(&status.tenants, out)?;
     }
-    print_processes(status, out)?;
+    print_processes(status, shown.is_wide, out)?;
     print_waiting(status, out)?;
     print_overdue(status, out)?;
     if verbose {
@@ -157,41 +207,45 @@ fn print_others(status: &Status, verbose: bool, out: &mut impl Write) -> io::Res
     if verbose { activity::print(status, out) } else { Ok(()) }
 }
 
-fn print_gpu(gpu: &GpuStatus, verbose: bool, out: &mut impl Write) -> io::Result<()> {
-    let kind = if gpu.simulated { ", simulated" } else { "" };
-    let phase = match (&gpu.holder, gpu.phase.as_str()) {
+/// Returns the phase of a GPU, with the holder.
+pub fn phase(gpu: &GpuStatus) -> String {
+    match (&gpu.holder, gpu.phase.as_str()) {
         (Some(holder), phase) => format!("{phase} ({holder})"),
         (None, phase) => phase.to_owned(),
-    };
+    }
+}
+
+fn print_gpu(gpu: &GpuStatus, shown: Shown, out: &mut impl Write) -> io::Result<()> {
+    let kind = if gpu.simulated { ", simulated" } else { "" };
+    let (index, name, memory, phase) = (gpu.index, &gpu.name, Bytes(gpu.memory_bytes), phase(gpu));
+    let (contended, idle, handoffs) = (time(gpu.contended_ns), time(gpu.idle_ns), gpu.handoffs);
+    if !shown.is_wide && !shown.is_verbose {
+        writeln!(out, "gpu {index}: {name}, {memory}{kind}: {phase}")?;
+        let p99 = time(gpu.handoff_p99_ns);
+        return writeln!(
+            out,
+            "  contended {contended}, idle {idle}; {handoffs} hand-offs, 99 % of them below {p99}"
+        );
+    }
+    writeln!(out, "gpu {index}: {name}, {memory}{kind}, {}: {phase}", gpu.uuid)?;
     writeln!(
         out,
-        "gpu {}: {}, {}{kind}, {}: {phase}",
-        gpu.index,
-        gpu.name,
-        Bytes(gpu.memory_bytes),
-        gpu.uuid
-    )?;
-    writeln!(
-        out,
-        "  contended {}, idle {}; {} hand-offs, each idle for {} (median) to {} (99 %); quantum {}, window {}",
-        time(gpu.contended_ns),
-        time(gpu.idle_ns),
-        gpu.handoffs,
+        "  contended {contended}, idle {idle}; {handoffs} hand-offs, each idle for {} (median) to {} (99 %); quantum {}, window {}",
         time(gpu.handoff_p50_ns),
         time(gpu.handoff_p99_ns),
         time(gpu.quantum_ns),
         time(gpu.window_ns),
     )?;
-    if verbose { why::print_gpu(gpu, out) } else { Ok(()) }
+    if shown.is_verbose { why::print_gpu(gpu, out) } else { Ok(()) }
 }
 
 /// Returns the heads of the columns of `fields`.
-fn heads<T: Declared>(fields: &[&str]) -> Vec<String> {
+pub fn heads<T: Declared>(fields: &[&str]) -> Vec<String> {
     fields.iter().map(|field| T::head(field).to_owned()).collect()
 }
 
 /// Returns one table cell for each of `fields`: the text of the field's value in `of`.
-fn cells<T: Declared>(of: &T, fields: &[&str]) -> Vec<String> {
+pub fn cells<T: Declared>(of: &T, fields: &[&str]) -> Vec<String> {
     let values = serde_json::to_value(of).unwrap_or_default();
     fields.iter().map(|field| cell(&values[field], Unit::of(field))).collect()
 }
@@ -212,16 +266,20 @@ fn cell(value: &Value, unit: Unit) -> String {
     }
 }
 
-fn row(tenant: &TenantStatus, account: &AccountStatus) -> Vec<String> {
-    let mut used = cells(account, &USE);
-    if account.is_lent && account.entitled_ppm.is_some() {
-        used[OWED] = format!("({})", used[OWED]);
-    }
-    let limit = cells(tenant, &["memory_limit_bytes"]);
-    [cells(tenant, &["name"]), used, limit, cells(account, &MEMORY)].concat()
+/// Returns the cell of the owed share, in parentheses while the share is lent.
+pub fn owed(account: &AccountStatus, cell: String) -> String {
+    if account.is_lent && account.entitled_ppm.is_some() { format!("({cell})") } else { cell }
 }
 
-fn print_processes(status: &Status, out: &mut impl Write) -> io::Result<()> {
+fn row(tenant: &TenantStatus, account: &AccountStatus, columns: (&[&str], &[&str])) -> Vec<String> {
+    let mut used = cells(account, columns.0);
+    used[OWED] = owed(account, std::mem::take(&mut used[OWED]));
+    let limit = cells(tenant, &["memory_limit_bytes"]);
+    [cells(tenant, &["name"]), used, limit, cells(account, columns.1)].concat()
+}
+
+/// Prints the processes. Without `is_wide`, cuts their command lines at the width of the screen.
+fn print_processes(status: &Status, is_wide: bool, out: &mut impl Write) -> io::Result<()> {
     const SUMS: [&str; 4] = ["gpu_ns", "kernel_launches", "graph_launches", "memory_bytes"];
     let heads = [
         heads::<TenantStatus>(&["name"]),
@@ -244,7 +302,16 @@ fn print_processes(status: &Status, out: &mut impl Write) -> io::Result<()> {
         return Ok(());
     }
     writeln!(out)?;
-    print_table(&rows, out)
+    if is_wide {
+        return print_table(&rows, out);
+    }
+    let mut table = Vec::new();
+    print_table(&rows, &mut table)?;
+    for line in String::from_utf8_lossy(&table).lines() {
+        let cut: String = line.chars().take(COLUMNS).collect();
+        writeln!(out, "{cut}")?;
+    }
+    Ok(())
 }
 
 /// Prints the jobs that wait for guaranteed memory, the next first.
@@ -310,11 +377,35 @@ fn pid(pid: u32, container_pid: Option<u32>) -> String {
 }
 
 /// Returns a time for people, with about three digits.
-fn time(ns: u64) -> String {
+pub fn time(ns: u64) -> String {
     let duration = Duration::from_nanos(ns);
     match ns {
         0..10_000_000 => format!("{:.2} ms", duration.as_secs_f64() * 1e3),
         10_000_000..1_000_000_000 => format!("{:.0} ms", duration.as_secs_f64() * 1e3),
         _ => format!("{:.1} s", duration.as_secs_f64()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::top::tests::status;
+
+    fn printed(shown: Shown) -> String {
+        let mut out = Vec::new();
+        print(&status(), shown, &mut out).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn the_page_fits_into_80_columns_unless_it_is_wide_and_the_order_is_the_wanted() {
+        let shown = Shown { is_verbose: false, is_wide: false, order: Order::Owed };
+        let page = printed(shown);
+        assert!(page.lines().all(|line| line.chars().count() <= COLUMNS), "{page}");
+        let place = |name: &str| page.find(&format!("\n{name} ")).unwrap();
+        assert!(place("train") < place("finetune"), "{page}");
+        assert!(!page.contains("PEAK"));
+        let wide = printed(Shown { is_wide: true, ..shown });
+        assert!(wide.contains("PEAK") && wide.contains("window"), "{wide}");
     }
 }

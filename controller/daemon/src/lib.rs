@@ -9,6 +9,7 @@
 //! | `nvml` | the thread that asks NVML |
 //! | `residency` | tenants that take turns on the GPUs with all their memory |
 //! | `sessions` | the tenant socket: admits processes, and answers processes that only ask |
+//! | `metrics` | the status as metrics for Prometheus |
 //! | `status` | the status that administrators and the log see |
 //! | [`state`] | the state that the daemon saves for the next daemon |
 //! | [`identity`] | which tenant a process belongs to |
@@ -24,6 +25,7 @@ mod gpus;
 pub mod identity;
 mod lines;
 mod memory;
+mod metrics;
 mod nvml;
 pub mod probes;
 mod registry;
@@ -39,6 +41,7 @@ pub mod trace;
 pub use files::{FilesError, Inherited, make_own_directory};
 pub use gpu_lock::{GpuLockError, lock_directories};
 pub use gpus::{Gpu, GpuError};
+pub use metrics::MetricsError;
 pub use service::{InheritError, inherited};
 
 use crate::arbiter::{Arbiter, GangBoard, Setup};
@@ -55,6 +58,7 @@ use files::Files;
 use gpu_lock::{GpuLock, LOOK_EVERY};
 use gpus::Gpus;
 use lines::Lines;
+use metrics::Metrics;
 use registry::Registry;
 use residency::Residency;
 use service::Service;
@@ -100,6 +104,9 @@ pub enum DaemonError {
     /// The daemon cannot take the lock of a GPU.
     #[error(transparent)]
     GpuLock(#[from] GpuLockError),
+    /// The daemon cannot serve metrics.
+    #[error(transparent)]
+    Metrics(#[from] MetricsError),
     /// A system call of the daemon failed.
     #[error("the daemon cannot start: {0}")]
     System(#[from] io::Error),
@@ -116,6 +123,7 @@ struct Shared {
     started_ns: u64,
     registry: RefCell<Registry>,
     status: Published,
+    metrics: Option<Metrics>,
     /// The state file. A task that writes the file holds this lock until it has finished.
     state: Arc<Mutex<StateFile>>,
     service: Service,
@@ -191,6 +199,7 @@ pub fn run(
     let mut files = Files::prepare(&options.directory, options.inherited, admin_group)?;
     let uuids = options.gpus.iter().map(|gpu| gpu.uuid_text.as_str());
     let locks = GpuLock::take_all(&options.locks, uuids, &options.directory)?;
+    let metrics = options.config.metrics.map(Metrics::start).transpose()?;
     // Every failure that keeps the daemon from serving comes before this line. So its error is the
     // only message.
     let room = make_room(options.config.max_connections, options.gpus.len());
@@ -243,6 +252,7 @@ pub fn run(
         metering,
         registry: RefCell::new(registry),
         status: Published::default(),
+        metrics,
         state: Arc::new(Mutex::new(state)),
         service: Service::of_environment(),
         is_stopping: Cell::new(false),
@@ -267,6 +277,9 @@ pub fn run(
         tokio::task::spawn_local(memory::reconcile::serve(Rc::clone(&shared)));
         tokio::task::spawn_local(memory::log::serve(shared.status.subscribe()));
         tokio::task::spawn_local(driver_use::serve(Rc::clone(&shared)));
+        if shared.metrics.is_some() {
+            status::publish(&shared).await;
+        }
         // The daemon saves before tenants can connect. So the next daemon knows that a process
         // without a saved baseline came after this moment.
         saver::save(&shared).await;

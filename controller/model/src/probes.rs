@@ -45,13 +45,13 @@ status! {
         /// The process's id in its own pid namespace, if the daemon is in another namespace.
         pub container_pid: Option<u32>,
         /// The process's user.
-        pub uid: u32 => "UID",
+        pub uid: u32 as Label => "UID",
         /// The container's id, shortened.
         pub container: Option<String> => "CONTAINER",
         /// The process's command line, shortened.
         pub command: String => "COMMAND",
         /// `compute`, or `control` for a process that only talks to the driver, as monitors do.
-        pub kind: String => "KIND",
+        pub kind: String as Label => "KIND",
         /// The ways in which the daemon found the process: `ioctl`, `nvml`, `descriptor`,
         /// `mapping`.
         pub seen_by: Vec<String> => "SEEN BY",
@@ -60,7 +60,7 @@ status! {
         /// The time since which the daemon reports the process, ns of `CLOCK_MONOTONIC`.
         pub reported_ns: u64,
         /// `reported`, `held` or `adopted`.
-        pub state: String => "UNMANAGED",
+        pub state: String as Label => "UNMANAGED",
         /// The tenant for which the process was adopted.
         pub tenant: Option<String>,
         /// The tenant whose process started this process. The library was not preloaded into this

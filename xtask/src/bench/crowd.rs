@@ -34,12 +34,14 @@ pub struct Served {
 
 impl Crowd {
     /// Starts `count` programs with the interposer preloaded, and waits until all have a session.
-    /// `tenant` returns the tenant of each program, by the program's number.
+    /// `tenant` returns the tenant of each program, by the program's number, and `gpu` its only GPU,
+    /// if it has only one.
     pub fn start(
         host: &Host,
         artefacts: &Artefacts,
         count: u32,
         tenant: impl Fn(u32) -> Option<String>,
+        gpu: impl Fn(u32) -> Option<u32>,
         interrupt: &Interrupt,
     ) -> Result<Self> {
         let client = build::c_client("boot")?;
@@ -54,6 +56,9 @@ impl Crowd {
             program.env("LD_PRELOAD", artefacts.library()).stdin(Stdio::piped()).stdout(Stdio::piped());
             if let Some(tenant) = tenant(number) {
                 program.env("DEEPRES_TENANT", tenant);
+            }
+            if let Some(gpu) = gpu(number) {
+                program.env("CUDA_VISIBLE_DEVICES", gpu.to_string());
             }
             running.push(Running::start(&mut program)?);
         }

@@ -54,13 +54,11 @@ struct Report {
 pub fn run(options: &Options) -> Result<impl super::Report> {
     let artefacts = build::artefacts()?;
     let interrupt = Interrupt::catch()?;
-    let limit = getrlimit(Resource::Nofile);
-    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum })
-        .context("cannot raise the number of descriptors")?;
+    raise_descriptors()?;
     let host = Host::start(&artefacts, Device::Simulated { config: None }, &interrupt)?;
     let began = Instant::now();
     let tenant = |number| Some(format!("tenant-{}", number / SESSIONS_PER_TENANT));
-    let crowd = Crowd::start(&host, &artefacts, options.sessions, tenant, &interrupt)?;
+    let crowd = Crowd::start(&host, &artefacts, options.sessions, tenant, |_| None, &interrupt)?;
     let all_served_s = began.elapsed().as_secs_f64();
 
     interrupt.sleep(SETTLE)?;
@@ -101,8 +99,15 @@ impl super::Report for Report {
     }
 }
 
+/// Raises this process's number of descriptors, and that of its children.
+pub fn raise_descriptors() -> Result<()> {
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum })
+        .context("cannot raise the number of descriptors")
+}
+
 /// Returns the CPU time of a process so far, seconds.
-fn cpu_s(pid: u32) -> Result<f64> {
+pub fn cpu_s(pid: u32) -> Result<f64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).context("the daemon is gone")?;
     let (_, fields) = stat.rsplit_once(')').context("an unknown stat line")?;
     // utime and stime are the 14th and 15th field of proc(5). Two fields precede the parenthesis,

@@ -4,6 +4,7 @@ mod beside;
 mod connect;
 mod crowd;
 mod daemon;
+mod faces;
 mod handoff;
 mod hook;
 mod memory;
@@ -97,6 +98,11 @@ enum Bench {
     /// Measure the daemon's cost while a thousand idle processes are connected, and fail above a
     /// limit
     Daemon(daemon::Options),
+    /// Measure what people and Prometheus cost who look: a scrape of the metrics, and `deepres top`
+    ///
+    /// A thousand idle tenants are on eight simulated GPUs, each on one. The output shows the median
+    /// scrape, the bytes of its compressed answer, and the CPU time of `deepres top`.
+    Faces(faces::Options),
     /// Measure how long hand-offs take, and how soon a new quota holds or a waiting tenant runs
     Handoff(handoff::Options),
     /// Check that racing processes stay within their tenant's memory limit, and measure the cost
@@ -164,6 +170,7 @@ fn measure(bench: &Bench, output: &Output) -> Result<()> {
         Bench::Connect(options) => output.show(&connect::run(options)?),
         Bench::Handoff(options) => output.show(&handoff::run(options)?),
         Bench::Daemon(options) => output.show(&daemon::run(options)?),
+        Bench::Faces(options) => output.show(&faces::run(options)?),
         Bench::Hook(options) => output.show(&hook::run(options)?),
         Bench::Memory(options) => output.show(&memory::run(options)?),
         Bench::Policy => output.show(&policy::run()?),

@@ -54,7 +54,7 @@ pub fn run(options: &Options) -> Result<impl super::Report> {
     let interrupt = Interrupt::catch()?;
     let host = Host::start(&artefacts, Device::Simulated { config: None }, &interrupt)?;
     let tenant = |number: u32| number.checked_rem(options.tenants).map(|tenant| format!("storm-{tenant}"));
-    let crowd = Crowd::start(&host, &artefacts, options.processes, tenant, &interrupt)?;
+    let crowd = Crowd::start(&host, &artefacts, options.processes, tenant, |_| None, &interrupt)?;
     let Crowd { begin_ns, started_ns, ref served, .. } = crowd;
 
     let last_ns = served.iter().map(|served| served.at_ns).max().unwrap_or(begin_ns);

@@ -55,7 +55,7 @@ fn heading(text: &str) {
 /// line.
 pub fn run(options: &Options) -> Result<ExitCode> {
     heading("packages that the tests need");
-    needs::install()?;
+    needs::install(options.deep)?;
     let mut tally = Tally::default();
     if options.deep {
         deep::run(&mut tally)?;

@@ -11,6 +11,8 @@ use crate::command;
 /// Commands that the tests call, each in the package of its name. g++ compiles the host code for
 /// nvcc. The other commands make and run containers.
 const TOOLS: [&str; 4] = ["g++", "podman", "runc", "debootstrap"];
+/// Commands that only the deep track calls, as in [`TOOLS`].
+const DEEP_TOOLS: [&str; 1] = ["prometheus"];
 /// The folder into which Debian puts libraries.
 const LIBRARY_FOLDER: &str = "/usr/lib/x86_64-linux-gnu";
 /// Packages and their libraries. The tests preload the first four beside the interposer, because
@@ -25,12 +27,13 @@ const LIBRARIES: [(&str, &str); 5] = [
 
 /// Installs the needs that a machine with a Rust toolchain may lack. The needs leave out a C
 /// compiler, because rustc already needs a C compiler to link.
-pub fn install() -> Result<()> {
+pub fn install(is_deep: bool) -> Result<()> {
     let mut lacking = Vec::new();
     if !venv::can_create() {
         lacking.extend(["python3", "python3-venv"]);
     }
-    lacking.extend(TOOLS.into_iter().filter(|tool| !is_there(tool)));
+    let deep = DEEP_TOOLS.into_iter().filter(|_| is_deep);
+    lacking.extend(TOOLS.into_iter().chain(deep).filter(|tool| !is_there(tool)));
     let libraries = LIBRARIES.into_iter().filter(|(_, file)| !Path::new(LIBRARY_FOLDER).join(file).exists());
     lacking.extend(libraries.map(|(package, _)| package));
     if lacking.is_empty() {

@@ -6,11 +6,12 @@ pub mod log_file;
 
 use anyhow::{Result, bail};
 use deepres_daemon::{Gpu, Inherited, Options, lock_directories};
-use deepres_model::config::Config;
+use deepres_model::config::{Config, parse_address};
 use deepres_model::directory::Directory;
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use std::io::Write;
 use std::mem::MaybeUninit;
+use std::net::SocketAddr;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::task::Poll;
@@ -26,11 +27,16 @@ daemon takes its sockets from LISTEN_FDS and reports to NOTIFY_SOCKET.
 
 Examples:
   sudo deepres daemon
-  deepres daemon --config lab.toml --log debug")]
+  deepres daemon --config lab.toml --log debug
+  sudo deepres daemon --metrics 127.0.0.1:9442")]
 pub struct Args {
     /// Configuration file [default: ~/.config/deepres/deepres.toml, else /etc/deepres/deepres.toml]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// Serve metrics for Prometheus at this address, to everybody who reaches it [default: the
+    /// configuration's `metrics`, else none]
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = parse_address)]
+    metrics: Option<SocketAddr>,
     /// Stay in the foreground (always the case; for scripts that pass the option)
     #[arg(long)]
     foreground: bool,
@@ -93,7 +99,8 @@ fn inherited(fd: RawFd) -> Result<std::fs::File> {
 
 fn serve(args: &Args, inherited: Inherited, ready: impl FnOnce()) -> Result<()> {
     let _log = log::init(&args.log, args.log_file.as_deref())?;
-    let config = Config::load(args.config.as_deref())?;
+    let mut config = Config::load(args.config.as_deref())?;
+    config.metrics = args.metrics.or(config.metrics);
     let gpus = Gpu::all()?;
     let topology = Gpu::topology(&gpus)
         .inspect_err(|error| tracing::warn!("the daemon cannot read how the GPUs reach each other: {error}"));

@@ -39,7 +39,7 @@ pub fn print_brief(tenants: &[TenantStatus], out: &mut impl Write) -> io::Result
 }
 
 /// Returns the memory that the tenant holds, by kind; `None` without memory.
-fn kinds(account: &AccountStatus) -> Option<String> {
+pub fn kinds(account: &AccountStatus) -> Option<String> {
     let kinds = account.memory_by_kind.iter().map(|(kind, bytes)| format!("{kind} {}", Bytes(*bytes)));
     let kinds = kinds.chain(oversubscribed(account)).collect::<Vec<_>>().join(", ");
     (!kinds.is_empty()).then_some(kinds)

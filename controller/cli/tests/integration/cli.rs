@@ -152,7 +152,7 @@ fn a_command_line_that_cannot_be_read_is_refused_in_one_line_that_says_what_was_
 
 #[test]
 fn help_shows_examples_and_the_exit_statuses() {
-    for command in ["run", "daemon", "ps", "set"] {
+    for command in ["run", "daemon", "ps", "set", "top"] {
         let output = Place::empty().deepres(&[command, "--help"]).output().unwrap();
         assert!(output.status.success());
         assert!(text(&output.stdout).contains("Examples:"), "{command}");

@@ -69,6 +69,8 @@ pub async fn save(shared: &Shared) -> Saved {
     // This line takes the lock before it gathers the state. So the file that is written last has
     // the newest state.
     let mut file = Arc::clone(&shared.state).lock_owned().await;
+    // No counter of this status is above the counters that this function saves.
+    let status = Arc::clone(&shared.status.borrow());
     let pending = shared.registry.borrow().gpus().snapshots();
     let Some(snapshots) = answers(pending).await else {
         tracing::error!("the daemon does not write the state: a GPU's arbiter does not answer");
@@ -81,7 +83,12 @@ pub async fn save(shared: &Shared) -> Saved {
     let board = shared.watcher.board();
     (state.adopted, state.held) = (board.adopted, board.held);
     state.away = shared.residency.borrow().away();
-    tokio::task::spawn_blocking(move || file.save(state))
+    let saved = tokio::task::spawn_blocking(move || file.save(state))
         .await
-        .unwrap_or_else(|error| Saved::Failed(error.to_string()))
+        .unwrap_or_else(|error| Saved::Failed(error.to_string()));
+    // After a failed write too, because metrics that stand still would hide the present.
+    if let Some(metrics) = &shared.metrics {
+        metrics.show(status);
+    }
+    saved
 }

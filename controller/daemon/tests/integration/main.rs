@@ -4,5 +4,6 @@ mod build;
 mod daemon;
 mod hostile;
 mod identities;
+mod metrics;
 mod placing;
 mod restarts;

@@ -1,10 +1,15 @@
-//! Declares each field of the status once: its JSON name, its help and its column in `deepres ps`.
-//! The structs, their JSON, the columns and the list of fields (`deepres ps --fields`) follow from
-//! the declaration. A field's unit is the end of its name.
+//! Declares each field of the status once: its JSON name, its help, its part in the metrics and its
+//! column in `deepres ps`. The structs, their JSON, the metrics, the columns and the list of fields
+//! (`deepres ps --fields`) follow from the declaration. A field's unit is the end of its name.
+
+mod metric;
+
+pub use metric::{Measure, Measured, Metric, Role, info_name};
 
 use serde::Serialize;
 
-/// Declares structs of the status. A field may have a column: `pub gpu_ns: u64 => "GPU TIME",`.
+/// Declares structs of the status. A field may have a [`Role`] in the metrics, and a column: `pub
+/// gpu_ns: u64 as Counter => "GPU TIME",`. A histogram names the field that counts by length.
 macro_rules! status {
     ($(
         $(#[doc = $about:literal])+
@@ -13,7 +18,7 @@ macro_rules! status {
         pub struct $name:ident {$(
             $(#[doc = $help:literal])+
             $(#[serde($serde:ident)])?
-            pub $field:ident: $type:ty $(=> $column:literal)?,
+            pub $field:ident: $type:ty $(as $role:ident $(of $lengths:ident)?)? $(=> $column:literal)?,
         )+}
     )+) => {
         $(
@@ -35,11 +40,20 @@ macro_rules! status {
                     help: &[$($help),+],
                     head: concat!($($column)?),
                 }),+];
+                const METRICS: &'static [$crate::admin::Metric<Self>] = &[$($($crate::admin::Metric {
+                    field: stringify!($field),
+                    role: $crate::admin::Role::$role,
+                    read: |of| $crate::admin::Measured::measure(&of.$field)$(.by_length(&of.$lengths))?,
+                },)?)+];
             }
         )+
     };
 }
 pub(crate) use status;
+
+const NS_PER_US: f64 = 1e3;
+const US_PER_S: f64 = 1e6;
+const PPM: f64 = 1e6;
 
 /// The unit of a field of the status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,6 +84,25 @@ impl Unit {
             Self::Ppm => "ppm",
         }
     }
+
+    /// Returns the name of the base unit, for metrics; empty for a number of things.
+    pub fn base_name(self) -> &'static str {
+        match self {
+            Self::One => "",
+            Self::Ns => "seconds",
+            Self::Bytes => "bytes",
+            Self::Ppm => "ratio",
+        }
+    }
+
+    /// Returns a value in the base unit. Times have whole microseconds, rounded down.
+    pub fn base(self, value: f64) -> f64 {
+        match self {
+            Self::One | Self::Bytes => value,
+            Self::Ns => (value / NS_PER_US).floor() / US_PER_S,
+            Self::Ppm => value / PPM,
+        }
+    }
 }
 
 /// A field of the status.
@@ -86,13 +119,15 @@ pub struct Field {
 }
 
 /// A struct of the status whose fields the macro `status!` declared.
-pub trait Declared: Serialize {
+pub trait Declared: Serialize + Sized + 'static {
     /// The struct's name.
     const NAME: &'static str;
     /// The lines of the struct's help.
     const ABOUT: &'static [&'static str];
     /// The struct's fields.
     const FIELDS: &'static [Field];
+    /// The fields that are in the metrics.
+    const METRICS: &'static [Metric<Self>];
 
     /// Returns the head of a field's column; empty if the field has no column.
     fn head(field: &str) -> &'static str {
@@ -105,18 +140,26 @@ pub fn section<T: Declared>() -> String {
     let row = |field: &Field| {
         let (kind, unit) = (kind(field.kind), Unit::of(field.name).name());
         let separator = if unit.is_empty() { "" } else { ", " };
-        let (head, help) = (field.head, paragraph(field.help));
-        format!("| `{}` | {kind}{separator}{unit} | {head} | {help} |\n", field.name)
+        let metric = T::METRICS.iter().find(|metric| metric.field == field.name);
+        let metric = metric.map_or_else(String::new, |metric| match metric.role {
+            Role::Label => format!("label of `{}`", info_name::<T>()),
+            _ => format!("`{}`", metric.name()),
+        });
+        let (head, help) = (field.head, paragraph(field.help).replace('|', "\\|"));
+        format!("| `{}` | {kind}{separator}{unit} | {head} | {metric} | {help} |\n", field.name)
     };
     let rows: String = T::FIELDS.iter().map(row).collect();
-    let about = paragraph(T::ABOUT);
-    format!("\n## {}\n\n{about}\n\n| field | value | column | meaning |\n|---|---|---|---|\n{rows}", T::NAME)
+    let about = paragraph(T::ABOUT).replace('|', "\\|");
+    format!(
+        "\n## {}\n\n{about}\n\n| field | value | column | metric | meaning |\n|---|---|---|---|---|\n{rows}",
+        T::NAME
+    )
 }
 
 /// Returns the first paragraph of a help text as one line, without the marks of links in Rust.
 fn paragraph(help: &[&str]) -> String {
     let lines: Vec<&str> = help.iter().map(|line| line.trim()).take_while(|line| !line.is_empty()).collect();
-    lines.join(" ").replace("[`", "`").replace("`]", "`").replace('|', "\\|")
+    lines.join(" ").replace("[`", "`").replace("`]", "`")
 }
 
 /// Returns a type of Rust in words.

@@ -14,7 +14,7 @@ pub use crate::probes::{
 pub use coverage::{BypassedCalls, ProcessCoverage, UnaccountedCalls};
 use declared::section;
 pub(crate) use declared::status;
-pub use declared::{Declared, Field, Unit};
+pub use declared::{Declared, Field, Measure, Measured, Metric, Role, Unit, info_name};
 pub use share::{GuardStatus, PriorityStatus, ShareStatus, TermStatus};
 
 use crate::authority::{Granted, Wish};
@@ -140,16 +140,16 @@ status! {
     #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
     pub struct Status {
         /// The time of this status, ns of `CLOCK_MONOTONIC`.
-        pub now_ns: u64,
+        pub now_ns: u64 as Time,
         /// The daemon.
         pub daemon: DaemonStatus,
         /// The GPUs that the daemon manages.
         pub gpus: Vec<GpuStatus>,
         /// The tenants, by name.
-        pub tenants: Vec<TenantStatus>,
+        pub tenants: Vec<TenantStatus> as Gauge,
         /// The jobs that wait for guaranteed memory, in the order in which they get it.
         #[serde(default)]
-        pub waiting: Vec<WaitingStatus>,
+        pub waiting: Vec<WaitingStatus> as Gauge,
         /// The unmanaged processes.
         #[serde(default)]
         pub unmanaged: Vec<UnmanagedStatus>,
@@ -170,15 +170,15 @@ status! {
         /// The daemon's process id.
         pub pid: u32,
         /// The daemon's version.
-        pub version: String,
+        pub version: String as Label,
         /// The directory of the daemon's sockets.
         pub directory: String,
         /// The time at which the daemon started, ns of `CLOCK_MONOTONIC`.
-        pub started_ns: u64,
+        pub started_ns: u64 as Time,
         /// Time without a heartbeat after which tenants take the daemon for gone, ns.
         pub heartbeat_limit_ns: u64,
         /// The tenants' behaviour without a daemon: `open` or `closed`.
-        pub fail_mode: String,
+        pub fail_mode: String as Label,
         /// Time within which the driver must move a tenant's memory, ns.
         #[serde(default)]
         pub suspend_limit_ns: u64,
@@ -206,30 +206,30 @@ status! {
         /// The GPU's UUID, `GPU-…`.
         pub uuid: String,
         /// The GPU's name.
-        pub name: String,
+        pub name: String as Label,
         /// Whether the GPU is simulated.
         pub simulated: bool,
         /// The GPU's memory, bytes.
-        pub memory_bytes: u64,
+        pub memory_bytes: u64 as Gauge,
         /// `free`, `open`, `leased` or `draining`.
         pub phase: String,
         /// The holder's name.
         pub holder: Option<String>,
         /// Time in which two tenants or more had work running or waiting, ns.
-        pub contended_ns: u64,
+        pub contended_ns: u64 as Counter,
         /// Time in which tenants were connected, and none had work running or waiting, ns.
         pub idle_ns: u64,
         /// Number of hand-offs from one tenant to another.
-        pub handoffs: u64,
+        pub handoffs: u64 as Counter,
         /// GPU time that was idle in hand-offs, ns. Only hand-offs for which the time is known
         /// count.
-        pub handoff_total_ns: u64,
+        pub handoff_total_ns: u64 as Counter,
         /// Median idle time of the latest hand-offs, ns.
-        pub handoff_p50_ns: u64,
+        pub handoff_p50_ns: u64 as Gauge,
         /// 99th percentile of the idle time of the latest hand-offs, ns.
-        pub handoff_p99_ns: u64,
+        pub handoff_p99_ns: u64 as Gauge,
         /// The quantum, ns: the longest lease while another tenant waits.
-        pub quantum_ns: u64,
+        pub quantum_ns: u64 as Gauge,
         /// The window, ns: GPU time that a holder may have in flight.
         pub window_ns: u64,
         /// Time for which a waiter spins before it sleeps, ns.
@@ -244,9 +244,9 @@ status! {
         /// Time without work after which the scheduler takes a holder for idle, ns.
         pub grace_ns: u64,
         /// Jain's fairness index of the last second, parts per million. The index compares the GPU
-        /// time of tenants with the time that they were owed; a million means equal treatment.
+        /// time of tenants with the time that they were owed; equal treatment gives the whole.
         /// `None` if fewer than two tenants wanted the GPU.
-        pub fairness_ppm: Option<u32>,
+        pub fairness_ppm: Option<u32> as Gauge,
     }
 
     /// The state of a tenant.
@@ -257,28 +257,28 @@ status! {
         pub name: String => "TENANT",
         /// The tenant's user: the user of its processes. In a container with users of its own, the
         /// user who runs the container.
-        pub uid: u32,
+        pub uid: u32 as Label,
         /// The user's name, if it is known.
         pub user: Option<String>,
         /// How the daemon found the tenant.
         pub found: Option<Found>,
         /// The tenant's container.
-        pub container: Option<Container>,
+        pub container: Option<Container> as Label,
         /// The wishes of the job.
         pub asked: Wish,
         /// The grants, each with its rule.
         pub granted: Option<Granted>,
         /// The granted share, parts per million. `None`: the tenant gets a part of the time that
         /// other tenants leave.
-        pub asked_share_ppm: Option<u32>,
+        pub asked_share_ppm: Option<u32> as Gauge,
         /// The tenant's memory limit on each GPU, bytes.
-        pub memory_limit_bytes: Option<u64> => "LIMIT",
+        pub memory_limit_bytes: Option<u64> as Gauge => "LIMIT",
         /// The tenant's class.
-        pub class: String,
+        pub class: String as Label,
         /// Whether an administrator paused the tenant.
-        pub paused: bool,
+        pub paused: bool as Gauge,
         /// Whether the tenant is suspended: off the GPUs, with its memory on the host.
-        pub suspended: bool,
+        pub suspended: bool as Gauge,
         /// The tenant's way of oversubscription, `suspend` or `managed`, if it has one.
         pub oversubscribe: Option<String>,
         /// Number of `deepres run` processes that keep the tenant.
@@ -288,7 +288,7 @@ status! {
         /// The tenant's account on each GPU on which it has or had a session.
         pub gpus: Vec<AccountStatus>,
         /// The tenant's processes that have sessions.
-        pub sessions: Vec<SessionStatus>,
+        pub sessions: Vec<SessionStatus> as Gauge,
         /// The calls of the tenant's processes to the driver, where the probes report them.
         pub driver: DriverStatus,
     }
@@ -322,11 +322,11 @@ status! {
         pub gpu: usize => "GPU",
         /// The tenant's entitlement, parts per million. `None` while the tenant has no session on
         /// the GPU.
-        pub entitled_ppm: Option<u32> => "OWED",
+        pub entitled_ppm: Option<u32> as Gauge => "OWED",
         /// Whether the tenant is idle or paused. While `is_lent` is true, the other tenants may use
         /// the tenant's part of the GPU. It becomes false when the tenant wants the GPU and is not
         /// paused.
-        pub is_lent: bool,
+        pub is_lent: bool as Gauge,
         /// The reason of the entitlement; empty without a reason.
         ///
         /// | text | reason |
@@ -339,47 +339,47 @@ status! {
         /// | `gaps` | the tenant has what others leave |
         pub entitled_by: String,
         /// The tenant's share of the GPU's time in about the last second, parts per million.
-        pub recent_share_ppm: u32 => "LATELY",
+        pub recent_share_ppm: u32 as Gauge => "LATELY",
         /// The tenant's share of the GPU's time since it first appeared, parts per million.
         pub total_share_ppm: u32 => "TOTAL",
         /// GPU time that is charged, ns: kernels and graphs, and copies for tenants whose copies
         /// are charged.
-        pub gpu_ns: u64 => "GPU TIME",
+        pub gpu_ns: u64 as Counter => "GPU TIME",
         /// GPU time of copies, charged or not, ns.
-        pub copy_ns: u64,
+        pub copy_ns: u64 as Counter,
         /// Time that threads waited at the gate, added up over threads, ns.
-        pub wait_ns: u64 => "WAITED",
+        pub wait_ns: u64 as Histogram of waits_by_length => "WAITED",
         /// Waits at the gate.
         pub waits: u64,
         /// Kernels launched one by one.
-        pub kernel_launches: u64 => "KERNELS",
+        pub kernel_launches: u64 as Counter => "KERNELS",
         /// Graphs launched.
-        pub graph_launches: u64 => "GRAPHS",
+        pub graph_launches: u64 as Counter => "GRAPHS",
         /// Time in which the tenant had work running or waiting, ns.
-        pub wanted_ns: u64,
+        pub wanted_ns: u64 as Counter,
         /// The part of `wanted_ns` in which another tenant had work running or waiting too, ns.
-        pub contended_ns: u64 => "CONTENDED",
+        pub contended_ns: u64 as Counter => "CONTENDED",
         /// The tenant's part of `contended_ns`, by its entitlement beside the other tenants that
         /// wanted the GPU, ns.
-        pub owed_ns: u64,
+        pub owed_ns: u64 as Counter,
         /// GPU time charged during `contended_ns`, ns.
-        pub had_ns: u64,
+        pub had_ns: u64 as Counter,
         /// Waits at the gate by length. Entry N counts waits from 2^N µs to 2^(N+1) µs. The first
         /// entry also counts all shorter waits, and the last entry all longer waits.
         pub waits_by_length: [u64; WAIT_BUCKETS],
         /// Lag: GPU time that the tenant is owed, ns; negative if the tenant had more.
-        pub lag_ns: i64,
+        pub lag_ns: i64 as Gauge,
         /// Memory that the tenant holds, bytes.
-        pub memory_bytes: u64 => "MEMORY",
+        pub memory_bytes: u64 as Gauge => "MEMORY",
         /// The most memory that the tenant held at once, bytes. The figure is exact for a tenant
         /// with a limit. For other tenants, it is the most that the daemon observed.
-        pub memory_peak_bytes: u64 => "PEAK",
+        pub memory_peak_bytes: u64 as Gauge => "PEAK",
         /// Memory that the tenant holds by kind, bytes. Kinds of which the tenant holds nothing are
         /// left out.
         pub memory_by_kind: BTreeMap<String, u64>,
         /// Managed memory that the tenant has beyond its limit, bytes, as its processes report it.
         /// Not part of `memory_bytes`.
-        pub oversubscribed_bytes: u64,
+        pub oversubscribed_bytes: u64 as Gauge,
         /// The part of `oversubscribed_bytes` that was brought to the GPU, bytes.
         pub oversubscribed_brought_bytes: u64,
         /// Memory that the tenant asked for and the driver did not have, bytes. A thread of the
@@ -399,7 +399,7 @@ status! {
         /// bytes: the most memory that the tenant held lately, and a margin.
         pub kept_bytes: Option<u64>,
         /// Allocations that were refused: by the limit, or by the driver for lack of memory.
-        pub refusals: u64 => "REFUSED",
+        pub refusals: u64 as Counter => "REFUSED",
         /// The last refused allocation.
         pub last_refusal: Option<RefusalStatus>,
         /// The gate's state; `None` while the tenant has no session on the GPU.
@@ -530,7 +530,8 @@ pub fn fields() -> String {
     ];
     format!(
         "# Fields of the status\n\n`deepres ps --json` prints one `Status`. `deepres explain --json` prints a list of `ShareStatus`.\n\
-         A field with a column is in the tables of `deepres ps` too. `deepres ps --fields` prints this page.\n{}",
+         A field with a column is in the tables of `deepres ps` too, and a field with a metric in the [metrics](metrics.md).\n\
+         `deepres ps --fields` prints this page.\n{}",
         sections.concat()
     )
 }
@@ -555,5 +556,66 @@ mod tests {
         assert_eq!((AccountStatus::head("gpu_ns"), AccountStatus::head("waits")), ("GPU TIME", ""));
         let units = ["gpu_ns", "memory_bytes", "total_share_ppm", "waits"].map(Unit::of);
         assert_eq!(units, [Unit::Ns, Unit::Bytes, Unit::Ppm, Unit::One]);
+    }
+
+    /// Returns the names of a struct's metrics. Checks that no help names a unit that the metric does
+    /// not have, or has a character that the formats of metrics escape.
+    fn metrics<T: Declared>() -> Vec<String> {
+        let figures = T::METRICS.iter().filter(|metric| metric.role != Role::Label);
+        let names = figures.map(|metric| {
+            let help = metric.help();
+            let units = [" ns", "per million", "MONOTONIC", "\\", "\""];
+            assert!(!help.is_empty() && !units.iter().any(|unit| help.contains(unit)), "{help}");
+            metric.family()
+        });
+        names.collect()
+    }
+
+    /// Returns the names of a struct's metrics as Prometheus has them.
+    fn names<T: Declared>() -> Vec<String> {
+        let figures = T::METRICS.iter().filter(|metric| metric.role != Role::Label);
+        figures.map(Metric::name).chain([info_name::<T>()]).collect()
+    }
+
+    #[test]
+    fn the_board_and_the_alert_rules_name_metrics_that_exist() {
+        let known = [
+            names::<Status>(),
+            names::<DaemonStatus>(),
+            names::<GpuStatus>(),
+            names::<TenantStatus>(),
+            names::<AccountStatus>(),
+            names::<UnmanagedStatus>(),
+        ]
+        .concat();
+        let board = include_str!("../../../deploy/metrics/board.json");
+        assert!(serde_json::from_str::<serde_json::Value>(board).is_ok());
+        for text in [board, include_str!("../../../deploy/metrics/rules.yml")] {
+            let words = text.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
+            let named: Vec<&str> = words.filter(|word| word.starts_with("deepres_")).collect();
+            assert!(named.len() > 5);
+            for name in named {
+                let name = name.strip_suffix("_bucket").unwrap_or(name);
+                assert!(known.iter().any(|own| own == name), "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn metrics_are_named_after_their_fields_in_base_units_and_no_name_comes_twice() {
+        let account = metrics::<AccountStatus>();
+        for name in ["deepres_tenant_gpu_seconds", "deepres_tenant_entitled_ratio"] {
+            assert!(account.iter().any(|own| own == name), "{account:?}");
+        }
+        let (gpu, tenant) = (metrics::<GpuStatus>(), metrics::<TenantStatus>());
+        assert!(gpu.contains(&"deepres_gpu_handoff_seconds".to_owned()), "{gpu:?}");
+        let status = [metrics::<Status>(), metrics::<DaemonStatus>()].concat();
+        let mut names = [account, gpu, tenant, status].concat();
+        let count = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), count);
+        assert_eq!(info_name::<GpuStatus>(), "deepres_gpu_info");
+        assert_eq!((Unit::Ns.base(1_234_567.0), Unit::Ppm.base(250_000.0)), (0.001_234, 0.25));
     }
 }

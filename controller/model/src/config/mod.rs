@@ -17,8 +17,10 @@ use crate::text::{harmless, is_name};
 use deepres_abi::grant::FailMode;
 use deepres_abi::wire::TENANT_NAME_BYTES;
 use deepres_policy::tuning::QuantumBounds;
-use serde::Deserialize;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -68,6 +70,9 @@ pub struct Config {
     /// Name or number of a group whose members may administer the daemon. Root and the daemon's own
     /// user always may.
     pub admin_group: Option<String>,
+    /// The address at which the daemon serves metrics.
+    #[serde(deserialize_with = "listen_address")]
+    pub metrics: Option<SocketAddr>,
     /// Names of tenants that span all containers and other processes of a user. Any other name
     /// holds only inside its container.
     pub shared_names: Vec<String>,
@@ -105,6 +110,7 @@ impl Default for Config {
             max_connections: 4096,
             max_connections_per_user: 1024,
             admin_group: None,
+            metrics: None,
             shared_names: Vec::new(),
             gangs: true,
             quantum: QuantumKeys::default(),
@@ -117,6 +123,21 @@ impl Default for Config {
             defaults: Defaults::default(),
         }
     }
+}
+
+/// Returns the address in a text, at which the daemon is to listen.
+///
+/// # Errors
+/// The message.
+pub fn parse_address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| {
+        format!("`{text}` is not an address with a port; give for example 127.0.0.1:9442, or [::]:9442 for all addresses of the machine")
+    })
+}
+
+/// Reads an address from the file.
+fn listen_address<'de, D: Deserializer<'de>>(value: D) -> Result<Option<SocketAddr>, D::Error> {
+    parse_address(&String::deserialize(value)?).map(Some).map_err(D::Error::custom)
 }
 
 /// The tenants' behaviour without a daemon.
@@ -399,7 +420,8 @@ mod tests {
         config.defaults = Defaults::default();
         assert!(!config.users.is_empty() && !config.groups.is_empty(), "there are examples");
         assert_eq!(config.admin_group.as_deref(), Some("gpuadmin"));
-        (config.users, config.groups, config.admin_group) = Default::default();
+        assert_eq!(config.metrics.map(|address| address.port()), Some(9442));
+        (config.users, config.groups, config.admin_group, config.metrics) = Default::default();
         assert_eq!(config, Config::default());
         for key in keys::all() {
             assert!(uncommented.contains(&format!("{key} = ")), "{key} is not documented");
@@ -438,6 +460,7 @@ mod tests {
             ("[caps]\nclass = \"first\"\n", (2, 9), "best-effort"),
             ("[caps]\ncriticality = \"dire\"\n", (2, 15), "critical"),
             ("max_harm = \"1\"\n", (1, 12), "percentage"),
+            ("metrics = \"localhost\"\n", (1, 11), "127.0.0.1:9442"),
             ("[priority]\nsize = 0\nurgency = 0\ncriticality = 0\n", (1, 2), "nothing"),
             ("[defaults]\nslo = \"30\"\n", (2, 7), "30ms"),
             ("[defaults]\nclass = \"guaranteed\"\n", (2, 1), "share"),

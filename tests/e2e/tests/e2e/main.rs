@@ -43,6 +43,7 @@ mod loader_life;
 mod memory;
 mod metered;
 mod metering;
+mod metrics;
 mod nvml;
 mod overdue;
 mod overheads;

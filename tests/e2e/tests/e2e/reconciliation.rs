@@ -63,7 +63,7 @@ fn a_refusal_of_memory_is_told_in_the_log_and_in_plain_ps() {
     daemon.await_error_line(|line| {
         line.contains("refused 2 MiB for cuMemAlloc_v2") && line.contains("its limit of 64 MiB")
     });
-    let shown = host.shows(&["ps"]);
+    let shown = host.shows(&["ps", "--wide"]);
     assert!(
         shown.contains("t on gpu 0: refused ") && shown.contains("last 2 MiB for cuMemAlloc_v2"),
         "{shown}"

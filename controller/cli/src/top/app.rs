@@ -1,0 +1,261 @@
+//! The state of the screen of `deepres top`, and the effect of each key.
+
+use super::history::History;
+use crate::ps::order::{Order, Row};
+use deepres_model::admin::{Request, Status};
+use deepres_model::wish::{Key, Wish, parse};
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+
+/// The state of the screen.
+#[derive(Debug)]
+pub struct App {
+    /// The status at the last look.
+    pub status: Status,
+    /// The shares of the last minutes.
+    pub history: History,
+    /// The order of the tenants.
+    pub order: Order,
+    /// A part of the names of the tenants to show.
+    pub filter: String,
+    /// The tenant and the GPU that the user selected.
+    pub selected: Option<(String, usize)>,
+    /// The text that the user enters now.
+    pub prompt: Option<Prompt>,
+    /// The effect of the last key; empty without an effect to tell.
+    pub message: String,
+    /// Whether the screen stands still.
+    pub is_still: bool,
+    /// Whether the screen shows the list of keys.
+    pub has_help: bool,
+}
+
+/// A text that the user enters.
+#[derive(Debug)]
+pub struct Prompt {
+    /// The use of the text.
+    pub about: About,
+    /// The text.
+    pub text: String,
+}
+
+/// The use of a text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum About {
+    /// The filter.
+    Filter,
+    /// A wish of this tenant.
+    Wish(String, Key),
+}
+
+/// An order of the user that concerns more than the screen.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Ends the command.
+    End,
+    /// Sends a request about the tenant of this name.
+    Ask(String, Request),
+}
+
+impl App {
+    /// Returns the state of the screen at the first look.
+    pub fn new(status: Status, order: Order) -> Self {
+        let mut history = History::default();
+        history.note(&status);
+        Self {
+            status,
+            history,
+            order,
+            filter: String::new(),
+            selected: None,
+            prompt: None,
+            message: String::new(),
+            is_still: false,
+            has_help: false,
+        }
+    }
+
+    /// Takes in a new status.
+    pub fn look(&mut self, status: Status) {
+        self.history.note(&status);
+        if !self.is_still {
+            self.status = status;
+        }
+    }
+
+    /// Shows a message until the next key.
+    pub fn say(&mut self, message: String) {
+        self.message = message;
+    }
+
+    /// Returns the rows that the filter leaves, in order.
+    pub fn rows(&self) -> Vec<Row<'_>> {
+        let mut rows = self.order.rows(&self.status);
+        rows.retain(|row| row.tenant.name.contains(&self.filter));
+        rows
+    }
+
+    /// Returns the place of the selected row among the rows.
+    pub fn place(&self, rows: &[Row<'_>]) -> usize {
+        let is_selected =
+            |row: &Row<'_>| self.selected.as_ref().is_some_and(|selected| *selected == row.key());
+        rows.iter().position(is_selected).unwrap_or(0)
+    }
+
+    /// Heeds a key. Returns the action of the key, if it has one.
+    pub fn press(&mut self, key: KeyEvent) -> Option<Action> {
+        self.message.clear();
+        if key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL) {
+            return Some(Action::End);
+        }
+        if let Some(prompt) = self.prompt.take() {
+            return self.enter(prompt, key.code);
+        }
+        match key.code {
+            KeyCode::Char('q') => return Some(Action::End),
+            KeyCode::Char('?') => self.has_help = !self.has_help,
+            KeyCode::Esc => (self.has_help, self.filter) = (false, String::new()),
+            KeyCode::Char(' ') => self.is_still = !self.is_still,
+            KeyCode::Char('s') => self.order = self.order.next(),
+            KeyCode::Char('/') => {
+                self.prompt = Some(Prompt { about: About::Filter, text: self.filter.clone() })
+            }
+            KeyCode::Down | KeyCode::Char('j') => self.select(1),
+            KeyCode::Up | KeyCode::Char('k') => self.select(-1),
+            KeyCode::Char('e') => self.ask_for(Key::Share),
+            KeyCode::Char('c') => self.ask_for(Key::Class),
+            KeyCode::Char('p') => return self.pause(),
+            _ => {}
+        }
+        None
+    }
+
+    /// Heeds a key while the user enters a text.
+    fn enter(&mut self, mut prompt: Prompt, key: KeyCode) -> Option<Action> {
+        match key {
+            KeyCode::Esc => {
+                if prompt.about == About::Filter {
+                    self.filter.clear();
+                }
+                return None;
+            }
+            KeyCode::Enter => {
+                let About::Wish(tenant, key) = prompt.about else { return None };
+                return match parse(key.kind(), prompt.text.trim()) {
+                    Ok(value) => {
+                        let mut wish = Wish::default();
+                        wish.set(key, value);
+                        Some(Action::Ask(tenant.clone(), Request::set(tenant, wish)))
+                    }
+                    Err(error) => {
+                        self.say(error.to_string());
+                        None
+                    }
+                };
+            }
+            KeyCode::Backspace => drop(prompt.text.pop()),
+            KeyCode::Char(letter) => prompt.text.push(letter),
+            _ => {}
+        }
+        if prompt.about == About::Filter {
+            self.filter.clone_from(&prompt.text);
+        }
+        self.prompt = Some(prompt);
+        None
+    }
+
+    /// Selects the row `by` rows below the selected row.
+    fn select(&mut self, by: isize) {
+        let rows = self.rows();
+        let last = rows.len().saturating_sub(1);
+        let place = self.place(&rows).saturating_add_signed(by).min(last);
+        self.selected = rows.get(place).map(Row::key);
+    }
+
+    /// Returns the selected row.
+    fn row(&self) -> Option<Row<'_>> {
+        let rows = self.rows();
+        rows.get(self.place(&rows)).copied()
+    }
+
+    /// Asks the user for a wish of the selected tenant.
+    fn ask_for(&mut self, key: Key) {
+        let tenant = self.row().map(|row| row.tenant.name.clone());
+        self.prompt = tenant.map(|tenant| Prompt { about: About::Wish(tenant, key), text: String::new() });
+    }
+
+    /// Returns the request that pauses the selected tenant, or ends its pause.
+    fn pause(&self) -> Option<Action> {
+        let row = self.row()?;
+        let tenant = row.tenant.name.clone();
+        let is_off = row.tenant.paused || row.tenant.suspended;
+        let request = if is_off { Request::Resume { tenant } } else { Request::Pause { tenant } };
+        Some(Action::Ask(row.tenant.name.clone(), request))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::top::tests::status;
+
+    /// Presses keys one after the other: each character, `\n` for Enter and `\x1b` for Esc.
+    fn press(app: &mut App, keys: &str) -> Option<Action> {
+        let code = |key| match key {
+            '\n' => KeyCode::Enter,
+            '\x1b' => KeyCode::Esc,
+            key => KeyCode::Char(key),
+        };
+        keys.chars().fold(None, |_, key| app.press(KeyEvent::new(code(key), KeyModifiers::NONE)))
+    }
+
+    fn names(app: &App) -> Vec<&str> {
+        app.rows().iter().map(|row| row.tenant.name.as_str()).collect()
+    }
+
+    #[test]
+    fn keys_sort_filter_and_select() {
+        let mut app = App::new(status(), Order::default());
+        assert_eq!(names(&app), ["finetune", "nightly", "train"]);
+        press(&mut app, "s");
+        assert_eq!(names(&app)[0], "train", "the most owed first");
+        press(&mut app, "/tune\n");
+        assert_eq!(names(&app), ["finetune"]);
+        press(&mut app, "\x1bj");
+        assert_eq!(app.selected.as_ref().map(|(name, _)| name.as_str()), Some(names(&app)[1]));
+        press(&mut app, "jjjjk");
+        assert_eq!(app.selected.as_ref().map(|(name, _)| name.as_str()), Some(names(&app)[1]));
+        assert_eq!(press(&mut app, "q"), Some(Action::End));
+    }
+
+    #[test]
+    fn keys_change_the_selected_tenant() {
+        let mut app = App::new(status(), Order::default());
+        let set = |wish| Action::Ask("finetune".to_owned(), Request::set("finetune", wish));
+        let half = Wish { share_ppm: Some(500_000), ..Wish::default() };
+        assert_eq!(press(&mut app, "e50%\n"), Some(set(half)));
+        assert_eq!(press(&mut app, "cnone\n"), None);
+        assert!(app.message.contains("best-effort"), "{}", app.message);
+        let Some(Action::Ask(_, Request::Set { wish, .. })) = press(&mut app, "cfair\n") else {
+            panic!("the key sets the class")
+        };
+        assert!(wish.class.is_some() && app.message.is_empty());
+        let tenant = || "finetune".to_owned();
+        assert_eq!(press(&mut app, "p"), Some(Action::Ask(tenant(), Request::Pause { tenant: tenant() })));
+        assert_eq!(press(&mut app, "e1\x1b"), None);
+        assert!(app.prompt.is_none());
+        // The last tenant is paused.
+        let Some(Action::Ask(_, request)) = press(&mut app, "jp") else { panic!("the key resumes") };
+        assert_eq!(request, Request::Resume { tenant: "nightly".to_owned() });
+    }
+
+    #[test]
+    fn a_screen_that_stands_still_goes_on_at_the_same_key() {
+        let mut app = App::new(status(), Order::default());
+        press(&mut app, " ");
+        app.look(Status::default());
+        assert_eq!(app.status.tenants.len(), 3);
+        press(&mut app, " ");
+        app.look(Status::default());
+        assert!(app.status.tenants.is_empty());
+    }
+}

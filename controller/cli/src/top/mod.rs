@@ -1,0 +1,148 @@
+//! `deepres top`: shows the status again and again, and changes tenants at the press of a key.
+//!
+//! | module | job |
+//! |---|---|
+//! | `app` | the state of the screen, and the effect of each key |
+//! | `history` | the shares of the last minutes |
+//! | `view` | the state as lines of text |
+
+mod app;
+mod history;
+mod view;
+
+#[cfg(test)]
+pub use view::tests;
+
+use super::ps;
+use crate::ps::order::Order;
+use anyhow::{Context, Result, bail};
+use app::{Action, App};
+use deepres_model::admin::client::Client;
+use deepres_model::admin::{Reply, Request};
+use ratatui::DefaultTerminal;
+use ratatui::crossterm::event::{self, Event, KeyEventKind};
+use ratatui::crossterm::terminal;
+use std::io::{self, IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+/// The width of a frame that goes to no terminal, columns.
+const USUAL_COLUMNS: u16 = 80;
+/// Bounds of the time between two looks, s.
+const LEAST_S: f64 = 0.1;
+const MOST_S: f64 = 3600.0;
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+The keys: arrows select a tenant; s sorts; / filters by name; p pauses or resumes the tenant; e sets its share and \
+c its class; the space bar stops the screen; ? shows this list; q ends. Only administrators change tenants.
+
+In the bar of a tenant, each full block is a part of the GPU's time that the tenant had in the last second. \
+A light block is owed and not had, and a dark block had beyond what is owed.
+
+Examples:
+  deepres top
+  deepres top --sort memory
+  deepres top --once")]
+pub struct Args {
+    /// Seconds between two looks
+    #[arg(short, long, value_name = "SECONDS", default_value = "1", value_parser = parse_interval)]
+    interval: Duration,
+    /// Print one frame and end
+    #[arg(long)]
+    once: bool,
+    /// Sort the tenants
+    #[arg(long, value_enum, value_name = "COLUMN", default_value_t)]
+    sort: Order,
+}
+
+/// Reads a number of seconds.
+pub fn parse_interval(text: &str) -> Result<Duration, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (LEAST_S..=MOST_S).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
+        _ => Err(format!("`{text}` is not a number of seconds from {LEAST_S} to {MOST_S}")),
+    }
+}
+
+/// Shows the status until the user ends the command.
+pub fn run(args: &Args) -> Result<()> {
+    let mut app = App::new(ps::ask()?, args.sort);
+    if args.once {
+        return print(&app);
+    }
+    if !io::stdout().is_terminal() {
+        bail!("stdout is no terminal; use `deepres top --once`");
+    }
+    let has_colours = super::has_colours(&io::stdout());
+    let mut terminal = ratatui::try_init().context("cannot use the terminal")?;
+    let outcome = show(&mut terminal, &mut app, args.interval, has_colours);
+    ratatui::restore();
+    outcome
+}
+
+/// Prints one frame.
+fn print(app: &App) -> Result<()> {
+    let mut out = io::stdout().lock();
+    let columns = if out.is_terminal() {
+        terminal::size().map_or(USUAL_COLUMNS, |(columns, _)| columns)
+    } else {
+        USUAL_COLUMNS
+    };
+    for line in view::lines(app, columns.into(), None, false) {
+        match writeln!(out, "{}", line.to_string().trim_end()) {
+            // The reader has closed the pipe.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => break,
+            written => written?,
+        }
+    }
+    Ok(())
+}
+
+/// Draws and heeds keys until the user ends the command.
+fn show(terminal: &mut DefaultTerminal, app: &mut App, interval: Duration, has_colours: bool) -> Result<()> {
+    let mut looked = Instant::now();
+    let mut is_away = false;
+    loop {
+        terminal.draw(|frame| view::draw(app, frame, has_colours))?;
+        if !event::poll(interval.saturating_sub(looked.elapsed()))? {
+            looked = Instant::now();
+            match ps::ask() {
+                Ok(status) => {
+                    app.look(status);
+                    if std::mem::take(&mut is_away) {
+                        app.say(String::new());
+                    }
+                }
+                // The daemon may be about to return.
+                Err(error) => {
+                    is_away = true;
+                    app.say(super::explain(&error));
+                }
+            }
+            continue;
+        }
+        let action = match event::read()? {
+            Event::Key(key) if key.kind != KeyEventKind::Release => app.press(key),
+            _ => None,
+        };
+        match action {
+            Some(Action::End) => return Ok(()),
+            Some(Action::Ask(tenant, request)) => {
+                let said = ask(&request).unwrap_or_else(|error| super::explain(&error));
+                app.say(format!("{tenant}: {said}"));
+            }
+            None => {}
+        }
+    }
+}
+
+/// Sends a request about a tenant. Returns the answer for people.
+fn ask(request: &Request) -> Result<String> {
+    Ok(match Client::connect()?.ask(request)? {
+        Reply::Set(granted) => granted.to_string(),
+        Reply::Paused => "paused".to_owned(),
+        Reply::Resumed { resumption } => super::pause::told(resumption).to_owned(),
+        other => bail!(
+            "the daemon sent an unexpected reply: {other:?}; use one deepres release for the daemon and this command"
+        ),
+    })
+}

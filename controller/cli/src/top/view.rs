@@ -1,0 +1,445 @@
+//! The screen of `deepres top` as lines of text. The heads and the cells are those of `deepres ps`.
+
+use super::app::{About, App};
+use super::history::SPAN_NS;
+use crate::ps::memory::kinds;
+use crate::ps::order::Row;
+use crate::ps::{cells, heads, owed, phase, time};
+use clap::ValueEnum;
+use deepres_model::admin::{AccountStatus, GpuStatus, TenantStatus};
+use deepres_model::quantity::{Bytes, Percent};
+use ratatui::Frame;
+use ratatui::style::{Color, Modifier, Style};
+use ratatui::text::{Line, Span};
+
+const PPM: u32 = 1_000_000;
+const PPM_PER_PERCENT: u32 = 10_000;
+const NS_PER_MIN: u64 = 60_000_000_000;
+
+/// The columns of the narrowest screen, and the width of each. The bar and the history stand between
+/// the two groups.
+const LEFT: [(&str, usize); 3] = [("gpu", 3), ("entitled_ppm", 7), ("recent_share_ppm", 6)];
+const RIGHT: [(&str, usize); 3] = [("wait_ns", 8), ("memory_bytes", 9), ("gate", 9)];
+/// Further columns, as far as there is room.
+const MORE: [&str; 6] =
+    ["gpu_ns", "total_share_ppm", "refusals", "contended_ns", "memory_peak_bytes", "kernel_launches"];
+/// The width of a further column.
+const MORE_WIDTH: usize = 9;
+/// The place of the owed share in a row's cells.
+const OWED: usize = 1;
+/// The width of the tenant's name, on a narrow and on a wide screen.
+const NAME: [usize; 2] = [12, 24];
+/// The width from which a screen is wide.
+const WIDE: usize = 120;
+/// The least width that the bar and the history keep beside further columns.
+const GRAPHS: usize = 40;
+/// The most lines about GPUs.
+const MOST_GPUS: usize = 8;
+/// The most processes in the lines about the selected tenant.
+const MOST_PROCESSES: usize = 3;
+/// The width of the bars in the lines about GPUs.
+const GPU_BAR: usize = 10;
+
+/// Eighths of a column's height.
+const HEIGHTS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+/// Parts of a bar: had, had beyond what is owed, owed and not had, neither. The shapes differ, so
+/// that nobody needs the colours.
+const PARTS: [(char, Color); 4] =
+    [('█', Color::LightBlue), ('▓', Color::LightMagenta), ('░', Color::Yellow), (' ', Color::Reset)];
+
+const HELP: &str = "\
+up, down  select a tenant          e    set the tenant's share
+s         sort by the next column  c    set the tenant's class
+/         filter by name           p    pause the tenant, or resume it
+space     stop the screen, go on   Esc  end the filter and this list
+q         end                      ?    this list
+
+SHARE     █ had in the last second   ▓ had beyond what is owed   ░ owed and not had
+OWED      in parentheses while the tenant is idle and others have its part
+Only administrators change tenants. `deepres ps --fields` explains each column.";
+
+/// Draws the screen.
+pub fn draw(app: &App, frame: &mut Frame<'_>, has_colours: bool) {
+    let area = frame.area();
+    let lines = lines(app, area.width.into(), Some(area.height.into()), has_colours);
+    for (line, y) in lines.iter().zip(area.top()..area.bottom()) {
+        frame.buffer_mut().set_line(area.left(), y, line, area.width);
+    }
+}
+
+/// Returns the screen as lines. If the rows do not fit into `height`, the selected row stays in
+/// sight. Without a height, all rows come, and no line about keys.
+pub fn lines(app: &App, width: usize, height: Option<usize>, has_colours: bool) -> Vec<Line<'static>> {
+    let mut lines = vec![Line::styled(title(app), Modifier::BOLD)];
+    let shown = app.status.gpus.iter().take(MOST_GPUS);
+    lines.extend(shown.map(|gpu| gpu_line(app, gpu, has_colours)));
+    let more = app.status.gpus.len().saturating_sub(MOST_GPUS);
+    if more > 0 {
+        lines.push(Line::raw(format!("{more} more GPUs")));
+    }
+    lines.push(Line::default());
+    if app.has_help {
+        lines.extend(HELP.lines().map(Line::raw));
+    } else {
+        let rows = app.rows();
+        let place = app.place(&rows);
+        let details = rows.get(place).map_or_else(Vec::new, details);
+        let columns = Columns::of(width);
+        lines.push(Line::styled(columns.head(), Modifier::BOLD));
+        // The rows leave a line before the details, and the line about keys.
+        let room =
+            height.map_or(rows.len(), |height| height.saturating_sub(lines.len() + details.len() + 2).max(1));
+        let first = (place + 1).saturating_sub(room);
+        for (number, row) in rows.iter().enumerate().skip(first).take(room) {
+            let line = columns.row(app, row, has_colours);
+            let is_selected = number == place && height.is_some();
+            lines.push(if is_selected { line.patch_style(Modifier::REVERSED) } else { line });
+        }
+        if rows.is_empty() {
+            lines.push(Line::raw("no tenants; start one with `deepres run -- COMMAND`"));
+        }
+        lines.push(Line::default());
+        lines.extend(details.into_iter().map(Line::raw));
+    }
+    if let Some(height) = height {
+        lines.resize(height.saturating_sub(1), Line::default());
+        lines.push(Line::raw(foot(app)));
+    }
+    lines
+}
+
+/// Returns the first line.
+fn title(app: &App) -> String {
+    let status = &app.status;
+    let order = app.order.to_possible_value();
+    let mut title = format!(
+        "deepres {} (daemon {}): {} tenants, {} unmanaged; by {}",
+        status.daemon.version,
+        status.daemon.pid,
+        status.tenants.len(),
+        status.unmanaged.len(),
+        order.as_ref().map_or("", |order| order.get_name())
+    );
+    if !app.filter.is_empty() {
+        title += &format!("; with `{}`", app.filter);
+    }
+    if app.is_still {
+        title += "; STOPPED";
+    }
+    title
+}
+
+/// Returns the line about a GPU: its use in the last second, its memory and its holder.
+fn gpu_line(app: &App, gpu: &GpuStatus, has_colours: bool) -> Line<'static> {
+    let accounts = || {
+        app.status.tenants.iter().flat_map(|tenant| &tenant.gpus).filter(|account| account.gpu == gpu.index)
+    };
+    let used_ppm =
+        accounts().fold(0u32, |sum, account| sum.saturating_add(account.recent_share_ppm)).min(PPM);
+    let held = accounts().fold(0u64, |sum, account| sum.saturating_add(account.memory_bytes));
+    let mut line = Line::raw(format!("gpu {:<2} {:>5} ", gpu.index, percent(used_ppm)));
+    bar(used_ppm, used_ppm, GPU_BAR, has_colours).into_iter().for_each(|part| line.push_span(part));
+    line.push_span(format!("  {} of {}  {}  {}", Bytes(held), Bytes(gpu.memory_bytes), phase(gpu), gpu.name));
+    line
+}
+
+/// Returns a share without decimals.
+fn percent(ppm: u32) -> String {
+    Percent(ppm.saturating_add(PPM_PER_PERCENT / 2) / PPM_PER_PERCENT * PPM_PER_PERCENT).to_string()
+}
+
+/// Returns a bar of the share that was had beside the share that is owed.
+fn bar(had_ppm: u32, owed_ppm: u32, width: usize, has_colours: bool) -> Vec<Span<'static>> {
+    let parts = |ppm: u32| (width * ppm.min(PPM) as usize + PPM as usize / 2) / PPM as usize;
+    let (had, owed) = (parts(had_ppm), parts(owed_ppm));
+    let lengths = [had.min(owed), had.saturating_sub(owed), owed.saturating_sub(had), width - had.max(owed)];
+    let spans = PARTS.into_iter().zip(lengths).map(|((shape, colour), length)| {
+        let style = if has_colours { Style::new().fg(colour) } else { Style::new() };
+        Span::styled(shape.to_string().repeat(length), style)
+    });
+    spans.collect()
+}
+
+/// The columns for one width of the screen.
+struct Columns {
+    name: usize,
+    bar: usize,
+    history: usize,
+    /// The further columns.
+    more: &'static [&'static str],
+}
+
+impl Columns {
+    fn of(width: usize) -> Self {
+        let name = NAME[usize::from(width >= WIDE)];
+        let fixed = LEFT.iter().chain(&RIGHT).map(|(_, width)| width + 1).sum::<usize>();
+        // Two blanks stand before the bar and the history.
+        let room = width.saturating_sub(name + fixed + 2);
+        let count = (room.saturating_sub(GRAPHS) / (MORE_WIDTH + 1)).min(MORE.len());
+        let graphs = room - count * (MORE_WIDTH + 1);
+        let bar = graphs * 2 / 5;
+        Self { name, bar, history: graphs - bar, more: &MORE[..count] }
+    }
+
+    fn fields(columns: &[(&'static str, usize)]) -> Vec<&'static str> {
+        columns.iter().map(|(field, _)| *field).collect()
+    }
+
+    /// Returns the heads of the columns.
+    fn head(&self) -> String {
+        let name = heads::<TenantStatus>(&["name"]).concat();
+        let minutes = format!("{} MIN", SPAN_NS / NS_PER_MIN);
+        format!(
+            "{}{} {:<bar$} {:<history$}{}{}",
+            left(&name, self.name),
+            aligned(&heads::<AccountStatus>(&Self::fields(&LEFT)), &LEFT),
+            "SHARE",
+            minutes,
+            aligned(&heads::<AccountStatus>(&Self::fields(&RIGHT)), &RIGHT),
+            self.further(&heads::<AccountStatus>(self.more)),
+            bar = self.bar,
+            history = self.history,
+        )
+    }
+
+    /// Returns the line of a row.
+    fn row(&self, app: &App, row: &Row<'_>, has_colours: bool) -> Line<'static> {
+        let mut line = Line::raw(left(&row.tenant.name, self.name));
+        let Some(account) = row.account else {
+            line.push_span(" -");
+            return line;
+        };
+        let mut owned = cells(account, &Self::fields(&LEFT));
+        owned[OWED] = owed(account, std::mem::take(&mut owned[OWED]));
+        line.push_span(aligned(&owned, &LEFT) + " ");
+        let owed_ppm = account.entitled_ppm.filter(|_| !account.is_lent).unwrap_or(0);
+        let bar = bar(account.recent_share_ppm, owed_ppm, self.bar, has_colours);
+        bar.into_iter().for_each(|part| line.push_span(part));
+        let shares = app.history.columns(&row.tenant.name, account.gpu, app.status.now_ns, self.history);
+        let heights = shares.into_iter().map(|share| share.map_or(' ', height));
+        line.push_span(" ".to_owned() + &heights.collect::<String>());
+        line.push_span(aligned(&cells(account, &Self::fields(&RIGHT)), &RIGHT));
+        line.push_span(self.further(&cells(account, self.more)));
+        line
+    }
+
+    fn further(&self, cells: &[String]) -> String {
+        cells.iter().map(|cell| format!(" {cell:>MORE_WIDTH$}")).collect()
+    }
+}
+
+/// Returns cells in their columns, each aligned to the right after a blank.
+fn aligned(cells: &[String], columns: &[(&str, usize)]) -> String {
+    cells.iter().zip(columns).map(|(cell, (_, width))| format!(" {cell:>width$}")).collect()
+}
+
+/// Returns a text that takes exactly `width` columns of the screen.
+fn left(text: &str, width: usize) -> String {
+    let mut fitting = String::new();
+    let mut taken = 0;
+    for letter in text.chars() {
+        let wide = Span::raw(letter.to_string()).width();
+        if taken + wide > width {
+            break;
+        }
+        fitting.push(letter);
+        taken += wide;
+    }
+    fitting + &" ".repeat(width - taken)
+}
+
+/// Returns the column of a share.
+fn height(ppm: u32) -> char {
+    let eighths = ppm.min(PPM) as usize * HEIGHTS.len() / PPM as usize;
+    HEIGHTS[eighths.min(HEIGHTS.len() - 1)]
+}
+
+/// Returns lines about the selected row: grants, memory by kind, waits, and processes.
+fn details(row: &Row<'_>) -> Vec<String> {
+    let Row { tenant, account } = row;
+    let granted =
+        tenant.granted.map_or_else(|| format!("class {}", tenant.class), |granted| granted.to_string());
+    let user = tenant.user.clone().unwrap_or_else(|| tenant.uid.to_string());
+    let mut lines = vec![format!("{}: {granted}; user {user}", tenant.name)];
+    if let Some(account) = account {
+        let mean_ns = account.wait_ns.checked_div(account.waits).unwrap_or(0);
+        let kinds = kinds(account).unwrap_or_else(|| "none".to_owned());
+        lines.push(format!("  memory: {kinds}; {} refusals", account.refusals));
+        lines.push(format!(
+            "  {} waits of {} on average; contended {}, owed {}, had {}",
+            account.waits,
+            time(mean_ns),
+            time(account.contended_ns),
+            time(account.owed_ns),
+            time(account.had_ns),
+        ));
+    }
+    let processes = tenant.sessions.iter().take(MOST_PROCESSES);
+    lines.extend(processes.map(|session| format!("  {} {}", session.pid, session.client)));
+    let more = tenant.sessions.len().saturating_sub(MOST_PROCESSES);
+    if more > 0 {
+        lines.push(format!("  {more} more processes"));
+    }
+    lines
+}
+
+/// Returns the last line: the text that the user enters, the effect of the last key, or the keys.
+fn foot(app: &App) -> String {
+    match &app.prompt {
+        Some(prompt) => {
+            let about = match &prompt.about {
+                About::Filter => "tenants with".to_owned(),
+                About::Wish(tenant, key) => format!("{} of {tenant}", key.option()),
+            };
+            format!("{about}: {}_", prompt.text)
+        }
+        None if app.message.is_empty() => {
+            "q end  ? help  s sort  / filter  e share  c class  p pause  space stop".to_owned()
+        }
+        None => app.message.clone(),
+    }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+    use crate::ps::order::Order;
+    use deepres_model::admin::{DaemonStatus, SessionStatus, Status};
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+    use std::collections::BTreeMap;
+
+    const NS_PER_S: u64 = 1_000_000_000;
+    const MIB: u64 = 1 << 20;
+    /// The widths of the recorded screens of [`status`]. The failing test prints the new screen.
+    const WIDTHS: [u16; 2] = [80, 200];
+    const HEIGHT: u16 = 16;
+
+    /// Returns a tenant with an account on GPU 0, which has a share and had another.
+    fn tenant(name: &str, entitled_ppm: u32, recent_share_ppm: u32) -> TenantStatus {
+        let account = AccountStatus {
+            entitled_ppm: Some(entitled_ppm),
+            entitled_by: "asked".to_owned(),
+            recent_share_ppm,
+            total_share_ppm: 157_000,
+            gpu_ns: 7 * NS_PER_S,
+            wait_ns: 9_200_000_000,
+            waits: 52,
+            kernel_launches: 481,
+            contended_ns: 9_300_000_000,
+            owed_ns: 6_510_000_000,
+            had_ns: 6_400_000_000,
+            memory_bytes: 536 * MIB,
+            memory_peak_bytes: 600 * MIB,
+            memory_by_kind: BTreeMap::from([
+                ("context".to_owned(), 36 * MIB),
+                ("linear".to_owned(), 500 * MIB),
+            ]),
+            gate: Some("leased".to_owned()),
+            ..AccountStatus::default()
+        };
+        let session = SessionStatus {
+            id: 1,
+            pid: 4712,
+            container: None,
+            client: "python train.py".to_owned(),
+            gpus: Vec::new(),
+        };
+        TenantStatus {
+            name: name.to_owned(),
+            user: Some("ada".to_owned()),
+            class: "fair".to_owned(),
+            gpus: vec![account],
+            sessions: vec![session],
+            ..TenantStatus::default()
+        }
+    }
+
+    /// Returns a status with three tenants: two compute, and the third is paused.
+    pub fn status() -> Status {
+        let mut nightly = tenant("nightly", 100_000, 0);
+        (nightly.paused, nightly.gpus[0].is_lent, nightly.gpus[0].gate) =
+            (true, true, Some("paused".to_owned()));
+        let gpu = GpuStatus {
+            name: "Simulated H200".to_owned(),
+            memory_bytes: 141 << 30,
+            phase: "leased".to_owned(),
+            holder: Some("train".to_owned()),
+            ..GpuStatus::default()
+        };
+        Status {
+            now_ns: 1_000 * NS_PER_S,
+            daemon: DaemonStatus { pid: 4711, version: "0.1.0".to_owned(), ..DaemonStatus::default() },
+            gpus: vec![gpu],
+            tenants: vec![tenant("finetune", 300_000, 317_000), nightly, tenant("train", 700_000, 520_000)],
+            ..Status::default()
+        }
+    }
+
+    /// Returns the screen as the backend shows it.
+    fn screen(app: &App, width: u16, height: u16) -> String {
+        let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
+        terminal.draw(|frame| draw(app, frame, true)).unwrap();
+        terminal.backend().to_string()
+    }
+
+    /// Returns the state after three minutes, in which the shares rose.
+    fn app() -> App {
+        let mut app = App::new(Status::default(), Order::Owed);
+        for looks in (0..90u32).rev() {
+            let mut status = status();
+            status.now_ns -= u64::from(looks) * 2 * NS_PER_S;
+            for (step, tenant) in (1..).zip(&mut status.tenants) {
+                tenant.gpus[0].recent_share_ppm /= 1 + looks * step / 40;
+            }
+            app.look(status);
+        }
+        app
+    }
+
+    #[test]
+    fn screens_of_80_and_200_columns_look_as_recorded() {
+        for width in WIDTHS {
+            let recorded = format!("{}/src/top/screens/{width}.txt", env!("CARGO_MANIFEST_DIR"));
+            let screen = screen(&app(), width, HEIGHT);
+            assert_eq!(screen, std::fs::read_to_string(recorded).unwrap(), "{width} columns:\n{screen}");
+        }
+    }
+
+    #[test]
+    fn the_selected_row_stays_in_sight_on_a_low_screen() {
+        let mut app = app();
+        app.selected = Some(("nightly".to_owned(), 0));
+        let screen = screen(&app, 80, 10);
+        let rows = || screen.lines().filter(|line| line.contains("MiB") && line.contains(" 0 "));
+        assert!(rows().any(|row| row.contains("nightly")), "{screen}");
+        assert!(!rows().any(|row| row.contains("train ")), "{screen}");
+    }
+
+    #[test]
+    fn one_frame_for_scripts_has_all_rows_and_no_keys() {
+        let lines = lines(&app(), 80, None, false);
+        let text: Vec<String> = lines.iter().map(ToString::to_string).collect();
+        assert!(text.iter().all(|line| Span::raw(line.as_str()).width() <= 80), "{text:?}");
+        assert!(
+            ["finetune", "nightly", "train"]
+                .iter()
+                .all(|name| text.iter().any(|line| line.starts_with(name)))
+        );
+        assert!(!text.iter().any(|line| line.contains("q end")));
+    }
+
+    #[test]
+    fn help_and_prompts_show_and_a_wide_name_keeps_the_columns() {
+        let mut app = app();
+        app.has_help = true;
+        app.prompt = Some(super::super::app::Prompt { about: About::Filter, text: "tr".to_owned() });
+        let screen = screen(&app, 80, 20);
+        assert!(
+            screen.contains("set the tenant's share") && screen.contains("tenants with: tr_"),
+            "{screen}"
+        );
+        assert_eq!(left("ab", 3), "ab ");
+        assert_eq!(left("\u{4e2d}\u{4e2d}", 3), "\u{4e2d} ");
+    }
+}

@@ -1,0 +1,172 @@
+//! The answer to a request for metrics.
+
+use super::Shown;
+use super::page::{Format, page};
+use deepres_model::admin::Status;
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use http_body_util::Full;
+use hyper::body::Bytes;
+use hyper::header::{
+    ACCEPT, ACCEPT_ENCODING, ALLOW, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue,
+};
+use hyper::{Method, Request, Response, StatusCode};
+use std::io::{self, Write};
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::sync::watch;
+
+/// The path of the metrics.
+const PATH: &str = "/metrics";
+const PLAIN: &str = "text/plain; charset=utf-8";
+const GZIP: &str = "gzip";
+
+/// Pages made from the latest status. Further requests until the next status get the same bytes.
+pub struct Pages {
+    status: watch::Receiver<Shown>,
+    made: Mutex<Made>,
+}
+
+#[derive(Default)]
+struct Made {
+    of: Shown,
+    pages: Vec<(Wanted, Bytes)>,
+}
+
+/// The form in which a client wants the page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Wanted {
+    format: Format,
+    is_compressed: bool,
+}
+
+impl Wanted {
+    fn of(headers: &HeaderMap) -> Self {
+        let has = |name: HeaderName, wanted: &str| {
+            let values = headers.get_all(name).into_iter().filter_map(|value| value.to_str().ok());
+            let mut choices = values.flat_map(|value| value.split([',', ';']));
+            choices.any(|choice| choice.trim().eq_ignore_ascii_case(wanted))
+        };
+        let is_open = has(ACCEPT, Format::OPEN_METRICS);
+        Self {
+            format: if is_open { Format::OpenMetrics } else { Format::Prometheus },
+            is_compressed: has(ACCEPT_ENCODING, GZIP),
+        }
+    }
+}
+
+impl Pages {
+    /// Returns the pages of the statuses that come through `status`.
+    pub fn new(status: watch::Receiver<Shown>) -> Self {
+        Self { status, made: Mutex::default() }
+    }
+
+    /// Returns the answer to a request.
+    pub fn answer<B>(&self, request: &Request<B>) -> Response<Full<Bytes>> {
+        if !matches!(*request.method(), Method::GET | Method::HEAD) {
+            let mut answer = plain(StatusCode::METHOD_NOT_ALLOWED, "the metrics can only be read\n");
+            answer.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+            return answer;
+        }
+        if request.uri().path() != PATH {
+            return plain(StatusCode::NOT_FOUND, "the metrics of deepres are at /metrics\n");
+        }
+        let Some(status) = self.status.borrow().clone() else {
+            return plain(StatusCode::SERVICE_UNAVAILABLE, "the daemon is starting\n");
+        };
+        let wanted = Wanted::of(request.headers());
+        let Ok(bytes) = self.page(status, wanted) else {
+            return plain(StatusCode::INTERNAL_SERVER_ERROR, "the daemon cannot write its metrics\n");
+        };
+        let mut answer = Response::new(Full::new(bytes));
+        let headers = answer.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static(wanted.format.content_type()));
+        if wanted.is_compressed {
+            headers.insert(CONTENT_ENCODING, HeaderValue::from_static(GZIP));
+        }
+        answer
+    }
+
+    /// Returns the bytes of a page.
+    fn page(&self, status: Arc<Status>, wanted: Wanted) -> io::Result<Bytes> {
+        // A panic while a page was made left no half-made page.
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        if !made.of.as_ref().is_some_and(|of| Arc::ptr_eq(of, &status)) {
+            *made = Made { of: Some(Arc::clone(&status)), pages: Vec::new() };
+        }
+        if let Some((_, bytes)) = made.pages.iter().find(|(form, _)| *form == wanted) {
+            return Ok(bytes.clone());
+        }
+        let text = page(status, wanted.format).map_err(io::Error::other)?;
+        let bytes = if wanted.is_compressed {
+            let mut compressed = GzEncoder::new(Vec::new(), Compression::fast());
+            compressed.write_all(text.as_bytes())?;
+            compressed.finish()?.into()
+        } else {
+            Bytes::from(text)
+        };
+        made.pages.push((wanted, bytes.clone()));
+        Ok(bytes)
+    }
+}
+
+/// Returns an answer for people.
+fn plain(status: StatusCode, text: &'static str) -> Response<Full<Bytes>> {
+    let mut answer = Response::new(Full::new(Bytes::from_static(text.as_bytes())));
+    *answer.status_mut() = status;
+    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(PLAIN));
+    answer
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(
+        pages: &Pages,
+        method: Method,
+        path: &str,
+        headers: &[(HeaderName, &str)],
+    ) -> Response<Full<Bytes>> {
+        let mut request = Request::builder().method(method).uri(path);
+        for (name, value) in headers {
+            request = request.header(name, *value);
+        }
+        pages.answer(&request.body(()).unwrap())
+    }
+
+    #[test]
+    fn a_client_gets_the_format_and_the_compression_that_it_accepts() {
+        let (shown, status) = watch::channel(None);
+        let pages = Pages::new(status);
+        let get = |headers: &[(HeaderName, &str)]| answer(&pages, Method::GET, PATH, headers);
+        assert_eq!(get(&[]).status(), StatusCode::SERVICE_UNAVAILABLE);
+        shown.send_replace(Some(Arc::default()));
+        let plain = get(&[]);
+        assert_eq!(plain.headers()[CONTENT_TYPE], "text/plain; version=0.0.4; charset=utf-8");
+        assert!(!plain.headers().contains_key(CONTENT_ENCODING));
+        let prometheus = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.2";
+        let open = get(&[(ACCEPT, prometheus), (ACCEPT_ENCODING, "deflate, GZIP;q=0.5")]);
+        assert!(open.headers()[CONTENT_TYPE].to_str().unwrap().starts_with(Format::OPEN_METRICS));
+        assert_eq!(open.headers()[CONTENT_ENCODING], GZIP);
+        assert_eq!(pages.made.lock().unwrap().pages.len(), 2);
+        get(&[]);
+        assert_eq!(pages.made.lock().unwrap().pages.len(), 2, "the same bytes serve again");
+        shown.send_replace(Some(Arc::default()));
+        get(&[]);
+        assert_eq!(pages.made.lock().unwrap().pages.len(), 1);
+    }
+
+    #[test]
+    fn other_paths_and_methods_are_refused() {
+        let (_shown, status) = watch::channel(Some(Arc::default()));
+        let pages = Pages::new(status);
+        for (method, path, expected) in [
+            (Method::HEAD, "/metrics?name[]=up", StatusCode::OK),
+            (Method::GET, "/", StatusCode::NOT_FOUND),
+            (Method::GET, "/metrics/../state.json", StatusCode::NOT_FOUND),
+            (Method::POST, PATH, StatusCode::METHOD_NOT_ALLOWED),
+        ] {
+            assert_eq!(answer(&pages, method, path, &[]).status(), expected, "{path}");
+        }
+    }
+}
