@@ -6,7 +6,7 @@ use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
 use deepres_abi::driver::pfn;
-use deepres_abi::driver::result::{CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS};
+use deepres_abi::driver::result::{CUDA_ERROR_NOT_PERMITTED, CUDA_SUCCESS};
 use deepres_abi::grant::{Appraisal, FailMode, GateState, LeaseTerms};
 use deepres_abi::page::{MAJOR, MINOR};
 use deepres_abi::wire::{self, Refusal, RefusalKind, Role, Welcome};
