@@ -133,7 +133,7 @@ impl Memory {
     }
 
     /// Returns the memory of a GPU without the memory of unmanaged processes, bytes.
-    fn for_tenants(&self, gpus: &Gpus, gpu: usize) -> u64 {
+    pub fn for_tenants(&self, gpus: &Gpus, gpu: usize) -> u64 {
         let unmanaged_bytes = self.unmanaged_bytes.get(&gpu).copied().unwrap_or(0);
         gpus.memory_bytes(gpu).saturating_sub(unmanaged_bytes)
     }

@@ -65,18 +65,20 @@ impl Registry {
         Ok(Placed { gpus, why: why.to_string() })
     }
 
-    /// Returns the room on a GPU beside all living tenants but `own`.
+    /// Returns the room on a GPU beside all living tenants but `own`. A tenant takes the memory that it
+    /// was granted or holds, whichever is more.
     fn room(&self, own: &str, gpu: usize) -> Room {
-        let mut room =
-            Room { share_ppm: PPM, memory_bytes: self.gpus.memory_bytes(gpu), singles: 0, gangs: 0 };
+        let memory_bytes = self.memory.for_tenants(&self.gpus, gpu);
+        let mut room = Room { share_ppm: PPM, memory_bytes, singles: 0, gangs: 0 };
         for (_, tenant) in self.tenants.living().filter(|(name, _)| *name != own) {
             let gpus = tenant.promised_gpus();
             if !gpus.contains(gpu) {
                 continue;
             }
             let granted = tenant.terms.granted();
+            let taken_bytes = granted.memory_bytes.value.unwrap_or(0).max(tenant.holding(gpu).firm_bytes);
             room.share_ppm = room.share_ppm.saturating_sub(granted.share_ppm.value.unwrap_or(0));
-            room.memory_bytes = room.memory_bytes.saturating_sub(granted.memory_bytes.value.unwrap_or(0));
+            room.memory_bytes = room.memory_bytes.saturating_sub(taken_bytes);
             *(if gpus.len() > 1 { &mut room.gangs } else { &mut room.singles }) += 1;
         }
         room

@@ -98,15 +98,19 @@ impl Tenant {
         self.gpus.contains(&gpu)
     }
 
-    /// Returns the GPUs on which the tenant's promises count: the GPUs that the daemon chose, else
-    /// the GPUs on which a session has been.
+    /// Returns the GPUs on which the tenant's promises count: the GPUs that the daemon chose, and the
+    /// GPUs on which its sessions are. If the daemon chose none, these are the GPUs on which a session
+    /// has been.
     pub fn promised_gpus(&self) -> GpuSet {
-        self.placed.as_ref().map_or_else(|| self.gpus.iter().copied().collect(), |placed| placed.gpus)
+        let Some(placed) = &self.placed else { return self.gpus.iter().copied().collect() };
+        let here = self.gpus.iter().copied().filter(|gpu| self.members.are_on(*gpu));
+        placed.gpus.iter().chain(here).collect()
     }
 
-    /// Returns whether the tenant is on a GPU or may come to it.
+    /// Returns whether the tenant is on a GPU or may come to it. A tenant whose GPUs the daemon chose
+    /// comes to no other.
     pub fn may_be_on(&self, gpu: usize) -> bool {
-        self.gpus.is_empty() || self.is_on(gpu)
+        (self.placed.is_none() && self.gpus.is_empty()) || self.promised_gpus().contains(gpu)
     }
 
     /// Records that a session of the tenant is on a GPU.

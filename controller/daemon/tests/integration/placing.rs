@@ -3,7 +3,7 @@
 use deepres_abi::wire::{RefusalKind, Role, UNMANAGED};
 use deepres_daemon_harness::{Daemon, Refused, Tenant, shake_hands, wait_until};
 use deepres_model::config::Config;
-use deepres_model::wish::Wish;
+use deepres_model::wish::{Class, Wish};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 use zerocopy::IntoBytes;
@@ -116,4 +116,22 @@ fn the_next_daemon_keeps_the_chosen_gpus() {
     let (_job, gpus) = keep(&daemon, "job", 2, 60, Some(&[1, 2])).unwrap();
     assert_eq!(gpus, [1, 2]);
     assert_eq!(kept(&daemon, "new", 1, 60).1, [0]);
+}
+
+#[test]
+fn a_guaranteed_job_that_has_not_begun_counts_on_its_own_gpus_alone() {
+    let daemon = Daemon::start(2, Config::default());
+    let guaranteed = |tenant: &str| {
+        let mut hello = daemon.hello(Role::Keeper, tenant);
+        hello.wants_gpus = 1;
+        let wish =
+            Wish { share_ppm: Some(60 * PERCENT), class: Some(Class::Guaranteed), ..Wish::default() };
+        hello.wishes = wish.encode();
+        let (connection, welcome, _) =
+            shake_hands(&daemon.directory.tenant_socket(), hello.as_bytes()).unwrap();
+        (connection, welcome.gpu_index.iter().position(|index| *index != UNMANAGED))
+    };
+    let (_first, first) = guaranteed("first");
+    let (_second, second) = guaranteed("second");
+    assert_eq!((first, second), (Some(0), Some(1)));
 }

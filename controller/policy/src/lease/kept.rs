@@ -38,6 +38,13 @@ pub struct Kept {
     used_ns: u64,
 }
 
+impl Kept {
+    /// Returns the tenant for which the GPU idles.
+    pub fn tenant(&self) -> TenantId {
+        self.tenant
+    }
+}
+
 impl Scheduler {
     /// Charges the tenant of `kept` for the time in which the GPU idled for the tenant although
     /// another tenant wanted the GPU. For a gang, the first idle time of a hand-off is free. A

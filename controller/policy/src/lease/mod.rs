@@ -49,7 +49,7 @@ use clock::{Clock, VirtualTime, gpu_ns, signed};
 use core::mem;
 use core::time::Duration;
 use guard::{Guard, Owners};
-use state::{Hold, Noted, Rank, SHORT_IDLE_NS, Stuck, Tenant, begun_ns};
+use state::{Budget, Hold, Noted, Rank, SHORT_IDLE_NS, Stuck, Tenant, begun_ns};
 use tenants::Tenants;
 use trust::{Trust, UserId};
 
@@ -177,6 +177,16 @@ struct Beside {
     progress: Stuck,
 }
 
+/// The debts of pausing owners, and guests, that the others may still bear.
+#[derive(Debug)]
+struct Forgiven([Budget; 2]);
+
+impl Default for Forgiven {
+    fn default() -> Self {
+        Self([Budget::of_debts(); 2])
+    }
+}
+
 /// The leases of one GPU.
 #[derive(Debug, Default)]
 pub struct Scheduler {
@@ -204,6 +214,7 @@ pub struct Scheduler {
     gangs: Gangs,
     kept: Option<kept::Kept>,
     pauses: kept::Pauses,
+    forgiven: Forgiven,
     /// The last time at which a tenant with brief bursts wanted the GPU, ns.
     brief_ns: Option<u64>,
     decided_ns: u64,
@@ -576,25 +587,34 @@ impl Scheduler {
         self.tenants.astir_with(|_, tenant| {
             let clock = &mut clocks[tenant.rank as usize];
             if tenant.wanted && is_alone[tenant.rank as usize] {
+                clock.remove(tenant.vtime, tenant.weight_ppm);
                 tenant.forget(elapsed_ns, clock.now());
+                clock.add(tenant.vtime, tenant.weight_ppm);
             }
             if tenant.wanted && !wants(tenant) {
                 tenant.stopped_wanting_ns = now_ns;
+                // A paused tenant may have work in flight.
+                tenant.settle_accrued();
                 tenant.compete(false, clock);
             }
         });
         let mut wanting = [0; 2];
         let (trusts, gangs, brief_ns) = (&mut self.trusts, &self.gangs, &mut self.brief_ns);
+        let forgiven = &mut self.forgiven.0;
+        // The GPU idled for this tenant in its pause, so the others were not served in it.
+        let kept = self.kept.as_ref().map(kept::Kept::tenant);
         let holder = self.hold.filter(|hold| hold.drain_give_up_ns.is_none()).map(|hold| hold.tenant);
         self.tenants.look(|id, tenant| {
             let clock = &mut clocks[tenant.rank as usize];
-            if !tenant.wanted && tenant.uncounted_ns > 0 {
-                let used_ns = mem::take(&mut tenant.uncounted_ns);
+            let used_ns = if tenant.wanted { 0 } else { mem::take(&mut tenant.uncounted_ns) };
+            if used_ns > 0 {
                 if !gangs.contains_key(&id) && !wants(tenant) {
                     // The tenant began and ended work between two looks.
                     let stopped_ns = mem::replace(&mut tenant.stopped_wanting_ns, now_ns);
                     let pause_ns = now_ns.saturating_sub(stopped_ns).saturating_sub(used_ns);
-                    tenant.paused(pause_ns, STAY_LEASED_NS, short_pause_ns(tuning));
+                    if tenant.paused(pause_ns, STAY_LEASED_NS, short_pause_ns(tuning)) {
+                        tenant.ask(tenant.vtime, tuning);
+                    }
                 }
                 tenant.charge_beside(used_ns, clock);
             }
@@ -606,9 +626,13 @@ impl Scheduler {
                 *brief_ns = Some(now_ns);
             }
             if !tenant.wanted {
-                let pause_ns = now_ns.saturating_sub(tenant.stopped_wanting_ns);
+                let pause_ns = now_ns.saturating_sub(tenant.stopped_wanting_ns).saturating_sub(used_ns);
                 let begins = tenant.paused(pause_ns, STAY_LEASED_NS, short_pause_ns(tuning));
-                tenant.rested(pause_ns, clock, tuning);
+                if Some(id) != kept {
+                    let forgets_ns = tenant.forgets_ns(pause_ns);
+                    let forgiven_ns = forgiven[tenant.rank as usize].spend(forgets_ns, now_ns);
+                    tenant.rested(pause_ns, begins, forgiven_ns, clock, tuning);
+                }
                 if mem::take(&mut tenant.takes_over)
                     && let Some(trust) = tenant.user.and_then(|user| trusts.get_mut(&user))
                 {

@@ -238,7 +238,7 @@ impl Tenant {
 
     /// Sets the tenant's lag, ns, within the bounds on lag and debt.
     pub fn set_lag(&mut self, lag_ns: i64, clock: VirtualTime) {
-        self.lag_ns = lag_ns.clamp(-signed(self.max_debt_ns()), signed(MAX_CREDIT_NS));
+        self.lag_ns = lag_ns.clamp(-signed(self.max_debt_ns()), signed(MAX_DEBT_NS));
         self.move_to(clock - weighted(self.lag_ns, self.weight_ppm));
     }
 
@@ -257,18 +257,37 @@ impl Tenant {
         self.set_lag(lag_ns - forgotten_ns * lag_ns.signum(), clock);
     }
 
-    /// Takes in that the tenant did not compete for `pause_ns`. It forgets a part of what it owes
-    /// and is owed. A tenant with an SLO is owed its part of this time too, until it is owed a
-    /// request. Else its next request would wait for what its last one owes.
-    pub fn rested(&mut self, pause_ns: u64, clock: &mut Clock, tuning: &Tuning) {
+    /// Changes the lag of a tenant that did not compete for `pause_ns`, in which the GPU did not idle for
+    /// it. The tenant forgets a part of what it owes and is owed: of debts, no more than `forgiven_ns`.
+    /// After a pause that `ends_burst`, it is owed [`MAX_CREDIT_NS`] at most. A tenant with an SLO is
+    /// owed its part of the pause too, until it is owed a request. Else its next request would wait for
+    /// what its last one owes. The competing tenants get what this tenant loses.
+    pub fn rested(
+        &mut self,
+        pause_ns: u64,
+        ends_burst: bool,
+        forgiven_ns: u64,
+        clock: &mut Clock,
+        tuning: &Tuning,
+    ) {
         let before_ns = self.lag_ns;
-        self.forget(pause_ns, clock.now());
+        let forgotten_ns = if self.lag_ns < 0 { forgiven_ns } else { pause_ns / FORGOTTEN_PART };
+        let kept_ns = self.lag_ns.saturating_abs().saturating_sub(signed(forgotten_ns)).max(0);
+        let most_ns = if ends_burst { MAX_CREDIT_NS } else { MAX_DEBT_NS };
+        let mut lag_ns = (kept_ns * self.lag_ns.signum()).min(signed(most_ns));
         let request_ns = signed(self.request_ns(tuning));
-        if self.has_objective() && self.lag_ns < request_ns {
-            let part_ns = clock.part_ns(pause_ns, self.weight_ppm);
-            self.set_lag(self.lag_ns.saturating_add(part_ns).min(request_ns), clock.now());
+        if self.has_objective() && lag_ns < request_ns {
+            let part = u128::from(pause_ns) * u128::from(self.weight_ppm) / u128::from(PPM);
+            let part_ns = i64::try_from(part).unwrap_or(i64::MAX);
+            lag_ns = lag_ns.saturating_add(part_ns).min(request_ns);
         }
+        self.set_lag(lag_ns, clock.now());
         clock.give(before_ns - self.lag_ns);
+    }
+
+    /// Returns the debt that the tenant forgets in a pause, if the others bear it, ns.
+    pub fn forgets_ns(&self, pause_ns: u64) -> u64 {
+        (pause_ns / FORGOTTEN_PART).min(self.lag_ns.min(0).unsigned_abs())
     }
 
     /// Sets the tenant's weight. Its lag stays the same GPU time.
@@ -288,8 +307,7 @@ impl Tenant {
         if self.wanted {
             clock.remove(self.vtime, self.weight_ppm);
         }
-        let most_ns = if competes { MAX_DEBT_NS } else { MAX_CREDIT_NS };
-        self.lag_ns = lag_ns.clamp(-signed(self.max_debt_ns()), signed(most_ns));
+        self.lag_ns = lag_ns.clamp(-signed(self.max_debt_ns()), signed(MAX_DEBT_NS));
         clock.give(lag_ns.saturating_sub(self.lag_ns));
         self.move_to(clock.now() - weighted(self.lag_ns, self.weight_ppm));
         self.counted = self.vtime;
@@ -474,6 +492,11 @@ impl Budget {
     /// Returns an empty budget.
     pub const fn new(part: u64, most_ns: u64) -> Self {
         Self { left_ns: 0, at_ns: 0, part, most_ns }
+    }
+
+    /// Returns the budget of debts that pausing tenants forget, which the competing tenants bear.
+    pub const fn of_debts() -> Self {
+        Self::new(FORGOTTEN_PART, DEBT_NS)
     }
 
     fn left_ns(self, now_ns: u64) -> u64 {

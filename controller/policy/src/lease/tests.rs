@@ -1122,16 +1122,46 @@ fn over_a_pause_a_tenant_keeps_what_it_owes_and_is_owed() {
 
 #[test]
 fn what_a_tenant_that_pauses_is_owed_no_more_the_others_are_owed() {
+    for (pause_ns, keeps_ns) in [(MS / 10, 249 * MS), (MS, MAX_CREDIT_NS)] {
+        let mut bench = Bench::new();
+        bench.step(MS, RUNNING, WAITING);
+        bench.step(500 * MS, Seen { used_ns: 500 * MS, ..WAITING }, WAITING);
+        bench.step(MS, WAITING, Seen { used_ns: MS, ..RUNNING });
+        bench.look(MS / 100, WAITING, IDLE);
+        bench.look(pause_ns / 2, WAITING, IDLE);
+        bench.look(pause_ns / 2, WAITING, WAITING);
+        let [a_ns, b_ns] = [A, B].map(|tenant| bench.scheduler.lag_ns(tenant));
+        assert!(b_ns.abs_diff(keeps_ns as i64) < MS, "{b_ns} after {pause_ns} ns");
+        assert!((a_ns + b_ns).abs() < MS as i64 / 5, "{a_ns} and {b_ns} after {pause_ns} ns");
+    }
+}
+
+#[test]
+fn an_slo_does_not_pay_for_pauses_in_which_the_gpu_idles_for_its_tenant() {
     let mut bench = Bench::new();
-    bench.step(MS, RUNNING, WAITING);
-    bench.step(500 * MS, Seen { used_ns: 500 * MS, ..WAITING }, WAITING);
-    bench.step(MS, WAITING, Seen { used_ns: MS, ..RUNNING });
-    let lags = |bench: &Bench| [A, B].map(|tenant| bench.scheduler.lag_ns(tenant));
-    let [a_ns, b_ns] = lags(&bench);
-    assert!(b_ns > 2 * MAX_CREDIT_NS as i64 && (a_ns + b_ns).abs() < 1_000, "{a_ns} and {b_ns}");
-    bench.step(MS / 100, WAITING, IDLE);
-    assert_eq!(lags(&bench)[1], MAX_CREDIT_NS as i64);
-    assert!((lags(&bench)[0] + MAX_CREDIT_NS as i64).abs() < 1_000, "{:?}", lags(&bench));
+    bench.scheduler.set_slo(A, Some(MS));
+    bench.step(7 * MS, Seen { used_ns: 7 * MS, ..RUNNING }, IDLE);
+    bench.step(MS / 100, WAITING, WAITING);
+    bench.look(MS / 100, IDLE, WAITING);
+    let before_ns = bench.scheduler.lag_ns(A);
+    let pause_ns = 19 * MS / 100;
+    bench.look(pause_ns, WAITING, WAITING);
+    assert_eq!(bench.scheduler.phase(), Phase::Held(A));
+    let owes_ns = before_ns - bench.scheduler.lag_ns(A);
+    assert!(owes_ns > pause_ns as i64 / 3, "{owes_ns} ns for a pause of {pause_ns} ns");
+}
+
+#[test]
+fn a_tenant_with_an_slo_is_owed_its_share_of_a_pause_however_many_others_pause_too() {
+    let tuning = Tuning::derive(ASSUMED_HANDOFF_NS, QuantumBounds::default(), 2);
+    let mut clock = Clock::default();
+    // Another tenant is owed half and competes. Others, which pause, are owed the rest.
+    clock.add(0, PPM / 2);
+    let mut tenant = Tenant::new(Rank::Owner, 0);
+    (tenant.weight_ppm, tenant.slo_ns) = (PPM / 10, Some(MS));
+    tenant.set_lag(-20 * MS as i64, clock.now());
+    tenant.rested(30 * MS, true, 0, &mut clock, &tuning);
+    assert_eq!(tenant.lag_ns, -17 * MS as i64);
 }
 
 #[test]
