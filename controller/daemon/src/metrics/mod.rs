@@ -30,8 +30,8 @@ use tokio::time::timeout;
 
 /// The most connections at a time. Further clients wait until a connection ends.
 const MAX_CONNECTIONS: usize = 16;
-/// The most time until a client has sent the head of its request. Prometheus sends the head at once.
-/// The limit is short, so that silent clients do not keep others out.
+/// The most time until a client has sent the head of its request. Prometheus sends the head at
+/// once. The limit is short, so that silent clients do not keep others out.
 const HEAD_LIMIT: Duration = Duration::from_secs(1);
 /// The most time for a connection: one request and its answer. A client that is slower gets no
 /// answer, so that it does not keep others out. Prometheus gives up after ten seconds too.
@@ -55,8 +55,8 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Starts to serve metrics at an address. If the address is not free, the server tries again until
-    /// the address is free.
+    /// Starts to serve metrics at an address. If the address is not free, the server tries again
+    /// until the address is free.
     ///
     /// # Errors
     /// The system's error if the server's thread cannot start.
