@@ -41,7 +41,6 @@ pub mod trace;
 pub use files::{FilesError, Inherited, make_own_directory};
 pub use gpu_lock::{GpuLockError, lock_directories};
 pub use gpus::{Gpu, GpuError};
-pub use metrics::MetricsError;
 pub use service::{InheritError, inherited};
 
 use crate::arbiter::{Arbiter, GangBoard, Setup};
@@ -104,9 +103,6 @@ pub enum DaemonError {
     /// The daemon cannot take the lock of a GPU.
     #[error(transparent)]
     GpuLock(#[from] GpuLockError),
-    /// The daemon cannot serve metrics.
-    #[error(transparent)]
-    Metrics(#[from] MetricsError),
     /// A system call of the daemon failed.
     #[error("the daemon cannot start: {0}")]
     System(#[from] io::Error),

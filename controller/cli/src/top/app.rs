@@ -52,6 +52,8 @@ pub enum About {
 pub enum Action {
     /// Ends the command.
     End,
+    /// Pauses the tenant of this name, or ends its pause.
+    Pause(String),
     /// Sends a request about the tenant of this name.
     Ask(String, Request),
 }
@@ -94,11 +96,13 @@ impl App {
         rows
     }
 
-    /// Returns the place of the selected row among the rows.
-    pub fn place(&self, rows: &[Row<'_>]) -> usize {
-        let is_selected =
-            |row: &Row<'_>| self.selected.as_ref().is_some_and(|selected| *selected == row.key());
-        rows.iter().position(is_selected).unwrap_or(0)
+    /// Returns the place of the selected row among the rows; `None` if no row shows the selected
+    /// tenant. Before the first selection, the first row is the selected row.
+    pub fn place(&self, rows: &[Row<'_>]) -> Option<usize> {
+        match &self.selected {
+            Some(selected) => rows.iter().position(|row| *selected == row.key()),
+            None => (!rows.is_empty()).then_some(0),
+        }
     }
 
     /// Heeds a key. Returns the action of the key, if it has one.
@@ -123,7 +127,9 @@ impl App {
             KeyCode::Up | KeyCode::Char('k') => self.select(-1),
             KeyCode::Char('e') => self.ask_for(Key::Share),
             KeyCode::Char('c') => self.ask_for(Key::Class),
-            KeyCode::Char('p') => return self.pause(),
+            KeyCode::Char('p') => {
+                return self.row().map(|row| Action::Pause(row.tenant.name.clone()));
+            }
             _ => {}
         }
         None
@@ -163,18 +169,20 @@ impl App {
         None
     }
 
-    /// Selects the row `by` rows below the selected row.
+    /// Selects the row `by` rows below the selected row; the first row if no row is selected.
     fn select(&mut self, by: isize) {
         let rows = self.rows();
         let last = rows.len().saturating_sub(1);
-        let place = self.place(&rows).saturating_add_signed(by).min(last);
-        self.selected = rows.get(place).map(Row::key);
+        let place = self.place(&rows).map_or(0, |place| place.saturating_add_signed(by).min(last));
+        if let Some(row) = rows.get(place) {
+            self.selected = Some(row.key());
+        }
     }
 
     /// Returns the selected row.
     fn row(&self) -> Option<Row<'_>> {
         let rows = self.rows();
-        rows.get(self.place(&rows)).copied()
+        rows.get(self.place(&rows)?).copied()
     }
 
     /// Asks the user for a wish of the selected tenant.
@@ -182,15 +190,14 @@ impl App {
         let tenant = self.row().map(|row| row.tenant.name.clone());
         self.prompt = tenant.map(|tenant| Prompt { about: About::Wish(tenant, key), text: String::new() });
     }
+}
 
-    /// Returns the request that pauses the selected tenant, or ends its pause.
-    fn pause(&self) -> Option<Action> {
-        let row = self.row()?;
-        let tenant = row.tenant.name.clone();
-        let is_off = row.tenant.paused || row.tenant.suspended;
-        let request = if is_off { Request::Resume { tenant } } else { Request::Pause { tenant } };
-        Some(Action::Ask(row.tenant.name.clone(), request))
-    }
+/// Returns the request that pauses the tenant of this name, or ends its pause; `None` if the status
+/// has no such tenant.
+pub fn pause(status: &Status, name: &str) -> Option<Request> {
+    let found = status.tenants.iter().find(|tenant| tenant.name == name)?;
+    let tenant = name.to_owned();
+    Some(if found.paused || found.suspended { Request::Resume { tenant } } else { Request::Pause { tenant } })
 }
 
 #[cfg(test)]
@@ -239,13 +246,36 @@ mod tests {
             panic!("the key sets the class")
         };
         assert!(wish.class.is_some() && app.message.is_empty());
-        let tenant = || "finetune".to_owned();
-        assert_eq!(press(&mut app, "p"), Some(Action::Ask(tenant(), Request::Pause { tenant: tenant() })));
+        assert_eq!(press(&mut app, "p"), Some(Action::Pause("finetune".to_owned())));
         assert_eq!(press(&mut app, "e1\x1b"), None);
         assert!(app.prompt.is_none());
-        // The last tenant is paused.
-        let Some(Action::Ask(_, request)) = press(&mut app, "jp") else { panic!("the key resumes") };
-        assert_eq!(request, Request::Resume { tenant: "nightly".to_owned() });
+        assert_eq!(press(&mut app, "jp"), Some(Action::Pause("nightly".to_owned())));
+    }
+
+    #[test]
+    fn the_latest_status_decides_between_pause_and_resumption() {
+        let tenant = || "finetune".to_owned();
+        let mut status = status();
+        assert_eq!(pause(&status, "finetune"), Some(Request::Pause { tenant: tenant() }));
+        status.tenants[0].paused = true;
+        assert_eq!(pause(&status, "finetune"), Some(Request::Resume { tenant: tenant() }));
+        status.tenants.remove(0);
+        assert_eq!(pause(&status, "finetune"), None);
+    }
+
+    #[test]
+    fn no_key_changes_another_tenant_when_the_selected_tenant_is_gone() {
+        let mut app = App::new(status(), Order::default());
+        press(&mut app, "j");
+        let mut status = status();
+        status.tenants.retain(|tenant| tenant.name != "nightly");
+        app.look(status);
+        assert_eq!(press(&mut app, "p"), None);
+        assert!(press(&mut app, "e").is_none() && app.prompt.is_none());
+        assert_eq!(press(&mut app, "jp"), Some(Action::Pause("finetune".to_owned())));
+        // The filter hides the selected tenant.
+        assert_eq!(press(&mut app, "/train\np"), None);
+        assert_eq!(press(&mut app, "jp"), Some(Action::Pause("train".to_owned())));
     }
 
     #[test]

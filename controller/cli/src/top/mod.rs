@@ -22,7 +22,10 @@ use deepres_model::admin::{Reply, Request};
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
 use ratatui::crossterm::terminal;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use std::io::{self, IsTerminal, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// The width of a frame that goes to no terminal, columns.
@@ -30,6 +33,10 @@ const USUAL_COLUMNS: u16 = 80;
 /// Bounds of the time between two looks, s.
 const LEAST_S: f64 = 0.1;
 const MOST_S: f64 = 3600.0;
+/// Signals that end the command after it has restored the terminal.
+const ENDING: [i32; 4] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM];
+/// The most time between two looks for a signal.
+const SIGNAL_PAUSE: Duration = Duration::from_millis(200);
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -73,9 +80,21 @@ pub fn run(args: &Args) -> Result<()> {
         bail!("stdout is no terminal; use `deepres top --once`");
     }
     let has_colours = super::has_colours(&io::stdout());
-    let mut terminal = ratatui::try_init().context("cannot use the terminal")?;
-    let outcome = show(&mut terminal, &mut app, args.interval, has_colours);
-    ratatui::restore();
+    let signal = Arc::new(AtomicUsize::new(0));
+    for number in ENDING {
+        signal_hook::flag::register_usize(number, Arc::clone(&signal), number as usize)
+            .context("cannot catch signals")?;
+    }
+    let mut terminal =
+        ratatui::try_init().inspect_err(|_| ratatui::restore()).context("cannot use the terminal")?;
+    let outcome = show(&mut terminal, &mut app, args.interval, has_colours, &signal);
+    // If the terminal is gone, both calls fail, and no message can reach the user.
+    let _ = terminal.show_cursor();
+    let _ = ratatui::try_restore();
+    if let number @ 1.. = signal.load(Ordering::SeqCst) {
+        // The parent process sees the signal as the reason of the end.
+        signal_hook::low_level::emulate_default_handler(number as i32)?;
+    }
     outcome
 }
 
@@ -97,13 +116,30 @@ fn print(app: &App) -> Result<()> {
     Ok(())
 }
 
-/// Draws and heeds keys until the user ends the command.
-fn show(terminal: &mut DefaultTerminal, app: &mut App, interval: Duration, has_colours: bool) -> Result<()> {
+/// Draws and heeds keys until the user or a signal ends the command. `signal` is the number of a
+/// signal that came, else 0.
+fn show(
+    terminal: &mut DefaultTerminal,
+    app: &mut App,
+    interval: Duration,
+    has_colours: bool,
+    signal: &AtomicUsize,
+) -> Result<()> {
     let mut looked = Instant::now();
     let mut is_away = false;
     loop {
         terminal.draw(|frame| view::draw(app, frame, has_colours))?;
-        if !event::poll(interval.saturating_sub(looked.elapsed()))? {
+        let has_event = loop {
+            if signal.load(Ordering::SeqCst) != 0 {
+                return Ok(());
+            }
+            let left = interval.saturating_sub(looked.elapsed());
+            let has_event = event::poll(left.min(SIGNAL_PAUSE))?;
+            if has_event || left <= SIGNAL_PAUSE {
+                break has_event;
+            }
+        };
+        if !has_event {
             looked = Instant::now();
             match ps::ask() {
                 Ok(status) => {
@@ -124,15 +160,24 @@ fn show(terminal: &mut DefaultTerminal, app: &mut App, interval: Duration, has_c
             Event::Key(key) if key.kind != KeyEventKind::Release => app.press(key),
             _ => None,
         };
-        match action {
+        let (tenant, said) = match action {
             Some(Action::End) => return Ok(()),
-            Some(Action::Ask(tenant, request)) => {
-                let said = ask(&request).unwrap_or_else(|error| super::explain(&error));
-                app.say(format!("{tenant}: {said}"));
+            Some(Action::Pause(tenant)) => {
+                let said = pause(&tenant);
+                (tenant, said)
             }
-            None => {}
-        }
+            Some(Action::Ask(tenant, request)) => (tenant, ask(&request)),
+            None => continue,
+        };
+        let said = said.unwrap_or_else(|error| super::explain(&error));
+        app.say(format!("{tenant}: {said}"));
     }
+}
+
+/// Pauses a tenant, or ends its pause. The tenant's state at this time decides, because the screen
+/// may be old. Returns the answer for people.
+fn pause(tenant: &str) -> Result<String> {
+    ask(&app::pause(&ps::ask()?, tenant).context("the tenant is gone")?)
 }
 
 /// Sends a request about a tenant. Returns the answer for people.

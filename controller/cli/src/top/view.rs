@@ -83,16 +83,19 @@ pub fn lines(app: &App, width: usize, height: Option<usize>, has_colours: bool) 
     } else {
         let rows = app.rows();
         let place = app.place(&rows);
-        let details = rows.get(place).map_or_else(Vec::new, details);
+        let details = match place.and_then(|place| rows.get(place)) {
+            Some(row) => details(row),
+            None => lost(app).into_iter().collect(),
+        };
         let columns = Columns::of(width);
         lines.push(Line::styled(columns.head(), Modifier::BOLD));
         // The rows leave a line before the details, and the line about keys.
         let room =
             height.map_or(rows.len(), |height| height.saturating_sub(lines.len() + details.len() + 2).max(1));
-        let first = (place + 1).saturating_sub(room);
+        let first = place.map_or(0, |place| (place + 1).saturating_sub(room));
         for (number, row) in rows.iter().enumerate().skip(first).take(room) {
             let line = columns.row(app, row, has_colours);
-            let is_selected = number == place && height.is_some();
+            let is_selected = Some(number) == place && height.is_some();
             lines.push(if is_selected { line.patch_style(Modifier::REVERSED) } else { line });
         }
         if rows.is_empty() {
@@ -283,6 +286,16 @@ fn details(row: &Row<'_>) -> Vec<String> {
     lines
 }
 
+/// Returns the line about a selected tenant that no row shows.
+fn lost(app: &App) -> Option<String> {
+    let (name, gpu) = app.selected.as_ref()?;
+    Some(if name.contains(&app.filter) {
+        format!("the selected tenant `{name}` is gone from GPU {gpu}; select another tenant")
+    } else {
+        format!("the selected tenant `{name}` does not match the filter; select another tenant")
+    })
+}
+
 /// Returns the last line: the text that the user enters, the effect of the last key, or the keys.
 fn foot(app: &App) -> String {
     match &app.prompt {
@@ -414,6 +427,17 @@ pub mod tests {
         let rows = || screen.lines().filter(|line| line.contains("MiB") && line.contains(" 0 "));
         assert!(rows().any(|row| row.contains("nightly")), "{screen}");
         assert!(!rows().any(|row| row.contains("train ")), "{screen}");
+    }
+
+    #[test]
+    fn the_screen_says_that_the_selected_tenant_is_gone() {
+        let mut app = app();
+        app.selected = Some(("nightly".to_owned(), 0));
+        assert!(!screen(&app, 80, HEIGHT).contains("select another tenant"));
+        app.status.tenants.retain(|tenant| tenant.name != "nightly");
+        assert!(screen(&app, 80, HEIGHT).contains("`nightly` is gone from GPU 0; select another tenant"));
+        app.filter = "train".to_owned();
+        assert!(screen(&app, 80, HEIGHT).contains("`nightly` does not match the filter; select another"));
     }
 
     #[test]

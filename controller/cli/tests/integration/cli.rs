@@ -4,6 +4,7 @@
 use deepres_daemon_harness::{Daemon, wait_until};
 use deepres_model::config::{Caps, Config};
 use std::io::{Read as _, Write as _};
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -769,4 +770,41 @@ fn labels_are_shown_wherever_a_tenant_is_and_change_while_it_runs() {
     end(&daemon, &mut child);
     let wrong = place.deepres(&["run", "--label", "vision", "--", "true"]).output().unwrap();
     assert!(complaint(&wrong, 2).contains("KEY=VALUE"));
+}
+
+/// Returns the two ends of a new terminal: the end of the user, and the end of the programs.
+fn terminal() -> [OwnedFd; 2] {
+    let (mut user, mut programs) = (-1, -1);
+    let size = libc::winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
+    // SAFETY: the pointers are of local values, or null, which the function accepts.
+    let code =
+        unsafe { libc::openpty(&mut user, &mut programs, std::ptr::null_mut(), std::ptr::null(), &size) };
+    assert_eq!(code, 0);
+    // SAFETY: the call made both descriptors, and nothing else owns them.
+    [user, programs].map(|end| unsafe { OwnedFd::from_raw_fd(end) })
+}
+
+/// Returns whether a terminal collects lines and echoes them, as a shell needs it.
+fn has_lines(terminal: &OwnedFd) -> bool {
+    // SAFETY: all zeros are a valid value of the structure.
+    let mut modes: libc::termios = unsafe { std::mem::zeroed() };
+    // SAFETY: the pointer is of a local value.
+    assert_eq!(unsafe { libc::tcgetattr(terminal.as_raw_fd(), &mut modes) }, 0);
+    let needed = libc::ICANON | libc::ECHO;
+    modes.c_lflag & needed == needed
+}
+
+#[test]
+fn a_signal_ends_top_after_top_has_restored_the_terminal() {
+    let (_daemon, place) = Place::with_daemon(Daemon::start(1, Config::default()));
+    for signal in [libc::SIGTERM, libc::SIGHUP] {
+        let [_user, programs] = terminal();
+        let end = || Stdio::from(programs.try_clone().unwrap());
+        let mut top = place.deepres(&["top"]);
+        let mut top = top.env("TERM", "xterm").stdin(end()).stdout(end()).stderr(end()).spawn().unwrap();
+        wait_until(PATIENCE, || !has_lines(&programs));
+        kill(&top, signal);
+        assert_eq!(top.wait().unwrap().signal(), Some(signal));
+        assert!(has_lines(&programs));
+    }
 }

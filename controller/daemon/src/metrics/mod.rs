@@ -16,20 +16,23 @@ use hyper::Request;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioIo, TokioTimer};
 use std::convert::Infallible;
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::timeout;
 
 /// The most connections at a time. Further clients wait until a connection ends.
 const MAX_CONNECTIONS: usize = 16;
+/// The most time until a client has sent the head of its request. Prometheus sends the head at
+/// once. The limit is short, so that silent clients do not keep others out.
+const HEAD_LIMIT: Duration = Duration::from_secs(1);
 /// The most time for a connection: one request and its answer. A client that is slower gets no
 /// answer, so that it does not keep others out. Prometheus gives up after ten seconds too.
 const CONNECTION_LIMIT: Duration = Duration::from_secs(10);
@@ -37,16 +40,10 @@ const CONNECTION_LIMIT: Duration = Duration::from_secs(10);
 const MAX_HEAD_BYTES: usize = 8 << 10;
 /// Pause after a failed accept, so that the failure does not become a busy loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// Pause between two tries to listen at the address, which another program may have.
+const BIND_PAUSE: Duration = Duration::from_secs(3);
 /// The priority of the thread. The daemon's other threads and the jobs come first.
 const NICE: i32 = 10;
-
-/// The reason why the daemon cannot serve metrics.
-#[derive(Debug, thiserror::Error)]
-#[error("the daemon cannot serve metrics at {address}: {source}; see docs/metrics.md")]
-pub struct MetricsError {
-    address: SocketAddr,
-    source: io::Error,
-}
 
 /// The status that the metrics show; `None` before the first.
 type Shown = Option<Arc<Status>>;
@@ -58,22 +55,22 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Starts to serve metrics at an address.
-    pub fn start(address: SocketAddr) -> Result<Self, MetricsError> {
-        let failed = |source| MetricsError { address, source };
-        let listener = TcpListener::bind(address).map_err(failed)?;
-        listener.set_nonblocking(true).map_err(failed)?;
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+    /// Starts to serve metrics at an address. If the address is not free, the server tries again
+    /// until the address is free.
+    ///
+    /// # Errors
+    /// The system's error if the server's thread cannot start.
+    pub fn start(address: SocketAddr) -> io::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        // If the address is free, clients reach the metrics from the daemon's start on.
+        let first = runtime.block_on(TcpListener::bind(address));
         let (shown, status) = watch::channel(None);
         let run = move || {
             // A higher priority does no harm but to the other threads.
             let _ = rustix::process::setpriority_process(None, NICE);
-            if let Err(error) = runtime.block_on(serve(listener, status)) {
-                tracing::error!(%error, "the daemon no longer serves metrics");
-            }
+            runtime.block_on(serve(address, first, status));
         };
-        let thread = std::thread::Builder::new().name("metrics".to_owned()).spawn(run).map_err(failed)?;
-        tracing::info!(%address, "serving metrics");
+        let thread = std::thread::Builder::new().name("metrics".to_owned()).spawn(run)?;
         Ok(Self { shown: Some(shown), thread: Some(thread) })
     }
 
@@ -96,12 +93,38 @@ impl Drop for Metrics {
     }
 }
 
+/// Returns a listener at an address. `first` is the outcome of the first try. After each failure, a
+/// pause precedes the next try.
+async fn bound(address: SocketAddr, first: io::Result<TcpListener>, pause: Duration) -> TcpListener {
+    let mut tried = first;
+    let mut is_told = false;
+    loop {
+        match tried {
+            Ok(listener) => {
+                tracing::info!(%address, "serving metrics");
+                return listener;
+            }
+            Err(error) if !std::mem::replace(&mut is_told, true) => tracing::warn!(
+                %address,
+                %error,
+                "the daemon cannot serve metrics and tries again every few seconds; see docs/metrics.md"
+            ),
+            Err(_) => {}
+        }
+        tokio::time::sleep(pause).await;
+        tried = TcpListener::bind(address).await;
+    }
+}
+
 /// Serves metrics until the sender of `status` is gone.
-async fn serve(listener: TcpListener, mut status: watch::Receiver<Shown>) -> io::Result<()> {
-    let listener = tokio::net::TcpListener::from_std(listener)?;
+async fn serve(address: SocketAddr, first: io::Result<TcpListener>, mut status: watch::Receiver<Shown>) {
     let pages = Arc::new(Pages::new(status.clone()));
     let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let mut ended = pin!(async { while status.changed().await.is_ok() {} });
+    let listener = tokio::select! {
+        listener = bound(address, first, BIND_PAUSE) => listener,
+        () = &mut ended => return,
+    };
     loop {
         let accepted = async {
             let place = Arc::clone(&room).acquire_owned().await;
@@ -109,7 +132,7 @@ async fn serve(listener: TcpListener, mut status: watch::Receiver<Shown>) -> io:
         };
         let (accepted, place) = tokio::select! {
             accepted = accepted => accepted,
-            () = &mut ended => return Ok(()),
+            () = &mut ended => return,
         };
         let Ok((stream, _)) = accepted else {
             tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -134,6 +157,8 @@ async fn converse(stream: TcpStream, pages: &Pages) {
     let connection = http1::Builder::new()
         .keep_alive(false)
         .max_buf_size(MAX_HEAD_BYTES)
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_LIMIT)
         .serve_connection(TokioIo::new(stream), service);
     if let Err(error) = connection.await {
         tracing::debug!(%error, "a connection for metrics failed");
@@ -145,14 +170,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_in_use_is_named_and_a_server_that_ended_leaves_its_address() {
-        let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    fn a_server_waits_for_its_address_and_leaves_the_address_at_its_end() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let address = taken.local_addr().unwrap();
+            let refused = TcpListener::bind(address).await;
+            assert!(refused.is_err());
+            let pause = Duration::from_millis(10);
+            let leave = async {
+                tokio::time::sleep(2 * pause).await;
+                drop(taken);
+            };
+            let (listener, ()) = tokio::join!(bound(address, refused, pause), leave);
+            assert_eq!(listener.local_addr().unwrap(), address);
+        });
+        drop(runtime);
+        let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = taken.local_addr().unwrap();
-        let refused = Metrics::start(address).err().unwrap().to_string();
-        assert!(refused.contains(&address.to_string()), "{refused}");
+        drop(Metrics::start(address).unwrap());
         drop(taken);
         for _ in 0..2 {
-            drop(Metrics::start(address).unwrap());
+            let _server = Metrics::start(address).unwrap();
+            assert!(std::net::TcpStream::connect(address).is_ok());
         }
     }
 }

@@ -10,6 +10,8 @@ use std::time::Duration;
 
 const PATIENCE: Duration = Duration::from_secs(5);
 const LAUNCHES: u64 = 20;
+/// A number of silent clients that is greater than the number of connections at a time.
+const SILENT: usize = 20;
 
 /// Returns an address that nothing uses.
 fn free_address() -> SocketAddr {
@@ -33,7 +35,7 @@ fn launches(daemon: &Daemon) -> u64 {
 fn no_counter_falls_over_a_restart_and_silent_clients_hold_up_nobody() {
     let address = free_address();
     let daemon = Daemon::start(1, Config { metrics: Some(address), ..Config::default() });
-    let _silent: Vec<TcpStream> = (0..3).map(|_| TcpStream::connect(address).unwrap()).collect();
+    let _silent: Vec<TcpStream> = (0..SILENT).map(|_| TcpStream::connect(address).unwrap()).collect();
     let session = daemon.join("a", 0, 0);
     session.slot().in_flight.store(1, Ordering::SeqCst);
     std::thread::sleep(Duration::from_millis(50));
