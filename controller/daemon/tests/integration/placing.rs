@@ -1,9 +1,10 @@
 //! The choice of GPUs for jobs that ask for a number of GPUs.
 
+use deepres_abi::class::Class;
 use deepres_abi::wire::{RefusalKind, Role, UNMANAGED};
 use deepres_daemon_harness::{Daemon, Refused, Tenant, shake_hands, wait_until};
 use deepres_model::config::Config;
-use deepres_model::wish::{Class, Wish};
+use deepres_model::wish::Wish;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 use zerocopy::IntoBytes;
@@ -124,8 +125,7 @@ fn a_guaranteed_job_that_has_not_begun_counts_on_its_own_gpus_alone() {
     let guaranteed = |tenant: &str| {
         let mut hello = daemon.hello(Role::Keeper, tenant);
         hello.wants_gpus = 1;
-        let wish =
-            Wish { share_ppm: Some(60 * PERCENT), class: Some(Class::Guaranteed), ..Wish::default() };
+        let wish = Wish { share_ppm: Some(60 * PERCENT), class: Some(Class::Guaranteed), ..Wish::default() };
         hello.wishes = wish.encode();
         let (connection, welcome, _) =
             shake_hands(&daemon.directory.tenant_socket(), hello.as_bytes()).unwrap();
