@@ -236,9 +236,14 @@ impl Tenant {
         if self.wanted { gpu_ns(clock - self.vtime, self.weight_ppm) } else { self.lag_ns }
     }
 
+    /// Returns a lag within the bounds on lag and debt, ns.
+    fn bounded(&self, lag_ns: i64) -> i64 {
+        lag_ns.clamp(-signed(self.max_debt_ns()), signed(MAX_DEBT_NS))
+    }
+
     /// Sets the tenant's lag, ns, within the bounds on lag and debt.
     pub fn set_lag(&mut self, lag_ns: i64, clock: VirtualTime) {
-        self.lag_ns = lag_ns.clamp(-signed(self.max_debt_ns()), signed(MAX_DEBT_NS));
+        self.lag_ns = self.bounded(lag_ns);
         self.move_to(clock - weighted(self.lag_ns, self.weight_ppm));
     }
 
@@ -307,7 +312,7 @@ impl Tenant {
         if self.wanted {
             clock.remove(self.vtime, self.weight_ppm);
         }
-        self.lag_ns = lag_ns.clamp(-signed(self.max_debt_ns()), signed(MAX_DEBT_NS));
+        self.lag_ns = self.bounded(lag_ns);
         clock.give(lag_ns.saturating_sub(self.lag_ns));
         self.move_to(clock.now() - weighted(self.lag_ns, self.weight_ppm));
         self.counted = self.vtime;
@@ -381,7 +386,7 @@ impl Tenant {
     /// Moves the virtual time of a competing tenant into the bounds on lag and debt.
     pub fn bound(&mut self, clock: &mut Clock) {
         let lag_ns = self.lag_ns(clock.now());
-        if lag_ns < -signed(self.max_debt_ns()) || lag_ns > signed(MAX_DEBT_NS) {
+        if self.bounded(lag_ns) != lag_ns {
             self.compete(true, clock);
         }
     }
