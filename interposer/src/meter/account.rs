@@ -76,8 +76,8 @@ pub struct Account {
     pub ended_ns: u64,
     /// Whether work of this process is in flight, copies included.
     pub is_occupied: bool,
-    /// The number of lanes with kernels or graphs in flight.
-    pub computing_lanes: u32,
+    /// The number of streams with kernels or graphs in flight.
+    pub computing_streams: u32,
     /// The estimated time in open segments that the GPU's estimated time in flight does not
     /// include, ns.
     pub unqueued_ns: u64,
@@ -106,7 +106,7 @@ impl Default for Account {
             other_stream_ns: None,
             ended_ns: 0,
             is_occupied: false,
-            computing_lanes: 0,
+            computing_streams: 0,
             unqueued_ns: 0,
             has_computed: false,
             computed_ns: 0,
@@ -164,7 +164,7 @@ impl Account {
     /// Prepares the account for a look at all lanes. Returns whether work was in flight at the
     /// previous look.
     pub fn begin_look(&mut self) -> bool {
-        self.computing_lanes = 0;
+        self.computing_streams = 0;
         self.unqueued_ns = 0;
         self.has_computed = false;
         std::mem::take(&mut self.is_occupied)
@@ -190,7 +190,7 @@ impl Account {
     /// Returns whether several streams run. Recent measurements count too, because at most looks a
     /// stream with gaps is idle.
     pub fn has_several(&self, now_ns: u64) -> bool {
-        self.computing_lanes > 1
+        self.computing_streams > 1
             || self.other_stream_ns.is_some_and(|seen_ns| now_ns.saturating_sub(seen_ns) < BESIDE_NS)
     }
 
@@ -329,7 +329,7 @@ mod tests {
 
     #[test]
     fn spells_find_out_how_much_of_estimated_times_other_streams_cover() {
-        let mut account = Account { computing_lanes: 2, ..Account::default() };
+        let mut account = Account { computing_streams: 2, ..Account::default() };
         let mut now_ns = 0;
         for spell in 0..60 {
             account.charge_unplaced(1);
@@ -351,7 +351,7 @@ mod tests {
             single.place.is_none() && (745..=760).contains(&single.ns),
             "nor is what one knows alone: {single:?}"
         );
-        account.computing_lanes = 1;
+        account.computing_streams = 1;
         assert!(!account.spell(now_ns + 2 * SPELL_EVERY_NS), "one stream overlaps nothing");
         assert_eq!(account.charge_unplaced(1_000), 1_000);
     }
@@ -368,7 +368,7 @@ mod tests {
 
     #[test]
     fn launches_that_are_far_apart_are_measured_all_the_time() {
-        let mut account = Account { computing_lanes: 2, ..Account::default() };
+        let mut account = Account { computing_streams: 2, ..Account::default() };
         account.charge_unplaced(1);
         let mut now_ns = 0;
         for _ in 0..10 {
@@ -379,7 +379,7 @@ mod tests {
             }
             now_ns += SPELL_EVERY_NS / SPELL_PART;
         }
-        account.computing_lanes = 1;
+        account.computing_streams = 1;
         assert!(!account.spell(now_ns), "one stream overlaps nothing");
     }
 

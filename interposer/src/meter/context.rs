@@ -288,6 +288,7 @@ impl ContextState {
         }
         let lane: &'static Lane = Box::leak(Box::new(Lane::new(self.gpu, self, stream, thread_id)));
         inner.lanes.push(lane);
+        lane.join_stream(&inner);
         self.count_lane(1);
         lane.owned_by(thread_id, stream)
     }

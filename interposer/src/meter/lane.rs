@@ -23,7 +23,8 @@
 //! - the meter thread, by a [`MeterThread`] together with that reference ([`reader`]).
 //!
 //! Any thread may close a segment ([`close`]). Any thread may record or ask whether the stream
-//! waits for something ([`waits`]).
+//! waits for something ([`waits`]). If several threads launch on a stream, each of them has a lane
+//! there ([`stream`]).
 //!
 //! [`Inner`]: super::context::Inner
 //! [`Leave`]: crate::gate::Leave
@@ -35,6 +36,7 @@ mod open;
 mod owner;
 mod reader;
 mod ring;
+mod stream;
 mod waits;
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -49,7 +51,7 @@ use self::reader::Learned;
 use self::ring::Ring;
 use self::waits::Waits;
 use super::context::ContextState;
-use super::gpu::Gpu;
+use super::gpu::{Gpu, Shared};
 use super::segment::Launches;
 use crate::driver::calls::Stream;
 
@@ -74,6 +76,8 @@ pub struct Lane {
     /// The context of the lane's stream.
     pub context: &'static ContextState,
     stream: AtomicUsize,
+    /// The next lane in the ring of the stream's lanes, if the stream has several lanes.
+    next_of_stream: Shared<Lane>,
     owner: AtomicU32,
     pace: Pace,
     open: OpenSegment,
@@ -91,6 +95,7 @@ impl Lane {
             followers: Followers::default(),
             context,
             stream: AtomicUsize::new(stream.0),
+            next_of_stream: Shared::none(),
             owner: AtomicU32::new(owner),
             pace: Pace::default(),
             open: OpenSegment::default(),

@@ -211,7 +211,7 @@ impl Meter {
         let mut any = false;
         for (ordinal, gpu) in self.process.gpus.iter().enumerate() {
             let Some(account) = self.accounts.get_mut(ordinal) else { continue };
-            let is_busy = account.computing_lanes != 0;
+            let is_busy = account.computing_streams != 0;
             account.computing_since_ns = is_busy.then(|| account.computing_since_ns.unwrap_or(now_ns));
             any |= account.is_occupied;
             let rings = account.has_computed && {
@@ -258,7 +258,7 @@ impl Meter {
     fn move_memory(&mut self, now_ns: u64) {
         self.moves = Moves::None;
         for (ordinal, mover) in self.movers.iter_mut().enumerate() {
-            let is_busy = self.accounts.get(ordinal).is_some_and(|account| account.computing_lanes != 0);
+            let is_busy = self.accounts.get(ordinal).is_some_and(|account| account.computing_streams != 0);
             let moves = mover.step(self.process, ordinal, is_busy, now_ns, &mut self.is_relaxed);
             self.moves = self.moves.max(moves);
         }
@@ -307,7 +307,7 @@ impl Meter {
             let is_busy = context.gpu.meter().is_some_and(|meter| meter.in_flight().is_some());
             if let Some(account) = self.accounts.get_mut(context.ordinal).filter(|_| is_busy) {
                 account.is_occupied = true;
-                account.computing_lanes += 1;
+                account.computing_streams += 1;
             }
             return;
         };
@@ -344,9 +344,17 @@ impl Meter {
                 && let Some(account) = self.accounts.get_mut(context.ordinal)
             {
                 account.is_occupied = true;
-                account.computing_lanes += u32::from(lane.is_computing());
                 account.unqueued_ns = account.unqueued_ns.saturating_add(lane.unqueued_ns());
             }
+        }
+        self.count_streams(context, &inner);
+    }
+
+    /// Counts the context's streams with kernels or graphs in flight.
+    fn count_streams(&mut self, context: &ContextState, inner: &Inner) {
+        if let Some(account) = self.accounts.get_mut(context.ordinal) {
+            let streams = inner.lanes.iter().filter(|lane| lane.counts_as_stream()).count();
+            account.computing_streams += streams as u32;
         }
     }
 
@@ -359,8 +367,8 @@ impl Meter {
         }
         if let Some(account) = self.accounts.get_mut(context.ordinal) {
             account.is_occupied = true;
-            account.computing_lanes += inner.lanes.iter().filter(|lane| lane.is_computing()).count() as u32;
         }
+        self.count_streams(context, inner);
     }
 
     /// Charges the complete segments of a lane, and removes them.
@@ -402,7 +410,7 @@ impl Meter {
         }
         let told = contents.observed(times);
         let observed = Observed {
-            previous_end_ns: lane.previous_end_ns(inner),
+            previous_end_ns: lane.previous_end_of_stream_ns(inner, times.0),
             offset_ns: inner.offset.get(),
             usual_ns: inner.lead.get(),
             expected_ns: told.expected_ns.saturating_add(lane.carried_ns(self.here, told.expected_ns)),
@@ -532,7 +540,7 @@ impl Meter {
         let ticked_ns = self.ticked_ns;
         let Some(account) = self.accounts.get_mut(context.ordinal) else { return };
         let Some(meter) = context.gpu.meter() else { return };
-        account.saw(std::ptr::from_ref(lane).addr(), ticked_ns);
+        account.saw(lane.stream_number(), ticked_ns);
         let charged = account.charge(took_ns, (start_ns, end_ns), single);
         match charged.place {
             Some((start_ns, end_ns)) => self.process.cover(context.gpu, start_ns, end_ns),

@@ -16,7 +16,7 @@ use crate::meter::segment::Segment;
 impl Lane {
     /// Gives the lane to the thread `owner` on `stream`. The caller makes sure that no thread uses
     /// the lane, or that its thread has ended.
-    pub fn adopt(&self, _locked: &Inner, stream: Stream, owner: u32) {
+    pub fn adopt(&'static self, locked: &Inner, stream: Stream, owner: u32) {
         self.owner.store(owner, Ordering::Relaxed);
         self.pace.restart();
         self.learned.restart();
@@ -27,12 +27,14 @@ impl Lane {
         }
         if before != stream.0 {
             self.learned.forget();
+            self.join_stream(locked);
         }
     }
 
     /// Marks the lane as unused, once its stream is gone.
     pub fn retire(&self, locked: &Inner) {
         self.discard(locked);
+        self.leave_stream(locked);
         if self.stream.swap(0, Ordering::AcqRel) != 0 {
             self.context.count_lane(-1);
         }

@@ -116,6 +116,8 @@ pub(super) struct Pace {
     copies: AtomicU32,
     /// The key of the launch after which the owner thread ended the last segment; 0: none.
     ended_after: AtomicU64,
+    /// When the lane last ended segments of the stream's other lanes, ns of `CLOCK_MONOTONIC`.
+    pub(super) ended_others_ns: AtomicU64,
 }
 
 impl Default for Pace {
@@ -128,6 +130,7 @@ impl Default for Pace {
             opened: AtomicU32::new(0),
             copies: AtomicU32::new(0),
             ended_after: AtomicU64::new(0),
+            ended_others_ns: AtomicU64::new(0),
         }
     }
 }
@@ -374,6 +377,7 @@ impl LaneOwner {
         let create = || self.context.create_events(calls);
         let segment = self.ring.equip(create).ok_or(Bypass::NoEvent)?;
         let mut asked_ns = os::now_ns();
+        let others = self.end_others(calls, asked_ns);
         let is_fine = self.gpu.is_fine();
         // In a spell, the meter measures every launch, to see which streams overlap. Each further
         // driver call would move launches apart, so most segments get no start event.
@@ -420,8 +424,8 @@ impl LaneOwner {
             asked_ns,
             began_ns,
             is_end_only,
-            may_wait: launch.kind == Kind::SyncCopy,
-            is_quiet: self.ring.waiting() == 0 && !has_to_wait,
+            may_wait: launch.kind == Kind::SyncCopy || others.may_launch,
+            is_quiet: self.ring.waiting() == 0 && !has_to_wait && !others.are_busy,
         });
         // From here on, the meter thread sees the segment. The caller may set `in_flight` only
         // after this.

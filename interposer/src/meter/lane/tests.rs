@@ -954,3 +954,74 @@ fn a_segment_on_the_legacy_stream_of_a_green_context_ends_after_its_usual_time()
     let contents = oldest(lane).unwrap();
     assert!(contents.is_lost && contents.expected_ns == 2 * KERNEL_NS, "{contents:?}");
 }
+
+/// Returns the lane of the thread `thread` on the stream of `lane`, which is busy.
+fn beside(lane: LaneOwner, thread: u32) -> LaneOwner {
+    lane.context.lane(lane.context.handle(), lane.stream().unwrap(), thread).unwrap()
+}
+
+#[test]
+fn a_segment_ends_when_another_thread_opens_one_on_its_stream() {
+    const OTHER_NS: u64 = 5_000_000;
+    for stream in [STREAM, Stream::LEGACY] {
+        let (calls, lane) = (fake::calls(), lane_of(stream));
+        open(&calls, lane, 3);
+        let other = beside(lane, 2);
+        launch(&calls, other, GRAPH, OTHER_NS);
+        assert!(!lane.is_open());
+        assert!(!other.ring.newest().unwrap().contents().is_quiet, "it waits behind the other lane's work");
+        fake::finish();
+        assert_eq!(read(&calls, lane), [(3, 3 * KERNEL_NS)], "without the other thread's work");
+        assert_eq!(read(&calls, other), [(1, OTHER_NS)]);
+    }
+}
+
+#[test]
+fn segments_of_threads_that_take_turns_at_once_are_charged_by_estimates() {
+    let (calls, lane) = (fake::calls(), lane());
+    open(&calls, lane, 3);
+    let other = beside(lane, 2);
+    // The lane has just ended a segment of another lane.
+    other.pace.ended_others_ns.store(u64::MAX, Ordering::Relaxed);
+    let before = fake::records(STREAM);
+    launch(&calls, other, GRAPH, KERNEL_NS);
+    assert_eq!(fake::records(STREAM), before + 2, "only its own events");
+    assert!(lane.is_open());
+    lane.close(&calls);
+    for own in [lane, other] {
+        assert!(own.ring.newest().unwrap().contents().may_wait);
+    }
+}
+
+#[test]
+fn lanes_find_the_other_lanes_of_their_stream_and_count_as_one_stream() {
+    let (calls, first) = (fake::calls(), lane());
+    // A busy lane stays with its thread.
+    let busy = |lane: LaneOwner| {
+        open(&calls, lane, 1);
+        lane
+    };
+    let second = busy(beside(busy(first), 2));
+    let third = busy(beside(first, 3));
+    let elsewhere = busy(first.context.lane(first.context.handle(), Stream(0x20_0000), 4).unwrap());
+    let found = |lane: LaneOwner| lane.others_of_stream().count();
+    assert_eq!([first, second, third, elsewhere].map(found), [2, 2, 2, 0]);
+    let counted = |lanes: &[LaneOwner]| lanes.iter().filter(|lane| lane.counts_as_stream()).count();
+    assert_eq!(counted(&[first, second, third]), 1);
+    assert!(elsewhere.counts_as_stream());
+    assert_eq!(first.stream_number(), third.stream_number());
+    assert_ne!(first.stream_number(), elsewhere.stream_number());
+
+    second.retire(&first.context.lock());
+    fake::finish();
+    read(&calls, second);
+    assert_eq!([first, third].map(found), [1, 1]);
+    // The free lane goes to the other stream.
+    let moved = first.context.lane(first.context.handle(), Stream(0x20_0000), 5).unwrap();
+    assert!(std::ptr::eq(moved.lane(), second.lane()));
+    assert_eq!([first, third, elsewhere, moved].map(found), [1, 1, 1, 1]);
+
+    let own = lane_of(Stream::PER_THREAD);
+    open(&calls, own, 1);
+    assert_eq!([own, beside(own, 2)].map(found), [0, 0], "each thread has a stream of its own");
+}

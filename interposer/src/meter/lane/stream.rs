@@ -1,0 +1,113 @@
+//! The other lanes of a lane's stream. If several threads launch on a stream, each of them has a
+//! lane there. PyTorch, for example, launches backward passes from a thread of their own.
+//!
+//! The lanes of a stream form a ring. A thread with the context's lock changes the ring. The owner
+//! thread follows the ring without the lock when it opens a segment.
+
+use std::iter;
+use std::sync::atomic::Ordering;
+
+use super::{Lane, LaneOwner, SEGMENT_NS};
+use crate::driver::calls::{Calls, Stream};
+use crate::meter::context::Inner;
+
+impl Lane {
+    /// Adds the lane to the ring of its stream's lanes. The handle of a per-thread default stream
+    /// names another stream in each thread.
+    pub fn join_stream(&'static self, locked: &Inner) {
+        self.leave_stream(locked);
+        let stream = self.stream().filter(|stream| *stream != Stream::PER_THREAD);
+        let has_stream = |lane: &&&Lane| !std::ptr::eq(**lane, self) && lane.stream() == stream;
+        if stream.is_some()
+            && let Some(other) = locked.lanes.iter().find(has_stream)
+        {
+            self.next_of_stream.set(Some(other.next_of_stream.get().unwrap_or(other)));
+            other.next_of_stream.set(Some(self));
+        }
+    }
+
+    /// Removes the lane from the ring of its stream's lanes.
+    pub fn leave_stream(&self, locked: &Inner) {
+        let Some(next) = self.next_of_stream.get() else { return };
+        let is_previous =
+            |lane: &&&Lane| lane.next_of_stream.get().is_some_and(|next| std::ptr::eq(next, self));
+        if let Some(previous) = locked.lanes.iter().find(is_previous) {
+            previous.next_of_stream.set(Some(next));
+        }
+        self.next_of_stream.set(None);
+    }
+
+    /// Returns the other lanes of the stream. While another thread changes the ring, the result may
+    /// lack lanes.
+    pub(super) fn others_of_stream(&self) -> impl Iterator<Item = &'static Lane> {
+        let stream = self.stream();
+        // A walk that meets a lane on its way to another ring never comes back to its beginning.
+        let most = self.context.lanes() as usize;
+        iter::successors(self.next_of_stream.get(), |lane| lane.next_of_stream.get())
+            .take_while(|lane| !std::ptr::eq(*lane, self))
+            .take(most)
+            .filter(move |lane| lane.stream() == stream)
+    }
+
+    /// Returns a number that all lanes of the stream share, and no lane of another stream.
+    pub fn stream_number(&self) -> usize {
+        let number = |lane: &Lane| std::ptr::from_ref(lane).addr();
+        self.others_of_stream().map(number).fold(number(self), usize::min)
+    }
+
+    /// Returns whether the lane is the one that counts for its stream, of all lanes of the stream
+    /// with unfinished kernels or graphs.
+    pub fn counts_as_stream(&self) -> bool {
+        let number = |lane: &Lane| std::ptr::from_ref(lane).addr();
+        self.is_computing()
+            && self.others_of_stream().all(|other| !other.is_computing() || number(other) > number(self))
+    }
+
+    /// Returns when the work of the stream before `start_ns` ended, as far as the processed segments
+    /// of all its lanes show it. Both times are ns on the process's time line.
+    pub fn previous_end_of_stream_ns(&self, locked: &Inner, start_ns: i64) -> Option<i64> {
+        // The meter thread may have processed later segments of other lanes already.
+        let others = self.others_of_stream().filter_map(|other| other.previous_end_ns(locked));
+        let before = others.filter(|end_ns| *end_ns <= start_ns);
+        self.previous_end_ns(locked).into_iter().chain(before).max()
+    }
+}
+
+/// The state of the stream's other lanes when a lane opens a segment.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Others {
+    /// Whether another lane has unfinished work, as far as the meter thread knows.
+    pub(super) are_busy: bool,
+    /// Whether the segment of another lane stays open, so that its launches may lie among those of
+    /// the new segment.
+    pub(super) may_launch: bool,
+}
+
+impl LaneOwner {
+    /// Ends the open segments of the stream's other lanes, before the lane opens a segment at
+    /// `now_ns`. Otherwise the time of such a segment would contain the launches of this lane.
+    ///
+    /// The next launch of the other thread then opens a segment, and ends the segment of this lane.
+    /// If the threads take turns with each launch, the events would take longer than the launches.
+    /// So a lane ends other segments at most once in the time of a segment. After that, the meter
+    /// thread charges the segments of both lanes by the estimates of their launches.
+    pub(super) fn end_others(self, calls: &Calls, now_ns: u64) -> Others {
+        let ended_ns = &self.pace.ended_others_ns;
+        let may_end = now_ns.saturating_sub(ended_ns.load(Ordering::Relaxed)) >= SEGMENT_NS;
+        let mut others = Others::default();
+        for other in self.others_of_stream() {
+            if other.is_open() {
+                if may_end {
+                    other.close(calls);
+                    ended_ns.store(now_ns, Ordering::Relaxed);
+                }
+                if other.is_open() {
+                    other.note_wait();
+                    others.may_launch = true;
+                }
+            }
+            others.are_busy |= other.is_busy();
+        }
+        others
+    }
+}
