@@ -688,9 +688,10 @@ impl Residency {
                 let place = match away.stage {
                     _ if away.is_by_hand => Place::Fixed,
                     Stage::There(_) => Place::Away,
-                    // Until the tenant's memory is free, the plan takes the memory as occupied.
-                    Stage::Leaving => Place::Resident,
-                    Stage::Followed | Stage::Returning | Stage::Lost(_) => Place::Fixed,
+                    // During a move, the plan takes the memory as occupied. Other tenants may wait
+                    // for this memory, because the tenant can leave again after its return.
+                    Stage::Leaving | Stage::Followed | Stage::Returning => Place::Resident,
+                    Stage::Lost(_) => Place::Fixed,
                 };
                 let idle_since_ns = away.idle_since_ns.filter(|_| !stay.wants);
                 (place, away.since_ns, away.bytes.clone(), idle_since_ns)
@@ -783,11 +784,10 @@ mod tests {
     use super::*;
     use deepres_policy::class::Class;
 
-    #[test]
-    fn a_visit_is_idle_in_which_nothing_was_done() {
-        let stay = |done| Stay {
-            name: "t".to_owned(),
-            id: 1,
+    fn stay(id: TenantId, done: u64) -> Stay {
+        Stay {
+            name: id.to_string(),
+            id,
             class: Class::Fair,
             may_leave: true,
             pids: vec![1],
@@ -795,12 +795,40 @@ mod tests {
             needs: Bytes::new(),
             wants: false,
             done,
-        };
+        }
+    }
+
+    #[test]
+    fn a_visit_is_idle_in_which_nothing_was_done() {
         let mut residency = Residency::default();
         let mut idle_visits = |done| {
-            residency.note_visit(&stay(done));
-            residency.see(&stay(done), 0).idle_visits
+            residency.note_visit(&stay(1, done));
+            residency.see(&stay(1, done), 0).idle_visits
         };
         assert_eq!([5, 5, 5, 6, 6].map(&mut idle_visits), [0, 1, 2, 0, 1]);
+    }
+
+    #[test]
+    fn others_may_wait_for_the_memory_of_a_tenant_that_is_on_its_way() {
+        let mut residency = Residency::default();
+        let mut obtainable_bytes = |stage| {
+            let away = Away {
+                id: 1,
+                stage,
+                processes: Vec::new(),
+                is_by_hand: false,
+                since_ns: 0,
+                bytes: Bytes::from([(0, 60)]),
+                idle_since_ns: None,
+                follow_again_ns: None,
+            };
+            residency.away.insert("1".to_owned(), away);
+            let seen = [stay(1, 0), stay(2, 0)].map(|stay| residency.see(&stay, 0));
+            seen[1].obtainable_bytes(0, 20, &seen)
+        };
+        for stage in [Stage::Leaving, Stage::Followed, Stage::Returning] {
+            assert_eq!(obtainable_bytes(stage), 80);
+        }
+        assert_eq!(obtainable_bytes(Stage::Lost(String::new())), 0, "its memory may never become free");
     }
 }

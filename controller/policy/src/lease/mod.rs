@@ -278,13 +278,15 @@ impl Scheduler {
     /// Removes the last session of a tenant on this GPU. The GPU is free at once if the tenant had
     /// it. The scheduler remembers the tenant's debt.
     pub fn leave(&mut self, id: TenantId, now_ns: u64) {
-        self.set_clocks();
-        if let Some(tenant) = self.tenants.get_mut(id) {
+        let held = self.hold.filter(|hold| hold.tenant == id);
+        let unshown_ns = self.tenants.get_mut(id).map_or(0, |tenant| {
             // The tenant keeps its debt even if it ends within a lease. The lenience does not
             // apply, because the tenant's threads will not wake up any more.
             tenant.lenience = tenant.lenience.spent(now_ns);
-            let held = self.hold.filter(|hold| hold.tenant == id);
-            let unshown_ns = held.map_or(0, |hold| tenant.settle(&hold, now_ns));
+            held.map_or(0, |hold| tenant.settle(&hold, now_ns))
+        });
+        self.set_clocks();
+        if let Some(tenant) = self.tenants.get_mut(id) {
             if tenant.wanted {
                 tenant.stopped_wanting_ns = now_ns;
                 tenant.compete(false, &mut self.clocks[tenant.rank as usize]);
@@ -335,9 +337,13 @@ impl Scheduler {
     /// guests). The tenant's lag stays the same GPU time, unless the kind changes.
     pub fn set_standing(&mut self, id: TenantId, class: Class, weight_ppm: u32) {
         let Some(tenant) = self.tenants.get_quietly(id) else { return };
-        let clock = self.clocks[tenant.rank as usize].now();
         if tenant.weight_ppm != weight_ppm {
-            tenant.set_weight(weight_ppm, clock);
+            let clock = &mut self.clocks[tenant.rank as usize];
+            if tenant.wanted {
+                // The tenant's charges since the last decision are of its former weight.
+                clock.run(tenant.count());
+            }
+            tenant.set_weight(weight_ppm, clock.now());
         }
         let rank = Rank::of(class);
         if mem::replace(&mut tenant.rank, rank) != rank {

@@ -1382,3 +1382,34 @@ fn a_holder_that_shows_a_little_use_and_wants_nothing_keeps_the_gpu_no_longer_th
     }
     panic!("B waits for ever");
 }
+
+#[test]
+fn a_use_that_no_meter_showed_is_owed_to_the_others_when_its_tenant_leaves() {
+    let mut bench = Bench::new();
+    bench.step(MS, RUNNING, WAITING);
+    while bench.scheduler.phase() == Phase::Held(A) && !bench.is_leased(A) {
+        bench.step(MS, RUNNING, WAITING);
+    }
+    let before_ns = bench.scheduler.lag_ns(B);
+    bench.now_ns += 20 * MS;
+    bench.scheduler.leave(A, bench.now_ns);
+    assert!(bench.scheduler.lag_ns(B) >= before_ns + 5 * MS as i64, "{before_ns}");
+}
+
+#[test]
+fn a_charge_counts_by_the_weight_that_its_tenant_had() {
+    let lags = |decides: bool| {
+        let mut bench = Bench::new();
+        bench.step(MS, RUNNING, WAITING);
+        bench.scheduler.observe(A, bench.now_ns, Seen { used_ns: 8 * MS, ..RUNNING });
+        if decides {
+            bench.scheduler.decide(bench.now_ns, &bench.tuning);
+        }
+        bench.scheduler.set_standing(A, Class::Fair, PPM / 4);
+        bench.scheduler.decide(bench.now_ns, &bench.tuning);
+        [A, B].map(|tenant| bench.scheduler.lag_ns(tenant))
+    };
+    for (one, other) in lags(true).into_iter().zip(lags(false)) {
+        assert!(one.abs_diff(other) <= 2, "{one} and {other}");
+    }
+}
