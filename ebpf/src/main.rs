@@ -6,9 +6,9 @@
 //! |---|---|
 //! | `atomic` | changes map entries atomically |
 //! | `walk` | finds the device behind a descriptor of the current task |
-//! | `ioctl` | sees the beginning and the end of an ioctl, in the way that the kernel allows |
+//! | `ioctl` | sees the beginning and the end of an ioctl, by the driver's own functions or by tracepoints |
 //! | `count` | keeps counters for each process and command |
-//! | `trace` | reports single ioctls, and follows processes |
+//! | `trace` | reports each ioctl of the processes that the daemon traces, and of their children |
 //! | `rows` | finds the row of counters of a process and command |
 //! | `launch` | counts calls into the driver's library, if the process is metered from outside |
 //! | `empty` | programs that do nothing, as the baseline of measurements |

@@ -45,9 +45,9 @@ static ACTIVE: AtomicU32 = AtomicU32::new(0);
 const RECORDED: u32 = 1 << 31;
 static CAPTURES: Mutex<{ Rank::Captures as u8 }, Vec<Capture>> = Mutex::new(Vec::new());
 
-/// The lock of markers. A thread that records a marker holds the lock shared, from the check for a
-/// capture until it has recorded the marker. A thread that makes a stream capture holds the lock
-/// exclusively.
+/// The lock that keeps markers out of captures. A thread that records a marker holds the lock
+/// shared, from the check for a capture until it has recorded the marker. A thread holds the lock
+/// exclusively during the driver's call by which a stream begins or joins a capture.
 static MARKERS: RwLock<()> = RwLock::new(());
 /// The longest time for which a thread waits for [`MARKERS`], ns. A call of the driver takes some
 /// µs. But a call that finds a full queue waits for the GPU, which may wait for this thread.

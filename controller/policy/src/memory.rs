@@ -59,15 +59,15 @@ const MARGIN_PARTS: u64 = 8;
 /// grow at once (2 to 32 MiB).
 const MARGIN_LEAST_BYTES: u64 = 256 << 20;
 
-/// The memory that a tenant held lately on a GPU: the most in the present time window, and the most
-/// in the window before.
+/// The memory that a tenant held lately on a GPU: the most in the present period of time, and the
+/// most in the period before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Use {
-    /// The beginning of the present window, ns.
+    /// The beginning of the present period, ns.
     began_ns: u64,
-    /// The most memory that the tenant held in the present window, bytes.
+    /// The most memory that the tenant held in the present period, bytes.
     most_bytes: u64,
-    /// The most memory that the tenant held in the window before, bytes.
+    /// The most memory that the tenant held in the period before, bytes.
     before_bytes: u64,
 }
 

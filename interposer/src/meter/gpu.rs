@@ -20,7 +20,7 @@ use crate::{os, process};
 pub struct Shared<T: 'static>(AtomicPtr<T>);
 
 impl<T> Shared<T> {
-    /// Returns a [`Shared`] that has no reference yet.
+    /// Returns a [`Shared`] whose [`Self::get`] returns `None` until the first [`Self::set`].
     pub const fn none() -> Self {
         Self(AtomicPtr::new(std::ptr::null_mut()))
     }

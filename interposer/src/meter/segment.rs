@@ -80,7 +80,7 @@ pub struct Launch {
 pub struct Contents {
     /// The number of launches in the segment.
     pub launches: u32,
-    /// The key of the launch if the segment has only one launch, else 0.
+    /// If the segment has only one launch, the key of this launch ([`Launch::key`]). Otherwise 0.
     pub key: u64,
     /// GPU time that the segment adds to the GPU's estimated time in flight, ns.
     pub queued_ns: u64,

@@ -71,7 +71,8 @@ pub struct BypassedCalls {
     pub help: String,
     /// Whether such calls may give the GPU work or take its memory.
     pub has_effect: bool,
-    /// Number of calls.
+    /// The number of calls that the process's interposer let through for this reason since the
+    /// process began.
     pub calls: u64,
 }
 

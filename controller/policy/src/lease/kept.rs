@@ -16,15 +16,8 @@ const PAUSES_PART: u64 = 16;
 /// The most idle time that all tenants may bear at once, ns.
 const MOST_PAUSES_NS: u64 = ns(Duration::from_millis(10));
 
-/// The idle time in short pauses of holders that all tenants may still bear.
-#[derive(Debug)]
-pub struct Pauses(Budget);
-
-impl Default for Pauses {
-    fn default() -> Self {
-        Self(Budget::new(PAUSES_PART, MOST_PAUSES_NS))
-    }
-}
+/// The idle time in short pauses of holders that all tenants may bear, at the beginning.
+pub(super) const PAUSES: Budget = Budget::new(PAUSES_PART, MOST_PAUSES_NS);
 
 /// The tenant for which the GPU idles while another tenant wants it.
 #[derive(Debug, Clone, Copy)]
@@ -52,7 +45,7 @@ impl Scheduler {
     ///
     /// In the fluid limit, the other tenants would have the GPU in the pause of a holder. So the
     /// holder owes its part of the pause. The scheduler charges the time that exceeds the budget of
-    /// such pauses ([`Pauses`]) to the holder, as if it had used the GPU.
+    /// such pauses ([`PAUSES`]) to the holder, as if it had used the GPU.
     pub(super) fn charge_kept(&mut self, now_ns: u64, tuning: &Tuning) {
         let Some(kept) = self.kept else { return };
         let pauses = self.order == Order::Apart && !self.is_gang(kept.tenant);
@@ -67,7 +60,7 @@ impl Scheduler {
         if let Some(tenant) = self.tenants.get_mut(kept.tenant) {
             let clock = &mut self.clocks[tenant.rank as usize];
             if pauses && !tenant.wanted {
-                let borne_ns = self.pauses.0.spend(idle_ns, now_ns);
+                let borne_ns = self.borne.pauses.spend(idle_ns, now_ns);
                 let owes_ns = clock
                     .part_ns(borne_ns, tenant.weight_ppm)
                     .saturating_add(clock.run_beside(idle_ns - borne_ns, tenant.weight_ppm));

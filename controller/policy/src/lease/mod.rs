@@ -177,13 +177,18 @@ struct Beside {
     progress: Stuck,
 }
 
-/// The debts of pausing owners, and guests, that the others may still bear.
+/// The budgets of time that all tenants bear together.
 #[derive(Debug)]
-struct Forgiven([Budget; 2]);
+struct Borne {
+    /// Debts of pausing owners, and guests.
+    debts: [Budget; 2],
+    /// Idle time in short pauses of holders.
+    pauses: Budget,
+}
 
-impl Default for Forgiven {
+impl Default for Borne {
     fn default() -> Self {
-        Self([Budget::of_debts(); 2])
+        Self { debts: [Budget::of_debts(); 2], pauses: kept::PAUSES }
     }
 }
 
@@ -213,8 +218,7 @@ pub struct Scheduler {
     /// The gangs on this GPU, which get the GPU only by orders of the board.
     gangs: Gangs,
     kept: Option<kept::Kept>,
-    pauses: kept::Pauses,
-    forgiven: Forgiven,
+    borne: Borne,
     /// The last time at which a tenant with brief bursts wanted the GPU, ns.
     brief_ns: Option<u64>,
     decided_ns: u64,
@@ -606,7 +610,7 @@ impl Scheduler {
         });
         let mut wanting = [0; 2];
         let (trusts, gangs, brief_ns) = (&mut self.trusts, &self.gangs, &mut self.brief_ns);
-        let forgiven = &mut self.forgiven.0;
+        let debts = &mut self.borne.debts;
         // The GPU idled for this tenant in its pause, so the others were not served in it.
         let kept = self.kept.as_ref().map(kept::Kept::tenant);
         let holder = self.hold.filter(|hold| hold.drain_give_up_ns.is_none()).map(|hold| hold.tenant);
@@ -636,7 +640,7 @@ impl Scheduler {
                 let begins = tenant.paused(pause_ns, STAY_LEASED_NS, short_pause_ns(tuning));
                 if Some(id) != kept {
                     let forgets_ns = tenant.forgets_ns(pause_ns);
-                    let forgiven_ns = forgiven[tenant.rank as usize].spend(forgets_ns, now_ns);
+                    let forgiven_ns = debts[tenant.rank as usize].spend(forgets_ns, now_ns);
                     tenant.rested(pause_ns, begins, forgiven_ns, clock, tuning);
                 }
                 if mem::take(&mut tenant.takes_over)
