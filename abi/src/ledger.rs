@@ -544,9 +544,9 @@ impl<'a> Account<'a> {
         Mark { ever_staying_bytes: self.slot.ever_staying_bytes(), released_bytes }
     }
 
-    /// Returns the least and the most bytes of the driver's memory that this session may have held at
-    /// any one moment since `mark`. The least leaves out bytes that a thread was giving back to the
-    /// driver ([`Self::leave`]). The most includes reserved bytes ([`Self::reserve`]).
+    /// Returns the least and the most bytes of the driver's memory that this session may have held
+    /// at any one moment since `mark`. The least leaves out bytes that a thread was giving back to
+    /// the driver ([`Self::leave`]). The most includes reserved bytes ([`Self::reserve`]).
     pub fn bounds_since(self, mark: Mark) -> (u64, u64) {
         let leaving_bytes = self.slot.leaving_bytes.load(Ordering::SeqCst);
         let promised_bytes = self.slot.promised_bytes.load(Ordering::SeqCst);
