@@ -161,8 +161,8 @@ pub fn page() -> Result<String> {
          On each of the three figures, deepres is at least as good as `tgs-like` and `hami-like`, except where\n\
          a number in parentheses leads to a reason. The tests check three seeds of each scenario, and ignore\n\
          differences of a thousandth. Production's speed is the work of all owners, as a part of their work\n\
-         without guests. A harvest is the GPU time that guests get while no owner wants the GPU. A dash means\n\
-         that no tenant answers requests. The command is `cargo xtask eval --scenario tests/scenarios/FILE`.\n\n| scenario | policy |",
+         without guests. A harvest is the GPU time that guests get while no owner wants the GPU. A dash in\n\
+         the last column means that no tenant of the scenario serves requests. The command is `cargo xtask eval --scenario tests/scenarios/FILE`.\n\n| scenario | policy |",
     );
     for figure in Figure::ALL {
         write!(page, " {} |", figure.name())?;
