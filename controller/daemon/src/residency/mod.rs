@@ -197,8 +197,9 @@ async fn look(shared: &Rc<Shared>) {
     // This line reads the needs of tenants before the free memory. So if a tenant gets memory
     // meanwhile, the daemon may tell it of room once too often. The daemon never tells a tenant too
     // seldom.
-    let stays = stay::stays(shared.registry.borrow().tenants(), &reports);
+    let mut stays = stay::stays(shared.registry.borrow().tenants(), &reports);
     let free = free(shared).await;
+    stay::note_growth(&mut stays, shared.registry.borrow().tenants());
     let now_ns = monotonic_ns();
     let dead = shared.residency.borrow_mut().forget_the_dead(&stays);
     for name in dead {

@@ -123,6 +123,18 @@ pub fn stays(tenants: &Tenants, reports: &[Report]) -> Vec<Stay> {
         .collect()
 }
 
+/// Raises the memory in `stays` to the memory that the tenants hold now. The caller has asked for the
+/// GPUs' free memory meanwhile. So no memory is missing in the sum of free and held memory, even if a
+/// tenant got it or freed it meanwhile.
+pub fn note_growth(stays: &mut [Stay], tenants: &Tenants) {
+    for stay in stays {
+        let Some(tenant) = tenants.get(&stay.name).filter(|tenant| tenant.id == stay.id) else { continue };
+        for (gpu, now) in Stay::of(&stay.name, tenant).held {
+            stay.held.entry(gpu).and_modify(|held| *held = (*held).max(now)).or_insert(now);
+        }
+    }
+}
+
 /// Returns whether a tenant has work in flight.
 pub fn has_work(tenant: &Tenant) -> bool {
     tenant.members.sessions().values().any(|session| {
@@ -131,14 +143,15 @@ pub fn has_work(tenant: &Tenant) -> bool {
     })
 }
 
-/// Writes into each tenant's ledgers the most memory for which its threads may reasonably wait.
+/// Writes into the ledgers of each tenant in `seen` the most memory for which its threads may
+/// reasonably wait. The ledgers of a tenant that came later stay as [`let_wait`] left them.
 pub fn say_what_is_obtainable(tenants: &Tenants, seen: &[Seen], free: &Bytes) {
     for (_, tenant) in tenants.iter() {
-        let own = seen.iter().find(|seen| seen.id == tenant.id);
+        let Some(own) = seen.iter().find(|seen| seen.id == tenant.id) else { continue };
         for gpu in tenant.gpus() {
             let Some(ledger) = tenant.memory.on(*gpu) else { continue };
             let free_bytes = free.get(gpu).copied().unwrap_or(0);
-            ledger.set_obtainable(own.map_or(0, |own| own.obtainable_bytes(*gpu, free_bytes, seen)));
+            ledger.set_obtainable(own.obtainable_bytes(*gpu, free_bytes, seen));
         }
     }
 }

@@ -118,42 +118,42 @@ def boxes(count):
     return cuda.cuStreamSynchronize(stream)
 "#;
 
-#[test]
-#[ignore = "deep: takes long"]
-fn each_copy_of_a_batch_is_gated_and_metered_by_its_kind() {
-    const BATCHES_EACH: u64 = 40;
-    let (host, _daemon) = host().with_daemon();
-    let mut command = host.preloaded("python3");
-    command.env("DEEPRES_TENANT", "batches");
-    let mut client = Calls::run(&host, command, "start()");
-    client.define(WORK);
-    client.define(BATCHES);
-    let pid = client.pid();
-    let done = || host.record(pid).gpus[0];
-    for (order, rounds) in [("batches", 1), ("boxes", 2)] {
-        client.does(&format!("{order}({BATCHES_EACH})"));
-        let batches = rounds * BATCHES_EACH;
-        assert_eq!((done().kernels, done().copies), (batches, 2 * batches), "{order}");
-        // Only the copies within the device are launches, and only they are charged.
-        let account =
-            await_value(|| host.account("batches"), |account| account["kernel_launches"] == batches);
-        let (charged_ns, ran_ns) = (account["gpu_ns"].as_u64().unwrap_or(0), done().kernel_busy_ns);
-        assert!(charged_ns.abs_diff(ran_ns) <= ran_ns / 10, "charged {charged_ns} ns, ran {ran_ns} ns");
-    }
-    host.call(&["pause", "batches"]).success();
-    let before = done();
-    client.0.say("batches(1)");
-    eventually("the copies to the device pass", || done().copies == before.copies + 2);
-    thread::sleep(Duration::from_millis(200));
-    assert_eq!(done().kernels, before.kernels, "the copy within the device waits at the gate");
-    host.call(&["resume", "batches"]).success();
-    assert!(client.0.answer().ends_with(" 0"));
-    assert_eq!(done().kernels, before.kernels + 1);
-}
-
 /// Tests that measure. Each runs alone on the machine.
 mod measured {
     use super::*;
+
+    #[test]
+    #[ignore = "deep: takes long"]
+    fn each_copy_of_a_batch_is_gated_and_metered_by_its_kind() {
+        const BATCHES_EACH: u64 = 40;
+        let (host, _daemon) = host().with_daemon();
+        let mut command = host.preloaded("python3");
+        command.env("DEEPRES_TENANT", "batches");
+        let mut client = Calls::run(&host, command, "start()");
+        client.define(WORK);
+        client.define(BATCHES);
+        let pid = client.pid();
+        let done = || host.record(pid).gpus[0];
+        for (order, rounds) in [("batches", 1), ("boxes", 2)] {
+            client.does(&format!("{order}({BATCHES_EACH})"));
+            let batches = rounds * BATCHES_EACH;
+            assert_eq!((done().kernels, done().copies), (batches, 2 * batches), "{order}");
+            // Only the copies within the device are launches, and only they are charged.
+            let account =
+                await_value(|| host.account("batches"), |account| account["kernel_launches"] == batches);
+            let (charged_ns, ran_ns) = (account["gpu_ns"].as_u64().unwrap_or(0), done().kernel_busy_ns);
+            assert!(charged_ns.abs_diff(ran_ns) <= ran_ns / 10, "charged {charged_ns} ns, ran {ran_ns} ns");
+        }
+        host.call(&["pause", "batches"]).success();
+        let before = done();
+        client.0.say("batches(1)");
+        eventually("the copies to the device pass", || done().copies == before.copies + 2);
+        thread::sleep(Duration::from_millis(200));
+        assert_eq!(done().kernels, before.kernels, "the copy within the device waits at the gate");
+        host.call(&["resume", "batches"]).success();
+        assert!(client.0.answer().ends_with(" 0"));
+        assert_eq!(done().kernels, before.kernels + 1);
+    }
 
     #[test]
     fn copies_between_kernels_are_charged_where_that_is_asked_for() {
