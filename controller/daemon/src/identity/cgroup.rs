@@ -22,6 +22,10 @@ const POD_UID_DIGITS: std::ops::RangeInclusive<usize> = 32..=36;
 const MAX_JOB_DIGITS: usize = 10;
 /// Suffix that the kernel adds to the path of a removed cgroup.
 const REMOVED: &str = " (deleted)";
+/// Prefix of the node's name in a cgroup of Slurm (version 1).
+const SLURM_OF_NODE: &str = "slurm_";
+/// Suffix of the node's name in a cgroup of Slurm (version 2).
+const SCOPE_OF_NODE: &str = "_slurmstepd.scope";
 /// The slice in which systemd lets users arrange their own cgroups.
 const USERS: &str = "user.slice";
 
@@ -53,14 +57,35 @@ pub struct Place {
     pub kind: Kind,
 }
 
+impl Kind {
+    /// Returns the name of a place of this kind for display.
+    pub fn name(&self) -> String {
+        match self {
+            Self::Container(container) => format!("{}-{}", container.runtime.name(), container.short_id()),
+            Self::Pod { uid, .. } => format!("pod-{uid}"),
+            Self::Slurm { job } => format!("slurm-{job}"),
+        }
+    }
+}
+
 impl Place {
     /// Returns the place's name for display.
     pub fn name(&self) -> String {
-        match &self.kind {
-            Kind::Container(container) => format!("{}-{}", container.runtime.name(), container.short_id()),
-            Kind::Pod { uid, .. } => format!("pod-{uid}"),
-            Kind::Slurm { job } => format!("slurm-{job}"),
-        }
+        self.kind.name()
+    }
+
+    /// Returns the number of the Slurm job, if the place is a Slurm job.
+    pub fn job(&self) -> Option<u32> {
+        if let Kind::Slurm { job } = self.kind { Some(job) } else { None }
+    }
+
+    /// Returns the name under which Slurm knows this node, if the cgroup's path has it. The path has
+    /// the name if several Slurm daemons may run on one host.
+    pub fn slurm_node(&self) -> Option<&str> {
+        let mut components = self.path.split('/').filter(|_| self.job().is_some());
+        components.find_map(|component| {
+            component.strip_prefix(SLURM_OF_NODE).or_else(|| component.strip_suffix(SCOPE_OF_NODE))
+        })
     }
 
     /// Returns the container, if the place is a container or a pod with one.
@@ -175,8 +200,10 @@ fn pod(component: &str, above: &[&str]) -> Option<String> {
 fn job(component: &str, above: &[&str]) -> Option<u32> {
     let digits = component.strip_prefix("job_")?;
     let is_slurm = match above {
-        [.., root, user] if user.starts_with("uid_") => *root == "slurm" || root.starts_with("slurm_"),
-        [.., scope] => *scope == "slurmstepd.scope" || scope.ends_with("_slurmstepd.scope"),
+        [.., root, user] if user.starts_with("uid_") => {
+            *root == "slurm" || root.starts_with(SLURM_OF_NODE)
+        }
+        [.., scope] => *scope == "slurmstepd.scope" || scope.ends_with(SCOPE_OF_NODE),
         [] => false,
     };
     let is_number = digits.len() <= MAX_JOB_DIGITS && digits.bytes().all(|byte| byte.is_ascii_digit());

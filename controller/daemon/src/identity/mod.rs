@@ -12,6 +12,9 @@
 //! processes of one user. A name from a container or pod applies only inside this container or pod
 //! ([`Names`]). All of root's containers have the same user, but do not trust each other.
 //!
+//! If the daemon knows the part of the GPUs that Slurm gave to a job, the Slurm job comes before all
+//! other rules ([`of_job`]).
+//!
 //! A process of root may start a process of another user, for example by `setpriv` or `gosu`. Such
 //! a process is a descendant of root's tenant, and keeps the tenant's name.
 //!
@@ -220,6 +223,15 @@ fn of_name(
         (Key::Name { user: facts.owner, name: name.clone(), place: extent.map(|extent| extent.path) }, name)
     });
     Identity { key, name, found }
+}
+
+/// Returns the identity of a process of a batch job: the job's tenant. Returns `None` for any other
+/// process.
+pub fn of_job(facts: &Facts) -> Option<Identity> {
+    let place = facts.place.as_ref()?;
+    let Kind::Slurm { job } = place.kind else { return None };
+    let (key, name) = (Key::Cgroup(place.path.clone()), place.name());
+    Some(Identity { key, name, found: Found::Slurm { job } })
 }
 
 fn of_place(facts: &Facts, known: &impl Known) -> Option<Identity> {

@@ -1,6 +1,7 @@
 //! The terms of a tenant: the wishes of its job, and the settings of an administrator. The grant
 //! follows from both under the user's caps.
 
+use super::Allotment;
 use crate::state::SavedTenant;
 use deepres_abi::grant::NO_LIMIT;
 use deepres_abi::wish::Key;
@@ -20,8 +21,12 @@ pub struct Terms {
     part: Part,
     /// The wishes of the tenant's job.
     asked: Wish,
-    /// The configuration's defaults for wishes that the job does not state.
+    /// The defaults for wishes that the job does not state: of the allotment, else of the
+    /// configuration.
     defaults: Wish,
+    /// The part of the GPUs that the cluster gave to the job. The caps then come from the allotment,
+    /// and belong to the tenant alone.
+    allotment: Option<Allotment>,
     /// When the daemon first got the job's wishes, ns of `CLOCK_MONOTONIC`. Deadlines of the job
     /// count from this time.
     asked_ns: u64,
@@ -45,6 +50,7 @@ impl Terms {
             caps,
             asked,
             defaults,
+            allotment: None,
             asked_ns: monotonic_ns(),
             set: Wish::default(),
             set_ns: 0,
@@ -53,7 +59,7 @@ impl Terms {
         }
     }
 
-    /// Returns the terms that the previous daemon saved.
+    /// Returns the terms that the previous daemon saved, without the allotment.
     pub fn restored(saved: &SavedTenant, defaults: Wish, caps: (Caps, CapOf)) -> Self {
         Self {
             asked_ns: saved.asked_ns,
@@ -65,6 +71,19 @@ impl Terms {
         }
     }
 
+    /// Bounds the job by the part of the GPUs that the cluster gave to it.
+    pub fn allot(&mut self, allotment: Allotment) {
+        self.caps = allotment.caps(&self.caps.0);
+        self.part = Part::whole(&self.caps.0);
+        self.defaults = allotment.defaults().or(self.defaults);
+        self.allotment = Some(allotment);
+    }
+
+    /// Returns the part of the GPUs that the cluster gave to the job, if the daemon knows it.
+    pub fn allotment(&self) -> Option<&Allotment> {
+        self.allotment.as_ref()
+    }
+
     /// Returns the terms in the form in which the daemon saves them.
     pub fn saved(&self) -> SavedTenant {
         SavedTenant {
@@ -74,6 +93,7 @@ impl Terms {
             paused: self.is_paused,
             set_ns: self.set_ns,
             lacks_room: !self.has_room,
+            allotment: self.allotment.clone(),
             ..SavedTenant::default()
         }
     }
@@ -102,6 +122,11 @@ impl Terms {
     /// Returns the caps of the tenant's user.
     pub fn caps(&self) -> &Caps {
         &self.caps.0
+    }
+
+    /// Returns whether the tenant shares caps on share or memory with its user's other tenants.
+    pub fn share_caps(&self) -> bool {
+        self.caps.0.is_any() && self.allotment.is_none()
     }
 
     /// Returns the tenant's part of the user's caps.
@@ -200,13 +225,13 @@ impl Terms {
     /// Returns whether the tenant shares a cap on memory with its user's other tenants. If an
     /// administrator set the tenant's limit, the cap does not bind the tenant.
     pub fn is_bound(&self) -> bool {
-        self.caps.0.memory_bytes != NO_LIMIT && self.set.memory_bytes.is_none()
+        self.share_caps() && self.caps.0.memory_bytes != NO_LIMIT && self.set.memory_bytes.is_none()
     }
 
     /// Returns the tenant's wants for parts of its user's caps, while the tenant holds `held_bytes`
     /// of memory.
     pub fn wants(&self, held_bytes: u64) -> Wants {
-        let want = |set: bool, asked: Option<u64>| match (set, asked) {
+        let want = |set: bool, asked: Option<u64>| match (set || self.allotment.is_some(), asked) {
             (true, _) => Want::Above,
             (false, Some(asked)) => Want::Asked(asked),
             (false, None) => Want::Rest,

@@ -74,6 +74,11 @@ pub enum Request {
         /// The tenant's name.
         tenant: String,
     },
+    /// Says that a Slurm job has ended on this node.
+    EndJob {
+        /// The job's number.
+        job: u32,
+    },
 }
 
 impl Request {
@@ -116,6 +121,11 @@ pub enum Reply {
     },
     /// Reply to [`Request::Suspend`]: the tenant is off the GPUs.
     Suspended,
+    /// Reply to [`Request::EndJob`]: the daemon has forgotten the job.
+    JobEnded {
+        /// The job's tenants that have processes still. The daemon keeps them.
+        living: Vec<String>,
+    },
     /// The daemon cannot do what was requested.
     Error {
         /// The reason and the remedy.
