@@ -13,7 +13,7 @@ use deepres_abi::PPM;
 use deepres_abi::grant::NO_LIMIT;
 use deepres_abi::quantity::MIN_SHARE_PPM;
 use deepres_model::quantity::{Bytes, Percent};
-use deepres_model::slurm::Allocation;
+use deepres_model::slurm::{Allocation, SlurmError};
 use deepres_policy::class::Class;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -66,9 +66,8 @@ impl Slurm {
         let place = facts.place.as_ref()?;
         let job = place.job()?;
         // A daemon inside a job serves that job, and the job is the whole machine for it.
-        let is_checked = |registry: &Registry| {
-            registry.config().slurm.check_claims && registry.home() != Some(place)
-        };
+        let is_checked =
+            |registry: &Registry| registry.config().slurm.check_claims && registry.home() != Some(place);
         if !is_checked(&registry.borrow()) {
             return None;
         }
@@ -89,14 +88,15 @@ impl Slurm {
         }
         let answer = tokio::task::spawn_blocking(move || ask(job)).await.ok()?;
         let nodes = nodes(place.slurm_node());
-        let read = |text: String| Allocation::read(&text, job, &nodes).map_err(|error| error.to_string());
         let reason = match answer {
-            Ok(text) => match read(text) {
-                Ok(allocation) => {
-                    let registry = registry.borrow();
-                    return Some(allot(job, allocation.as_ref(), registry.gpus()));
+            Ok(text) => match Allocation::read(&text, job, &nodes) {
+                Ok(allocation) => return Some(allot(job, allocation.as_ref(), registry.borrow().gpus())),
+                Err(reason @ SlurmError::NoNode { .. }) => reason.to_string(),
+                // The user may be the reason, and must gain nothing.
+                Err(reason) => {
+                    tracing::warn!(job, %reason, "a Slurm job runs as if it had no GPU");
+                    return Some(allot(job, None, registry.borrow().gpus()));
                 }
-                Err(reason) => reason,
             },
             Err(NoAnswer::Failed(reason)) => reason,
             Err(NoAnswer::Silent(reason)) => {
@@ -168,7 +168,8 @@ fn run(program: &str, arguments: &[&str]) -> Result<String, NoAnswer> {
     let silent = |error: io::Error| NoAnswer::Silent(format!("{program} cannot run: {error}"));
     // A pipe would fill up if nothing read it while the command runs.
     let sheet = || memfd_create("deepres-slurm", MemfdFlags::CLOEXEC).map(File::from);
-    let (output, errors) = (sheet().map_err(|error| silent(error.into()))?, sheet().map_err(|error| silent(error.into()))?);
+    let (output, errors) =
+        (sheet().map_err(|error| silent(error.into()))?, sheet().map_err(|error| silent(error.into()))?);
     let copy = |file: &File| file.try_clone().map(Stdio::from).map_err(silent);
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::null()).stdout(copy(&output)?).stderr(copy(&errors)?);
@@ -193,7 +194,9 @@ fn run(program: &str, arguments: &[&str]) -> Result<String, NoAnswer> {
         return text(output);
     }
     let said = text(errors)?;
-    Err(NoAnswer::Failed(said.lines().last().unwrap_or("scontrol failed without a message").trim().to_owned()))
+    Err(NoAnswer::Failed(
+        said.lines().last().unwrap_or("scontrol failed without a message").trim().to_owned(),
+    ))
 }
 
 /// Waits until the process has ended. Returns whether the process ended within `limit`.

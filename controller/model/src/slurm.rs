@@ -3,6 +3,10 @@
 //! Slurm counts whole GPUs (`gpu`) and shards (`shard`). deepres takes a shard as one percent of a
 //! GPU, so `gres.conf` gives each GPU [`SHARDS_OF_GPU`] shards. Slurm places the shards of a job on
 //! one GPU of a node, or on several GPUs if the cluster's administrator allows this.
+//!
+//! A user chooses some texts of a record, such as the job's name, and Slurm prints their line breaks
+//! as they are. So a user could add lines to the record, but cannot remove Slurm's own lines. A text
+//! in which one of Slurm's own lines seems to stand twice is refused ([`SlurmError::Doubtful`]).
 
 use std::ops::RangeInclusive;
 
@@ -10,6 +14,8 @@ use std::ops::RangeInclusive;
 pub const SHARDS_OF_GPU: u32 = 100;
 /// Beginning of the line with which a job's record begins.
 const RECORD: &str = "JobId=";
+/// Beginning of the line before the lines about the nodes of a job.
+const BEFORE_NODES: &str = "JOB_GRES=";
 /// Beginning of a line about nodes of a job.
 const NODES: &str = "Nodes=";
 /// Beginning of the word with the resources of a job on these nodes.
@@ -44,11 +50,15 @@ pub struct Allocation {
 /// The reason for which a text does not tell the GPUs of a job.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SlurmError {
-    /// The text has no record of the job.
-    #[error("scontrol does not show job {0}")]
-    NoJob(u32),
+    /// The text does not have exactly one record of the job with exactly one list of nodes.
+    #[error(
+        "scontrol shows job {0} in an unknown form, or its user has put lines of Slurm's form into its name"
+    )]
+    Doubtful(u32),
     /// The job does not run on a node.
-    #[error("Slurm's record of job {job} does not name this node ({nodes}); run slurmd under the node's host name")]
+    #[error(
+        "Slurm's record of job {job} does not name this node ({nodes}); run slurmd under the node's host name"
+    )]
     NoNode {
         /// The job.
         job: u32,
@@ -73,7 +83,7 @@ impl Allocation {
     /// # Errors
     /// [`SlurmError`] if the text does not tell.
     pub fn read(text: &str, job: u32, nodes: &[String]) -> Result<Option<Self>, SlurmError> {
-        let lines: Vec<(&str, &str)> = record(text, job).ok_or(SlurmError::NoJob(job))?;
+        let lines = nodes_of(text, job).ok_or(SlurmError::Doubtful(job))?;
         let is_here = |names: &str| nodes.iter().any(|node| matches_any(names, node));
         let here = match lines.as_slice() {
             [(_, resources)] => Some(resources),
@@ -110,7 +120,8 @@ impl Allocation {
             if !matches!(name, WHOLE | SHARD) {
                 continue;
             }
-            let count: u32 = counted.rsplit(':').next().and_then(|count| count.parse().ok()).ok_or(Unreadable)?;
+            let count: u32 =
+                counted.rsplit(':').next().and_then(|count| count.parse().ok()).ok_or(Unreadable)?;
             let mut places = numbers(places)?;
             if count == 0 || places.is_empty() {
                 continue;
@@ -135,18 +146,26 @@ impl Allocation {
 struct Unreadable;
 
 /// Returns the nodes and the resources of each line about nodes in the record of a job. Returns
-/// `None` if the text has no record of the job.
-fn record(text: &str, job: u32) -> Option<Vec<(&str, &str)>> {
+/// `None` if the text does not have exactly one such record and list.
+fn nodes_of(text: &str, job: u32) -> Option<Vec<(&str, &str)>> {
+    let lines: Vec<&str> = text.lines().map(str::trim).collect();
     let number = |line: &str| line.strip_prefix(RECORD)?.split(' ').next()?.parse::<u32>().ok();
-    let mut lines = text.lines().map(str::trim).skip_while(|line| number(line) != Some(job));
-    lines.next()?;
-    let own = lines.take_while(|line| !line.starts_with(RECORD));
-    let of_nodes = own.filter_map(|line| {
+    let begin = only(&lines, |line| number(line) == Some(job))?;
+    let own = lines[begin + 1..].split(|line| line.starts_with(RECORD)).next()?;
+    let list = only(own, |line| line.starts_with(BEFORE_NODES))?;
+    let of_nodes = own[list + 1..].iter().map_while(|line| {
         let nodes = line.strip_prefix(NODES)?.split(' ').next()?;
         let resources = line.split(' ').find_map(|word| word.strip_prefix(RESOURCES))?;
         Some((nodes, resources))
     });
     Some(of_nodes.collect())
+}
+
+/// Returns the place of the only line that is `wanted`; `None` if there is none, or if there are
+/// several.
+fn only(lines: &[&str], wanted: impl Fn(&str) -> bool) -> Option<usize> {
+    let mut found = lines.iter().enumerate().filter(|(_, line)| wanted(line)).map(|(place, _)| place);
+    found.next().filter(|_| found.next().is_none())
 }
 
 /// Splits a list at the commas that stand outside of brackets.
@@ -202,7 +221,9 @@ fn matches(pattern: &str, name: &str) -> bool {
         let (number, rest) = name.split_at(end);
         let has = |part: &str| {
             range(part).is_some_and(|(range, width)| {
-                number.parse().is_ok_and(|value| range.contains(&value) && number == format!("{value:0width$}"))
+                number
+                    .parse()
+                    .is_ok_and(|value| range.contains(&value) && number == format!("{value:0width$}"))
             })
         };
         ranges.split(',').any(has) && matches(after, rest)
@@ -232,10 +253,12 @@ JobId=1 JobName=job.sh
     /// Lines that Slurm 22.05.8 printed for the array of the jobs 9 and 7.
     const ARRAY: &str = "\
 JobId=7 ArrayJobId=7 ArrayTaskId=1 JobName=job.sh
+   JOB_GRES=shard:20
      Nodes=n2 CPU_IDs=4 Mem=0 GRES=shard:20(IDX:1)
    TresPerNode=gres:shard:20
 
 JobId=9 ArrayJobId=7 ArrayTaskId=0 JobName=job.sh
+   JOB_GRES=shard:25
      Nodes=n2 CPU_IDs=3 Mem=0 GRES=shard:25(IDX:0)
 ";
 
@@ -244,9 +267,14 @@ JobId=9 ArrayJobId=7 ArrayTaskId=0 JobName=job.sh
         Allocation::read(text, job, &nodes)
     }
 
+    fn of_job_3(resources: &str) -> String {
+        format!(
+            "JobId=3 JobName=a\n   JOB_GRES=x\n     Nodes=n1 CPU_IDs=0 Mem=0 GRES={resources}\n   Power=\n"
+        )
+    }
+
     fn of(resources: &str) -> Option<Allocation> {
-        let text = format!("JobId=3 JobName=a\n     Nodes=n1 CPU_IDs=0 Mem=0 GRES={resources}\n");
-        read(&text, 3, &[]).unwrap()
+        read(&of_job_3(resources), 3, &[]).unwrap()
     }
 
     fn shards(shards: u32, places: &[usize]) -> Option<Allocation> {
@@ -260,8 +288,8 @@ JobId=9 ArrayJobId=7 ArrayTaskId=0 JobName=job.sh
     #[test]
     fn the_shards_and_the_gpu_of_a_job_are_read() {
         assert_eq!(read(ONE_NODE, 1, &["other"]), Ok(shards(30, &[0])));
-        assert_eq!(read(ONE_NODE, 2, &[]), Err(SlurmError::NoJob(2)));
-        assert_eq!(read("", 1, &[]), Err(SlurmError::NoJob(1)));
+        assert_eq!(read(ONE_NODE, 2, &[]), Err(SlurmError::Doubtful(2)));
+        assert_eq!(read("", 1, &[]), Err(SlurmError::Doubtful(1)));
         assert_eq!(read(ARRAY, 9, &[]), Ok(shards(25, &[0])));
         assert_eq!(read(ARRAY, 7, &[]), Ok(shards(20, &[1])));
     }
@@ -276,8 +304,28 @@ JobId=9 ArrayJobId=7 ArrayTaskId=0 JobName=job.sh
         assert_eq!(of("gpu:0(IDX:),shard:h100:30(IDX:1)"), shards(30, &[1]));
         assert_eq!(of("shard:150(IDX:0-1)"), shards(150, &[0, 1]));
         for unknown in ["shard:x(IDX:0)", "gpu:1(IDX:a)", "gpu:1(IDX:0", "gpu:1(IDX:0),shard:3(IDX:1)"] {
-            let text = format!("JobId=3 a\nNodes=n1 GRES={unknown}\n");
-            assert!(matches!(read(&text, 3, &[]), Err(SlurmError::Unknown { .. })), "{unknown}");
+            let read = read(&of_job_3(unknown), 3, &[]);
+            assert!(matches!(read, Err(SlurmError::Unknown { .. })), "{unknown}");
+        }
+    }
+
+    #[test]
+    fn lines_that_a_user_puts_into_the_record_give_nothing() {
+        let greedy = "     Nodes=n1 CPU_IDs=0 Mem=0 GRES=shard:100(IDX:0)";
+        let named = |name: &str| ONE_NODE.replacen("job.sh", name, 1);
+        let commented = |comment: &str| format!("{ONE_NODE}   Comment={comment}\n");
+        // Slurm 22.05.8 printed such a name and such a comment as they are.
+        assert_eq!(read(&named(&format!("x\n{greedy}")), 1, &[]), Ok(shards(30, &[0])));
+        assert_eq!(read(&commented(&format!("x\n{greedy}")), 1, &[]), Ok(shards(30, &[0])));
+        assert_eq!(read(&commented("x\nJobId=5 foo"), 1, &[]), Ok(shards(30, &[0])));
+        for forged in [
+            named(&format!("x\n   JOB_GRES=shard:100\n{greedy}")),
+            named(&format!("x\n   JOB_GRES=shard:100\n{greedy}\nJobId=5 JobName=x")),
+            named("x\nJobId=5 JobName=x"),
+            commented(&format!("x\nJobId=1 JobName=x\n   JOB_GRES=shard:100\n{greedy}")),
+        ] {
+            let read = read(&forged, 1, &[]);
+            assert!(read == Err(SlurmError::Doubtful(1)), "{forged}: {read:?}");
         }
     }
 
@@ -294,6 +342,7 @@ JobId=9 ArrayJobId=7 ArrayTaskId=0 JobName=job.sh
     #[test]
     fn of_several_nodes_the_own_counts() {
         let text = "JobId=4 JobName=a\n\
+                    \x20  JOB_GRES=shard:40\n\
                     \x20    Nodes=n[1-2],login CPU_IDs=0 Mem=0 GRES=shard:10(IDX:0)\n\
                     \x20    Nodes=n07 CPU_IDs=0 Mem=0 GRES=shard:20(IDX:1)\n";
         for (node, expected) in [("n1", 10), ("n2", 10), ("login", 10), ("n07", 20)] {

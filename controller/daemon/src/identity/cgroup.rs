@@ -200,9 +200,7 @@ fn pod(component: &str, above: &[&str]) -> Option<String> {
 fn job(component: &str, above: &[&str]) -> Option<u32> {
     let digits = component.strip_prefix("job_")?;
     let is_slurm = match above {
-        [.., root, user] if user.starts_with("uid_") => {
-            *root == "slurm" || root.starts_with(SLURM_OF_NODE)
-        }
+        [.., root, user] if user.starts_with("uid_") => *root == "slurm" || root.starts_with(SLURM_OF_NODE),
         [.., scope] => *scope == "slurmstepd.scope" || scope.ends_with(SCOPE_OF_NODE),
         [] => false,
     };

@@ -294,11 +294,13 @@ impl Registry {
         self.tenants.of_key(&key).map(|(_, tenant)| tenant)
     }
 
-    /// Returns the identity of the tenant to which a process belongs. All processes of a job with an
-    /// allotment are one tenant, whatever name they give. Otherwise, a job would have its part of
-    /// the GPUs once for each name.
+    /// Returns the identity of the tenant to which a process belongs. All processes of a job with a
+    /// part of a GPU are one tenant, whatever name they give. Otherwise, a job would have its part
+    /// once for each name. A job with whole GPUs may divide them among names.
     fn identify_guest(&self, guest: &Guest, hello: &Hello) -> Identity {
-        let of_job = guest.allotment.as_ref().and_then(|_| identity::of_job(&guest.facts));
+        let of_job = guest.allotment.as_ref().and_then(|allotment| {
+            identity::of_job(if allotment.is_whole() { claim(hello) } else { "" }, &guest.facts)
+        });
         of_job.unwrap_or_else(|| self.identify(claim(hello), &guest.facts))
     }
 
@@ -346,6 +348,11 @@ impl Registry {
         let Some(name) = self.tenants.of_key(&identity.key).map(|(name, _)| name.to_owned()) else {
             return self.make_tenant(guest, identity, terms, oversubscribe, role);
         };
+        let lacks_allotment = self.tenants.get(&name).is_some_and(|own| own.terms.allotment().is_none());
+        if let Some(allotment) = guest.allotment.as_ref().filter(|_| lacks_allotment) {
+            // Slurm did not answer when the job's earlier processes came.
+            drop(self.change(&name, |tenant| tenant.allot(allotment.clone())));
+        }
         let keeps_settings = self.keeps_settings(&name, guest.facts.owner, &terms);
         let Some(tenant) = self.tenants.get_mut(&name) else { return Ok(name) };
         if tenant.members.are_gone() && !is_back {
@@ -360,9 +367,6 @@ impl Registry {
             tenant.job = Arc::default();
             tenant.placed = Placed::by_cluster(&tenant.terms);
             return Ok(name);
-        }
-        if let Some(allotment) = guest.allotment.as_ref().filter(|_| tenant.terms.allotment().is_none()) {
-            tenant.allot(allotment.clone());
         }
         let stated = tenant.terms.stated();
         if can_be_told && asked.differs_from(&stated) {

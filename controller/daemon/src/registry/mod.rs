@@ -222,8 +222,10 @@ impl Registry {
     /// Returns the part of the GPUs that the cluster gave to the job in the cgroup at this path, if
     /// the daemon knows it.
     pub fn allotment(&self, path: &str) -> Option<&Allotment> {
-        let (_, tenant) = self.tenants.of_key(&Key::Cgroup(path.to_owned()))?;
-        tenant.terms.allotment()
+        let is_there =
+            |key: &Key| matches!(key, Key::Cgroup(own) | Key::Name { place: Some(own), .. } if own == path);
+        let mut there = self.tenants.iter().filter(|(_, tenant)| is_there(&tenant.owner.key));
+        there.find_map(|(_, tenant)| tenant.terms.allotment())
     }
 
     /// Forgets the tenants of a Slurm job that has ended. Returns the names of the tenants that have
@@ -232,8 +234,9 @@ impl Registry {
         let name_of_job = Kind::Slurm { job }.name();
         let is_of_job = |name: &str, tenant: &Tenant| match &tenant.owner.found {
             Found::Slurm { job: own } => *own == job,
+            Found::Name { within: Some(within) } => *within == name_of_job,
             // Without Slurm's cgroups, `deepres slurm task-prolog` names the tenant.
-            Found::Name { .. } => name == name_of_job,
+            Found::Name { within: None } => name == name_of_job,
             _ => false,
         };
         let of_job = self.tenants.iter().filter(|(name, tenant)| is_of_job(name, tenant));

@@ -1,5 +1,6 @@
 //! The part of the GPUs that a cluster's scheduler gave to a job.
 
+use deepres_abi::PPM;
 use deepres_abi::grant::NO_LIMIT;
 use deepres_abi::quantity::MIN_SHARE_PPM;
 use deepres_model::authority::Wish;
@@ -35,6 +36,11 @@ impl Allotment {
             class: Class::BestEffort,
             gpus: Some(Vec::new()),
         }
+    }
+
+    /// Returns whether the job has whole GPUs.
+    pub fn is_whole(&self) -> bool {
+        self.share_ppm == PPM
     }
 
     /// Returns whether a GPU is certainly not a part of the allotment.

@@ -200,8 +200,7 @@ impl Tenant {
         let ceiling_bytes = self.memory.ceiling_bytes(gpu).unwrap_or(NO_LIMIT);
         let bound_bytes = if self.terms.is_bound() { self.memory.bound_bytes(gpu) } else { NO_LIMIT };
         if let Some(allotment) = self.terms.allotment().filter(|allotment| allotment.lacks(gpu)) {
-            seat.request =
-                Request { class: Class::BestEffort, cap_ppm: MIN_SHARE_PPM, ..Request::default() };
+            seat.request = Request { class: Class::BestEffort, cap_ppm: MIN_SHARE_PPM, ..Request::default() };
             seat.memory_limit_bytes = seat.memory_limit_bytes.min(allotment.elsewhere_bytes);
         }
         TenantSeat {

@@ -255,3 +255,48 @@ impl Terms {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The part of a job with 30 shards of GPU 1, which has 1,000 bytes.
+    fn allotment() -> Allotment {
+        let gpus = Some(vec![1]);
+        Allotment { share_ppm: 300_000, memory_bytes: 300, elsewhere_bytes: 10, class: Class::Fair, gpus }
+    }
+
+    fn granted(asked: Wish) -> (Option<u32>, Option<u64>, Class) {
+        let of_user = Caps { share_ppm: 100_000, memory_bytes: 100, ..Caps::NONE };
+        let mut terms = Terms::new(asked, Wish::default(), (of_user, CapOf::Everyone));
+        terms.allot(allotment());
+        let granted = terms.granted();
+        (granted.share_ppm.value, granted.memory_bytes.value, granted.class.value)
+    }
+
+    #[test]
+    fn a_job_has_its_allotment_in_the_place_of_its_users_caps_and_no_wish_raises_it() {
+        assert_eq!(granted(Wish::default()), (Some(300_000), Some(300), Class::Fair));
+        let greedy = Wish {
+            share_ppm: Some(990_000),
+            memory_bytes: Some(5_000),
+            class: Some(Class::Guaranteed),
+            ..Wish::default()
+        };
+        assert_eq!(granted(greedy), (Some(300_000), Some(300), Class::Fair));
+        let modest = Wish { share_ppm: Some(200_000), memory_bytes: Some(50), ..Wish::default() };
+        assert_eq!(granted(modest), (Some(200_000), Some(50), Class::Fair));
+    }
+
+    #[test]
+    fn an_allotment_takes_nothing_of_the_users_caps_and_survives_a_restart() {
+        let of_user = (Caps { share_ppm: 100_000, memory_bytes: 100, ..Caps::NONE }, CapOf::Everyone);
+        let mut terms = Terms::new(Wish::default(), Wish::default(), of_user);
+        assert!(terms.share_caps() && terms.is_bound());
+        terms.allot(allotment());
+        assert!(!terms.share_caps() && !terms.is_bound());
+        let wants = terms.wants(7);
+        assert_eq!((wants.share, wants.memory), (Want::Above, Want::Above));
+        assert_eq!(terms.saved().allotment, Some(allotment()));
+    }
+}

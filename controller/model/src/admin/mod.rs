@@ -293,7 +293,7 @@ status! {
         pub oversubscribe: Option<String>,
         /// Number of `deepres run` processes that keep the tenant.
         pub keepers: usize,
-        /// The GPUs that the daemon chose for the job, if the job asked for a number of GPUs.
+        /// The GPUs of the job, if the daemon or a cluster's scheduler chose them.
         pub placement: Option<PlacementStatus>,
         /// The tenant's account on each GPU on which it has or had a session.
         pub gpus: Vec<AccountStatus>,
@@ -303,7 +303,7 @@ status! {
         pub driver: DriverStatus,
     }
 
-    /// The GPUs that the daemon chose for a job.
+    /// The GPUs that the daemon or a cluster's scheduler chose for a job.
     #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
     pub struct PlacementStatus {

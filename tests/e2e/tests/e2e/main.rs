@@ -64,6 +64,7 @@ mod sequences;
 mod set;
 mod shareable;
 mod sharing;
+mod slurm;
 mod standalone;
 mod storm;
 mod stuck_log;
