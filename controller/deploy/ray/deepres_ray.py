@@ -11,7 +11,7 @@ import os
 
 LIBRARY = "/usr/lib/deepres/libdeepres.so"
 SOCKET = "/run/deepres/tenant/tenant.sock"
-LONGEST_NAME = 63
+DIGITS_SHOWN = 16
 
 
 def runtime_env(library=LIBRARY, socket=SOCKET, **variables):
@@ -48,7 +48,7 @@ def set_share():
     if not 0 < gpus < 1:
         return
     kind = "actor" if context.get_actor_id() else "task"
-    variables = share_variables(gpus, f"ray-{kind}-{context.get_worker_id()}")
+    variables = share_variables(gpus, f"ray-{kind}-{context.get_worker_id()[:DIGITS_SHOWN]}")
     if any(os.environ.get(name, value) != value for name, value in variables.items()):
         # The driver of a used worker has the share of the first task.
         print(f"deepres_ray: the worker keeps its first share, not {variables['DEEPRES_SHARE']}")
@@ -59,4 +59,4 @@ def set_share():
 def share_variables(gpus, name):
     """Returns the variables of a tenant of this name with this part of a GPU."""
     # Ray counts in ten-thousandths.
-    return {"DEEPRES_SHARE": f"{max(gpus * 100, 1):.2f}%", "DEEPRES_TENANT": name[:LONGEST_NAME]}
+    return {"DEEPRES_SHARE": f"{max(gpus * 100, 1):.2f}%", "DEEPRES_TENANT": name}

@@ -98,7 +98,6 @@ fn the_daemon_asks_slurm_once_for_each_job_and_bounds_it_by_the_answer() {
     running.push(cgroups[0].start_with(&host, &[]));
     host.await_ps(|ps| ps.find(&name).is_some_and(|tenant| tenant.sessions.len() == 1));
     assert_eq!(fs::read_to_string(host.path().join("asked")).unwrap(), "asked\nasked\n");
-    running.iter_mut().for_each(|process| drop(process.try_wait()));
     running.pop().into_iter().for_each(|mut process| process.kill());
 }
 
