@@ -13,7 +13,7 @@ use deepres_abi::PPM;
 use deepres_abi::grant::NO_LIMIT;
 use deepres_abi::quantity::MIN_SHARE_PPM;
 use deepres_model::quantity::{Bytes, Percent};
-use deepres_model::slurm::{Allocation, SlurmError};
+use deepres_model::slurm::{Allocation, SlurmError, exact_name};
 use deepres_policy::class::Class;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -159,8 +159,9 @@ fn nodes(of_cgroup: Option<&str>) -> Vec<String> {
 
 /// Asks Slurm about a job, and waits for the answer.
 fn ask(job: u32) -> Result<String, NoAnswer> {
-    let job = job.to_string();
-    run(SCONTROL, &["show", "job", "--details", &job])
+    let show = |name: &str| run(SCONTROL, &["show", "job", "--details", name]);
+    let shown = show(&job.to_string())?;
+    exact_name(&shown, job).map_or(Ok(shown), |name| show(&name))
 }
 
 /// Runs a command, and returns its output.

@@ -6,7 +6,8 @@
 //!
 //! A user chooses some texts of a record, such as the job's name, and Slurm prints their line breaks
 //! as they are. So a user could add lines to the record, but cannot remove Slurm's own lines. A text
-//! in which one of Slurm's own lines seems to stand twice is refused ([`SlurmError::Doubtful`]).
+//! with several records, or with a second line that Slurm prints once, is refused
+//! ([`SlurmError::Doubtful`]). For a part of an array, [`exact_name`] gives a better question.
 
 use std::ops::RangeInclusive;
 
@@ -14,6 +15,8 @@ use std::ops::RangeInclusive;
 pub const SHARDS_OF_GPU: u32 = 100;
 /// Beginning of the line with which a job's record begins.
 const RECORD: &str = "JobId=";
+/// Beginning of the word with a job's name.
+const NAME: &str = "JobName=";
 /// Beginning of the line before the lines about the nodes of a job.
 const BEFORE_NODES: &str = "JOB_GRES=";
 /// Beginning of a line about nodes of a job.
@@ -50,7 +53,7 @@ pub struct Allocation {
 /// The reason for which a text does not tell the GPUs of a job.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SlurmError {
-    /// The text does not have exactly one record of the job with exactly one list of nodes.
+    /// The text is not exactly one record, of this job, with exactly one list of nodes.
     #[error(
         "scontrol shows job {0} in an unknown form, or its user has put lines of Slurm's form into its name"
     )]
@@ -145,20 +148,40 @@ impl Allocation {
 /// A text in an unknown form.
 struct Unreadable;
 
-/// Returns the nodes and the resources of each line about nodes in the record of a job. Returns
-/// `None` if the text does not have exactly one such record and list.
+/// Returns the name under which Slurm shows only this job, if the output of `scontrol show job -d JOB`
+/// has several records. Slurm shows a whole array or heterogeneous job under the number of one of its
+/// jobs.
+pub fn exact_name(text: &str, job: u32) -> Option<String> {
+    let lines: Vec<&str> = text.lines().map(str::trim).collect();
+    let own = lines[only(&lines, |line| job_of(line) == Some(job))?];
+    let has_others = lines.iter().any(|line| line.starts_with(RECORD) && job_of(line) != Some(job));
+    // Slurm prints these words before the job's name, which the user chooses.
+    let words = || own.split(' ').take_while(|word| !word.starts_with(NAME));
+    let number = |key: &str| words().find_map(|word| word.strip_prefix(key)?.parse::<u32>().ok());
+    let (whole, part, separator) = match (number("ArrayJobId="), number("HetJobId=")) {
+        (Some(array), _) => (array, number("ArrayTaskId=")?, '_'),
+        (None, het) => (het?, number("HetJobOffset=")?, '+'),
+    };
+    has_others.then(|| format!("{whole}{separator}{part}"))
+}
+
+/// Returns the number of the job whose record begins with this line.
+fn job_of(line: &str) -> Option<u32> {
+    line.strip_prefix(RECORD)?.split(' ').next()?.parse().ok()
+}
+
+/// Returns the nodes and the resources of each line about nodes. Returns `None` if the text is not
+/// exactly one record, of this job, with exactly one list of nodes.
 fn nodes_of(text: &str, job: u32) -> Option<Vec<(&str, &str)>> {
     let lines: Vec<&str> = text.lines().map(str::trim).collect();
-    let number = |line: &str| line.strip_prefix(RECORD)?.split(' ').next()?.parse::<u32>().ok();
-    let begin = only(&lines, |line| number(line) == Some(job))?;
-    let own = lines[begin + 1..].split(|line| line.starts_with(RECORD)).next()?;
-    let list = only(own, |line| line.starts_with(BEFORE_NODES))?;
-    let of_nodes = own[list + 1..].iter().map_while(|line| {
+    only(&lines, |line| line.starts_with(RECORD)).filter(|place| job_of(lines[*place]) == Some(job))?;
+    let list = only(&lines, |line| line.starts_with(BEFORE_NODES))?;
+    let of_nodes = lines[list + 1..].iter().map_while(|line| {
         let nodes = line.strip_prefix(NODES)?.split(' ').next()?;
         let resources = line.split(' ').find_map(|word| word.strip_prefix(RESOURCES))?;
         Some((nodes, resources))
     });
-    Some(of_nodes.collect())
+    Some(of_nodes.collect()).filter(|of_nodes: &Vec<_>| !of_nodes.is_empty())
 }
 
 /// Returns the place of the only line that is `wanted`; `None` if there is none, or if there are
@@ -290,8 +313,25 @@ JobId=9 ArrayJobId=7 ArrayTaskId=0 JobName=job.sh
         assert_eq!(read(ONE_NODE, 1, &["other"]), Ok(shards(30, &[0])));
         assert_eq!(read(ONE_NODE, 2, &[]), Err(SlurmError::Doubtful(2)));
         assert_eq!(read("", 1, &[]), Err(SlurmError::Doubtful(1)));
-        assert_eq!(read(ARRAY, 9, &[]), Ok(shards(25, &[0])));
-        assert_eq!(read(ARRAY, 7, &[]), Ok(shards(20, &[1])));
+        let pending = "JobId=1 JobName=a\n   JOB_GRES=(null)\n   Power=\n";
+        assert_eq!(read(pending, 1, &[]), Err(SlurmError::Doubtful(1)));
+    }
+
+    #[test]
+    fn a_job_of_an_array_has_a_name_under_which_slurm_shows_it_alone() {
+        assert_eq!(read(ARRAY, 9, &[]), Err(SlurmError::Doubtful(9)));
+        assert_eq!(exact_name(ARRAY, 9).as_deref(), Some("7_0"));
+        assert_eq!(exact_name(ARRAY, 7).as_deref(), Some("7_1"));
+        let alone = ARRAY.split("\n\n").nth(1).unwrap();
+        assert_eq!((exact_name(alone, 9), read(alone, 9, &[])), (None, Ok(shards(25, &[0]))));
+        assert_eq!(exact_name(ONE_NODE, 1), None);
+        let het =
+            "JobId=4 HetJobId=4 HetJobOffset=0 JobName=a\nJobId=5 HetJobId=4 HetJobOffset=1 JobName=b\n";
+        assert_eq!(exact_name(het, 5).as_deref(), Some("4+1"));
+        let named = "JobId=4 JobName=a ArrayJobId=3 ArrayTaskId=1\nJobId=5 JobName=b\n";
+        assert_eq!(exact_name(named, 4), None, "the user chose these words");
+        let twice = format!("{ARRAY}JobId=9 ArrayJobId=3 ArrayTaskId=1 JobName=x\n");
+        assert_eq!(exact_name(&twice, 9), None);
     }
 
     #[test]
@@ -317,11 +357,11 @@ JobId=9 ArrayJobId=7 ArrayTaskId=0 JobName=job.sh
         // Slurm 22.05.8 printed such a name and such a comment as they are.
         assert_eq!(read(&named(&format!("x\n{greedy}")), 1, &[]), Ok(shards(30, &[0])));
         assert_eq!(read(&commented(&format!("x\n{greedy}")), 1, &[]), Ok(shards(30, &[0])));
-        assert_eq!(read(&commented("x\nJobId=5 foo"), 1, &[]), Ok(shards(30, &[0])));
         for forged in [
             named(&format!("x\n   JOB_GRES=shard:100\n{greedy}")),
             named(&format!("x\n   JOB_GRES=shard:100\n{greedy}\nJobId=5 JobName=x")),
             named("x\nJobId=5 JobName=x"),
+            commented("x\nJobId=5 foo"),
             commented(&format!("x\nJobId=1 JobName=x\n   JOB_GRES=shard:100\n{greedy}")),
         ] {
             let read = read(&forged, 1, &[]);

@@ -14,7 +14,7 @@ use deepres_abi::wish::Key;
 use deepres_daemon::Gpu;
 use deepres_model::directory::{Directory, named_socket};
 use deepres_model::quantity::Percent;
-use deepres_model::slurm::{Allocation, Amount};
+use deepres_model::slurm::{Allocation, Amount, exact_name};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -164,18 +164,26 @@ impl Task {
 
 /// Asks Slurm for the shards of a job on this node; `None` if the job has whole GPUs.
 fn shards_of(job: u32) -> Result<Option<u32>> {
-    let mut scontrol = Command::new(SCONTROL);
-    scontrol.args(["show", "job", "--details", &job.to_string()]);
-    let output = scontrol.output().with_context(|| format!("{SCONTROL} cannot run"))?;
-    if !output.status.success() {
-        bail!("{SCONTROL} failed: {}", String::from_utf8_lossy(&output.stderr).trim());
+    let mut shown = show(&job.to_string())?;
+    if let Some(name) = exact_name(&shown, job) {
+        shown = show(&name)?;
     }
     let nodes: Vec<String> = std::env::var(NODE_VARIABLE).into_iter().collect();
-    let allocation = Allocation::read(&String::from_utf8_lossy(&output.stdout), job, &nodes)?;
+    let allocation = Allocation::read(&shown, job, &nodes)?;
     Ok(allocation.and_then(|allocation| match allocation.amount {
         Amount::Shards(shards) => Some(shards),
         Amount::Whole => None,
     }))
+}
+
+/// Returns Slurm's record of the job of this name.
+fn show(name: &str) -> Result<String> {
+    let output = Command::new(SCONTROL).args(["show", "job", "--details", name]).output();
+    let output = output.with_context(|| format!("{SCONTROL} cannot run"))?;
+    if !output.status.success() {
+        bail!("{SCONTROL} failed: {}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 #[cfg(test)]

@@ -55,6 +55,7 @@ mod pieces;
 mod placement;
 mod pressure;
 mod process_life;
+mod ray;
 mod reconciliation;
 mod recording;
 mod restarts;
