@@ -66,8 +66,10 @@ impl Slurm {
         let place = facts.place.as_ref()?;
         let job = place.job()?;
         // A daemon inside a job serves that job, and the job is the whole machine for it.
-        let is_checked =
-            |registry: &Registry| registry.config().slurm.check_claims && registry.home() != Some(place);
+        let is_checked = |registry: &Registry| {
+            let home = registry.home();
+            registry.config().slurm.check_claims && home != Some(place) && place.is_of_roots_slurm(home)
+        };
         if !is_checked(&registry.borrow()) {
             return None;
         }
