@@ -9,8 +9,8 @@ use deepres_policy::class::Class;
 use serde::{Deserialize, Serialize};
 
 /// The part of the GPUs that a cluster's scheduler gave to a job. The part bounds the job's wishes
-/// in the place of the user's caps of share and memory, and replaces wishes that the job leaves
-/// out.
+/// in the place of the user's caps of share, memory and class, and replaces wishes that the job
+/// leaves out.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Allotment {
     /// The share of each GPU, parts per million.
@@ -49,10 +49,9 @@ impl Allotment {
     }
 
     /// Returns the caps of a job with this allotment. The allotment replaces the user's caps of
-    /// share and memory. A class that promises more is the lesser value.
+    /// share, memory and class.
     pub fn caps(&self, of_user: &Caps) -> (Caps, CapOf) {
-        let (share_ppm, memory_bytes) = (self.share_ppm, self.memory_bytes);
-        let class = self.class.max(of_user.class);
+        let (share_ppm, memory_bytes, class) = (self.share_ppm, self.memory_bytes, self.class);
         (Caps { share_ppm, memory_bytes, class, ..*of_user }, CapOf::Allotment)
     }
 

@@ -267,7 +267,8 @@ mod tests {
     }
 
     fn granted(asked: Wish) -> (Option<u32>, Option<u64>, Class) {
-        let of_user = Caps { share_ppm: 100_000, memory_bytes: 100, ..Caps::NONE };
+        let class = Class::BestEffort;
+        let of_user = Caps { share_ppm: 100_000, memory_bytes: 100, class, ..Caps::NONE };
         let mut terms = Terms::new(asked, Wish::default(), (of_user, CapOf::Everyone));
         terms.allot(allotment());
         let granted = terms.granted();
