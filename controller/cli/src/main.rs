@@ -10,6 +10,7 @@ mod pause;
 mod ps;
 mod run;
 mod set;
+mod slurm;
 mod top;
 mod topo;
 mod trace;
@@ -81,6 +82,8 @@ enum Command {
     Doctor(doctor::Args),
     /// Manage devices that bring deepres into containers
     Cdi(cdi::Args),
+    /// Give Slurm's jobs their part of the GPUs
+    Slurm(slurm::Args),
     /// Move processes off the GPUs until a daemon asks for them
     #[command(hide = true)]
     Away(away::Args),
@@ -110,6 +113,7 @@ pub fn main() -> ExitCode {
         Command::Trace(args) => trace::run(args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Cdi(args) => cdi::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Slurm(args) => slurm::run(&args),
         Command::Away(args) => away::run(&args).map(|()| ExitCode::SUCCESS),
         Command::HasLibrary(args) => Ok(run::has_library(&args)),
     };

@@ -14,7 +14,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
@@ -33,6 +33,10 @@ const ASK_LIMIT: Duration = Duration::from_secs(2);
 const PATIENCE: Duration = Duration::from_secs(30);
 /// The longest wait for the watching thread, which answers within milliseconds.
 const ANSWER_LIMIT: Duration = Duration::from_secs(1);
+/// The longest wait for the deaths of the processes of a job that has ended.
+const ENDING_LIMIT: Duration = Duration::from_secs(1);
+/// Pause between two looks for these deaths.
+const LOOK_FOR_END: Duration = Duration::from_millis(20);
 /// Pause after a failed accept, so that the failure does not become a busy loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -175,6 +179,12 @@ pub async fn answer(request: Request, shared: &Rc<Shared>) -> Reply {
                 Err(message) => Reply::Error { message },
             }
         }
+        Request::EndJob { job } => {
+            let living = end_job(job, shared).await;
+            saver::save(shared).await;
+            status::publish(shared).await;
+            Reply::JobEnded { living }
+        }
         Request::Set { tenant, wish, unset } => {
             change(&tenant, shared, |registry| registry.set(&tenant, *wish, &unset)).await
         }
@@ -190,6 +200,20 @@ pub async fn answer(request: Request, shared: &Rc<Shared>) -> Reply {
             };
             change(&tenant, shared, |registry| registry.unpause(&tenant, resumption)).await
         }
+    }
+}
+
+/// Forgets the tenants of a Slurm job that has ended. Returns the names of tenants that have
+/// members still after [`ENDING_LIMIT`].
+async fn end_job(job: u32, shared: &Shared) -> Vec<String> {
+    let until = Instant::now() + ENDING_LIMIT;
+    loop {
+        let living = shared.registry.borrow_mut().end_job(job);
+        if living.is_empty() || Instant::now() > until {
+            return living;
+        }
+        // Slurm has just killed the job's processes. The daemon learns of each death by itself.
+        tokio::time::sleep(LOOK_FOR_END).await;
     }
 }
 

@@ -34,6 +34,8 @@ pub struct Gpu {
     pub simulated: bool,
     /// The GPU's memory, bytes.
     pub memory_bytes: u64,
+    /// The number of the GPU's device file, as in `/dev/nvidia0`; `None` if NVML does not tell it.
+    pub minor: Option<u32>,
 }
 
 /// The reason for which the daemon has no GPUs to manage.
@@ -75,6 +77,7 @@ impl Gpu {
             name: name.to_owned(),
             simulated: name.to_ascii_lowercase().contains(SIMULATED),
             memory_bytes,
+            minor: None,
         })
     }
 
@@ -140,6 +143,13 @@ impl Gpus {
     /// Returns the number of the GPU with this UUID as text, `GPU-…`.
     pub fn number_named(&self, uuid: &str) -> Option<usize> {
         self.iter().position(|gpu| gpu.uuid_text == uuid)
+    }
+
+    /// Returns the numbers of all GPUs, in the order of their device files.
+    pub fn by_device_file(&self) -> Vec<usize> {
+        let mut numbers: Vec<usize> = self.numbers().collect();
+        numbers.sort_by_key(|gpu| self.0.get(*gpu).and_then(|(gpu, _)| gpu.minor));
+        numbers
     }
 
     /// Returns the UUIDs as text, `GPU-…`, in the order of the GPUs' numbers.

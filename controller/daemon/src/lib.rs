@@ -9,6 +9,7 @@
 //! | `nvml` | the thread that asks NVML |
 //! | `residency` | tenants that take turns on the GPUs with all their memory |
 //! | `sessions` | the tenant socket: admits processes, and answers processes that only ask |
+//! | `slurm` | the part of the GPUs that Slurm gave to a job |
 //! | `metrics` | the status as metrics for Prometheus |
 //! | `status` | the status that administrators and the log see |
 //! | [`state`] | the state that the daemon saves for the next daemon |
@@ -33,6 +34,7 @@ mod residency;
 mod service;
 mod sessions;
 pub mod shm;
+mod slurm;
 pub mod state;
 mod status;
 mod tenant;
@@ -62,6 +64,7 @@ use registry::Registry;
 use residency::Residency;
 use service::Service;
 use sessions::connections::{self, Connections};
+use slurm::Slurm;
 use state::{StateFile, saver};
 use status::Published;
 use std::cell::{Cell, RefCell};
@@ -126,6 +129,7 @@ struct Shared {
     watcher: Watcher,
     metering: Metering,
     connections: Connections,
+    slurm: Slurm,
     /// The limits on log lines by source.
     lines: Rc<Lines>,
     /// The tenants that are off the GPUs, and the moves of memory under way.
@@ -253,6 +257,7 @@ pub fn run(
         service: Service::of_environment(),
         is_stopping: Cell::new(false),
         connections: Connections::new(room),
+        slurm: Slurm::default(),
         lines,
         residency: RefCell::default(),
         admin_group,

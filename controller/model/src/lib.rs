@@ -9,6 +9,7 @@
 //! | [`probes`] | the findings of the probes, in the form in which deepres shows them |
 //! | [`identity`] | how the daemon found a tenant |
 //! | [`quantity`] | shares, sizes and times in text |
+//! | [`slurm`] | the GPUs that Slurm gave to a job |
 //! | [`text`] | names, and text from other programs |
 //! | [`directory`] | where the sockets are, and whether they can be trusted |
 //! | [`packet`] | packets with descriptors over a socket |
@@ -27,5 +28,6 @@ pub mod peer;
 pub mod probes;
 pub mod process;
 pub mod quantity;
+pub mod slurm;
 pub mod text;
 pub mod wish;

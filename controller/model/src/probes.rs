@@ -63,8 +63,8 @@ status! {
         pub state: String as Label => "UNMANAGED",
         /// The tenant for which the process was adopted.
         pub tenant: Option<String>,
-        /// The tenant whose process started this process. The library was not preloaded into this
-        /// process.
+        /// The tenant whose process started this process, or the tenant of the process's Slurm job.
+        /// The library was not preloaded into this process.
         pub started_by: Option<String>,
     }
 

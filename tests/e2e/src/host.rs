@@ -95,6 +95,12 @@ impl Host {
         Self::with(FlockOperation::LockExclusive)
     }
 
+    /// Returns a second host beside `first`, under the same lock, for a test with several hosts.
+    pub fn beside(first: &Self) -> Self {
+        let machine = first._machine.try_clone().expect("a descriptor is free");
+        Self::under(machine, Stolen::count())
+    }
+
     fn with(kind: FlockOperation) -> Self {
         // Building comes first, so that building does not use up the test's time limit, and other
         // tests do not wait for the lock.
@@ -106,6 +112,16 @@ impl Host {
             .open(target().join("e2e.lock"))
             .expect("the build folder is writable");
         flock(&machine, kind).expect("flock on a file of our own");
+        // Only measurements need CPUs that are kept awake.
+        let stolen = match kind {
+            FlockOperation::LockExclusive => Stolen::start(),
+            _ => Stolen::count(),
+        };
+        Self::under(machine, stolen)
+    }
+
+    /// Returns a host under the lock of the open file `machine`.
+    fn under(machine: File, stolen: Stolen) -> Self {
         let folder = tempfile::Builder::new().prefix("deepres-e2e-").tempdir().expect("a temporary folder");
         let state = tempfile::Builder::new()
             .prefix("deepres-e2e-")
@@ -114,11 +130,6 @@ impl Host {
         let simgpu_toml = folder.path().join("simgpu.toml");
         fs::write(&simgpu_toml, SIMGPU_TOML).expect("a folder of our own");
         let watchdog = Watchdog::start(folder.path().to_owned(), TEST_LIMIT);
-        // Only measurements need CPUs that are kept awake.
-        let stolen = match kind {
-            FlockOperation::LockExclusive => Stolen::start(),
-            _ => Stolen::count(),
-        };
         Self {
             folder,
             state,

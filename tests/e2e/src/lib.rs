@@ -22,6 +22,7 @@ mod ps;
 pub mod random;
 pub mod shares;
 pub mod skip;
+pub mod slurm;
 pub mod stand_ins;
 pub mod stolen;
 pub mod swap;

@@ -13,6 +13,14 @@ use crate::command;
 const TOOLS: [&str; 4] = ["g++", "podman", "runc", "debootstrap"];
 /// Commands that only the deep track calls, as in [`TOOLS`].
 const DEEP_TOOLS: [&str; 1] = ["prometheus"];
+/// Packages that only the deep track needs, each with a file of the package. The programs of Slurm
+/// and MUNGE are in packages of other names.
+const DEEP_PACKAGES: [(&str, &str); 4] = [
+    ("slurmctld", "/usr/sbin/slurmctld"),
+    ("slurmd", "/usr/sbin/slurmd"),
+    ("slurm-client", "/usr/bin/scontrol"),
+    ("munge", "/usr/sbin/munged"),
+];
 /// The folder into which Debian puts libraries.
 const LIBRARY_FOLDER: &str = "/usr/lib/x86_64-linux-gnu";
 /// Packages and their libraries. The tests preload the first four beside the interposer, because
@@ -34,7 +42,8 @@ pub fn install(is_deep: bool) -> Result<()> {
     }
     let deep = DEEP_TOOLS.into_iter().filter(|_| is_deep);
     lacking.extend(TOOLS.into_iter().chain(deep).filter(|tool| !is_there(tool)));
-    let libraries = LIBRARIES.into_iter().filter(|(_, file)| !Path::new(LIBRARY_FOLDER).join(file).exists());
+    let files = LIBRARIES.into_iter().chain(DEEP_PACKAGES.into_iter().filter(|_| is_deep));
+    let libraries = files.filter(|(_, file)| !Path::new(LIBRARY_FOLDER).join(file).exists());
     lacking.extend(libraries.map(|(package, _)| package));
     if lacking.is_empty() {
         return Ok(());

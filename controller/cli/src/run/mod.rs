@@ -12,7 +12,8 @@ mod start;
 
 use crate::wishes::{self, Now, Wishes};
 pub use connect::running;
-pub use libraries::{HasLibraryArgs, find_interposer, has_library};
+pub use libraries::{HasLibraryArgs, find_interposer, has_library, preload_with, require_driver};
+pub use placement::{VISIBLE_VARIABLE, visible};
 
 use crate::doctor::{NO_CHECKPOINTS, has_checkpoints};
 use anyhow::Result;

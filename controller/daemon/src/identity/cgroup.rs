@@ -22,6 +22,16 @@ const POD_UID_DIGITS: std::ops::RangeInclusive<usize> = 32..=36;
 const MAX_JOB_DIGITS: usize = 10;
 /// Suffix that the kernel adds to the path of a removed cgroup.
 const REMOVED: &str = " (deleted)";
+/// The slice in which systemd keeps the system's services.
+const SYSTEM: &str = "system.slice";
+/// Slurm's cgroup (version 1) on a host with one Slurm daemon.
+const SLURM: &str = "slurm";
+/// Slurm's cgroup (version 2) on a host with one Slurm daemon.
+const SCOPE: &str = "slurmstepd.scope";
+/// Prefix of the node's name in a cgroup of Slurm (version 1).
+const SLURM_OF_NODE: &str = "slurm_";
+/// Suffix of the node's name in a cgroup of Slurm (version 2).
+const SCOPE_OF_NODE: &str = "_slurmstepd.scope";
 /// The slice in which systemd lets users arrange their own cgroups.
 const USERS: &str = "user.slice";
 
@@ -53,14 +63,50 @@ pub struct Place {
     pub kind: Kind,
 }
 
+impl Kind {
+    /// Returns the name of a place of this kind for display.
+    pub fn name(&self) -> String {
+        match self {
+            Self::Container(container) => format!("{}-{}", container.runtime.name(), container.short_id()),
+            Self::Pod { uid, .. } => format!("pod-{uid}"),
+            Self::Slurm { job } => format!("slurm-{job}"),
+        }
+    }
+}
+
 impl Place {
     /// Returns the place's name for display.
     pub fn name(&self) -> String {
-        match &self.kind {
-            Kind::Container(container) => format!("{}-{}", container.runtime.name(), container.short_id()),
-            Kind::Pod { uid, .. } => format!("pod-{uid}"),
-            Kind::Slurm { job } => format!("slurm-{job}"),
-        }
+        self.kind.name()
+    }
+
+    /// Returns the number of the Slurm job, if the place is a Slurm job.
+    pub fn job(&self) -> Option<u32> {
+        if let Kind::Slurm { job } = self.kind { Some(job) } else { None }
+    }
+
+    /// Returns whether root's Slurm on this machine made the cgroup of a job. Root in a container can
+    /// make cgroups with the same names, but only inside the container. `home` is the daemon's own
+    /// container.
+    pub fn is_of_roots_slurm(&self, home: Option<&Self>) -> bool {
+        let below = home.and_then(|home| self.path.strip_prefix(home.path.as_str()));
+        let mut components = below.unwrap_or(&self.path).split('/').skip(1);
+        let has_scope = |scope: &str| scope == SCOPE || scope.ends_with(SCOPE_OF_NODE);
+        self.job().is_some()
+            && match components.next() {
+                Some(SYSTEM) => components.next().is_some_and(has_scope),
+                Some(first) => first == SLURM || first.starts_with(SLURM_OF_NODE),
+                None => false,
+            }
+    }
+
+    /// Returns the name under which Slurm knows this node, if the cgroup's path has it. The path has
+    /// the name if several Slurm daemons may run on one host.
+    pub fn slurm_node(&self) -> Option<&str> {
+        let mut components = self.path.split('/').filter(|_| self.job().is_some());
+        components.find_map(|component| {
+            component.strip_prefix(SLURM_OF_NODE).or_else(|| component.strip_suffix(SCOPE_OF_NODE))
+        })
     }
 
     /// Returns the container, if the place is a container or a pod with one.
@@ -175,8 +221,8 @@ fn pod(component: &str, above: &[&str]) -> Option<String> {
 fn job(component: &str, above: &[&str]) -> Option<u32> {
     let digits = component.strip_prefix("job_")?;
     let is_slurm = match above {
-        [.., root, user] if user.starts_with("uid_") => *root == "slurm" || root.starts_with("slurm_"),
-        [.., scope] => *scope == "slurmstepd.scope" || scope.ends_with("_slurmstepd.scope"),
+        [.., root, user] if user.starts_with("uid_") => *root == SLURM || root.starts_with(SLURM_OF_NODE),
+        [.., scope] => *scope == SCOPE || scope.ends_with(SCOPE_OF_NODE),
         [] => false,
     };
     let is_number = digits.len() <= MAX_JOB_DIGITS && digits.bytes().all(|byte| byte.is_ascii_digit());

@@ -12,6 +12,9 @@
 //! processes of one user. A name from a container or pod applies only inside this container or pod
 //! ([`Names`]). All of root's containers have the same user, but do not trust each other.
 //!
+//! If the daemon knows the part of the GPUs that Slurm gave to a job, the Slurm job comes before all
+//! other rules ([`of_job`]). Names then apply only in a job with whole GPUs, and only in this job.
+//!
 //! A process of root may start a process of another user, for example by `setpriv` or `gosu`. Such
 //! a process is a descendant of root's tenant, and keeps the tenant's name.
 //!
@@ -222,6 +225,18 @@ fn of_name(
     Identity { key, name, found }
 }
 
+/// Returns the identity of a process of a batch job: the job's tenant, or the tenant of the name
+/// `claim` within the job. Returns `None` for any other process.
+pub fn of_job(claim: &str, facts: &Facts) -> Option<Identity> {
+    let place = facts.place.as_ref()?;
+    let (job, path, name) = (place.job()?, place.path.clone(), place.name());
+    if claim.is_empty() || claim == name {
+        return Some(Identity { key: Key::Cgroup(path), name, found: Found::Slurm { job } });
+    }
+    let key = Key::Name { user: facts.owner, name: claim.to_owned(), place: Some(path) };
+    Some(Identity { key, name: claim.to_owned(), found: Found::Name { within: Some(name) } })
+}
+
 fn of_place(facts: &Facts, known: &impl Known) -> Option<Identity> {
     let place = facts.place.as_ref()?;
     if let Some((key, name)) = known.named_within(&place.path) {
@@ -352,6 +367,21 @@ mod tests {
         let names = Names { shared: &[], home: home.as_ref() };
         assert_eq!(named(container, names).key, key("train", None));
         assert_ne!(named(&other, names).key, key("train", None));
+    }
+
+    #[test]
+    fn a_process_of_a_batch_job_belongs_to_the_job_or_to_a_name_within_the_job() {
+        let path = "/slurm/uid_1000/job_7";
+        let facts = facts(&format!("0::{path}/step_batch"));
+        for claim in ["", "slurm-7"] {
+            let found = of_job(claim, &facts).unwrap();
+            assert_eq!((found.key, found.name.as_str()), (Key::Cgroup(path.to_owned()), "slurm-7"));
+            assert_eq!(found.found, Found::Slurm { job: 7 });
+        }
+        let named = of_job("sweep", &facts).unwrap();
+        assert_eq!((named.key, named.name.as_str()), (key("sweep", Some(path)), "sweep"));
+        assert_eq!(named.found, Found::Name { within: Some("slurm-7".to_owned()) });
+        assert_eq!(of_job("sweep", &Facts { place: cgroup::place(DOCKER), ..facts }), None);
     }
 
     #[test]

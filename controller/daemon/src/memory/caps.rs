@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// which GPUs the tenant will use.
 pub fn foreseen_part(tenants: &Tenants, gpus: usize, user: u32, own: &Key, terms: &Terms) -> Part {
     let caps = terms.caps();
-    if !caps.is_any() {
+    if !terms.share_caps() {
         return Part::whole(caps);
     }
     let on = |gpu: usize| {
@@ -29,7 +29,8 @@ pub fn foreseen_part(tenants: &Tenants, gpus: usize, user: u32, own: &Key, terms
 /// Returns the users with a cap on memory. The parts of their tenants depend on the memory that the
 /// tenants hold.
 pub fn users_with_memory_caps(tenants: &Tenants) -> BTreeSet<u32> {
-    let is_capped = |tenant: &&Tenant| tenant.terms.caps().memory_bytes != NO_LIMIT;
+    let is_capped =
+        |tenant: &&Tenant| tenant.terms.share_caps() && tenant.terms.caps().memory_bytes != NO_LIMIT;
     tenants.living().map(|(_, tenant)| tenant).filter(is_capped).map(|tenant| tenant.owner.user).collect()
 }
 
@@ -38,7 +39,7 @@ pub fn users_with_memory_caps(tenants: &Tenants) -> BTreeSet<u32> {
 pub fn share_out(tenants: &mut Tenants, gpus: usize, user: u32) -> BTreeSet<String> {
     let mut changed = BTreeSet::new();
     let of_tenants = tenants.living().map(|(_, tenant)| tenant).filter(|tenant| tenant.owner.user == user);
-    if !of_tenants.into_iter().any(|tenant| tenant.terms.caps().is_any()) {
+    if !of_tenants.into_iter().any(|tenant| tenant.terms.share_caps()) {
         return changed;
     }
     let mut parts = parts(tenants, gpus, user);
@@ -63,7 +64,7 @@ fn parts(tenants: &Tenants, gpus: usize, user: u32) -> BTreeMap<TenantId, Vec<Pa
         let wants: Vec<Wants> = all.iter().map(|tenant| tenant.wants_on(gpu)).collect();
         // The tenants of a user have equal caps, except tenants with different groups.
         let mut by_caps: Option<(Caps, Vec<Part>)> = None;
-        for (own, tenant) in all.iter().enumerate().filter(|(_, tenant)| tenant.terms.caps().is_any()) {
+        for (own, tenant) in all.iter().enumerate().filter(|(_, tenant)| tenant.terms.share_caps()) {
             let caps = *tenant.terms.caps();
             let known = by_caps.take().filter(|(known, _)| *known == caps);
             let (_, of_all) = by_caps.insert(known.unwrap_or_else(|| (caps, Part::all(&wants, &caps))));

@@ -165,8 +165,10 @@ impl Memory {
     /// Returns the GPUs in `on` that have no room for a tenant's guarantee.
     fn lacking(&self, tenants: &Tenants, gpus: &Gpus, tenant: &Tenant, on: &[usize]) -> Vec<usize> {
         let promised_bytes = tenant.terms.promised_bytes();
-        let lacks_room =
-            |gpu: &usize| self.promisable_bytes(tenants, gpus, &tenant.owner.key, *gpu) < promised_bytes;
+        let lacks_room = |gpu: &usize| {
+            tenant.is_outside(*gpu)
+                || self.promisable_bytes(tenants, gpus, &tenant.owner.key, *gpu) < promised_bytes
+        };
         on.iter().copied().filter(lacks_room).collect()
     }
 

@@ -184,7 +184,8 @@ fn list(nvml: &Nvml) -> Result<Vec<Gpu>, GpuError> {
     (0..count.min(MAX_GPUS as u32))
         .map(|index| {
             let device = nvml.device_by_index(index)?;
-            Gpu::new(&device.uuid()?, &device.name()?, device.memory_info()?.total)
+            let gpu = Gpu::new(&device.uuid()?, &device.name()?, device.memory_info()?.total)?;
+            Ok(Gpu { minor: device.minor_number().ok(), ..gpu })
         })
         .collect()
 }

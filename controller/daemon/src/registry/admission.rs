@@ -5,12 +5,12 @@ use super::waiting::Waiter;
 use super::{Order, Registry};
 use crate::arbiter::{Bell, SessionId, SessionSeat};
 use crate::identity::source::Source;
-use crate::identity::{Facts, Identity, Key, free_name};
+use crate::identity::{self, Facts, Identity, Key, free_name};
 use crate::memory::{TenantMemory, caps};
 use crate::probes::Presence;
 use crate::residency::{is_any_oversubscribed, let_wait};
 use crate::shm::{SharedPage, Writer};
-use crate::tenant::{Ended, KeeperId, Owner, Session, Tenant, Terms};
+use crate::tenant::{Allotment, Ended, KeeperId, Owner, Placed, Session, Tenant, Terms};
 use deepres_abi::beat::BeatPage;
 use deepres_abi::fallback::Fallback;
 use deepres_abi::grant::GrantPage;
@@ -40,6 +40,8 @@ pub struct Guest {
     pub facts: Facts,
     /// The source whose limits count the process.
     pub source: Source,
+    /// The part of the GPUs that the cluster gave to the process's job, if the daemon knows it.
+    pub allotment: Option<Allotment>,
 }
 
 /// The relation of an admitted process to its tenant.
@@ -288,8 +290,18 @@ impl Registry {
     /// Returns the tenant that a process belongs to; `None` if the registry does not have the
     /// tenant.
     pub fn find_tenant(&self, guest: &Guest, hello: &Hello) -> Option<&Tenant> {
-        let key = self.identify(claim(hello), &guest.facts).key;
+        let key = self.identify_guest(guest, hello).key;
         self.tenants.of_key(&key).map(|(_, tenant)| tenant)
+    }
+
+    /// Returns the identity of the tenant to which a process belongs. All processes of a job with a
+    /// part of a GPU are one tenant, whatever name they give. Otherwise, a job would have its part
+    /// once for each name. A job with whole GPUs may divide them among names.
+    fn identify_guest(&self, guest: &Guest, hello: &Hello) -> Identity {
+        let of_job = guest.allotment.as_ref().and_then(|allotment| {
+            identity::of_job(if allotment.is_whole() { claim(hello) } else { "" }, &guest.facts)
+        });
+        of_job.unwrap_or_else(|| self.identify(claim(hello), &guest.facts))
     }
 
     /// Finds or makes the tenant of a process, and returns the tenant's name. The first process
@@ -314,7 +326,7 @@ impl Registry {
                 );
             }
         }
-        let identity = self.identify(claim(hello), &guest.facts);
+        let identity = self.identify_guest(guest, hello);
         let asked = wish(hello)?;
         let oversubscribe = Oversubscribe::from_number(hello.oversubscribe);
         let is_back = hello.sessions_before > 0;
@@ -336,6 +348,11 @@ impl Registry {
         let Some(name) = self.tenants.of_key(&identity.key).map(|(name, _)| name.to_owned()) else {
             return self.make_tenant(guest, identity, terms, oversubscribe, role);
         };
+        let lacks_allotment = self.tenants.get(&name).is_some_and(|own| own.terms.allotment().is_none());
+        if let Some(allotment) = guest.allotment.as_ref().filter(|_| lacks_allotment) {
+            // Slurm did not answer when the job's earlier processes came.
+            drop(self.change(&name, |tenant| tenant.allot(allotment.clone())));
+        }
         let keeps_settings = self.keeps_settings(&name, guest.facts.owner, &terms);
         let Some(tenant) = self.tenants.get_mut(&name) else { return Ok(name) };
         if tenant.members.are_gone() && !is_back {
@@ -348,7 +365,7 @@ impl Registry {
             tenant.residence.set_oversubscribe(oversubscribe);
             tenant.memory.promise_everywhere();
             tenant.job = Arc::default();
-            tenant.placed = None;
+            tenant.placed = Placed::by_cluster(&tenant.terms);
             return Ok(name);
         }
         let stated = tenant.terms.stated();
@@ -383,6 +400,7 @@ impl Registry {
         let user = guest.facts.owner;
         let mut terms =
             Terms::new(asked, self.config.defaults.wish(), self.config.caps_of(user, &guest.groups));
+        guest.allotment.iter().for_each(|allotment| terms.allot(allotment.clone()));
         let known = self.tenants.of_key(key).filter(|(_, tenant)| !tenant.is_deserted());
         let foresee = || caps::foreseen_part(&self.tenants, self.gpus.count(), user, key, &terms);
         let part = known.map_or_else(foresee, |(_, tenant)| tenant.terms.part());

@@ -22,7 +22,7 @@ pub use settings::Changed;
 pub use tenants::{MAX_DESERTED, Tenants};
 
 use crate::gpus::Gpus;
-use crate::identity::cgroup::Place;
+use crate::identity::cgroup::{Kind, Place};
 use crate::identity::{self, Facts, Identity, Key, Known, Names, ROOT};
 use crate::lines::Lines;
 use crate::memory::{Held, Memory, caps};
@@ -30,11 +30,12 @@ use crate::nvml::OnGpu;
 use crate::probes::Connected;
 use crate::shm::SharedPage;
 use crate::state::{SavedTenant, State, gather};
-use crate::tenant::Tenant;
+use crate::tenant::{Allotment, Tenant};
 use deepres_abi::beat::BeatPage;
 use deepres_model::admin::WaitingStatus;
 use deepres_model::clock::monotonic_ns;
 use deepres_model::config::Config;
+use deepres_model::identity::Found;
 use deepres_model::probes::MeteringStatus;
 use deepres_model::process::ProcessKey;
 use deepres_policy::signals::DriverSums;
@@ -198,13 +199,57 @@ impl Registry {
         identity::identify(claim, facts, names, ancestors, kin)
     }
 
-    /// Returns the name of the tenant whose process started the process `pid`.
-    pub fn starter_of(&self, pid: u32) -> Option<&str> {
+    /// Returns the container or pod in which the daemon runs.
+    pub fn home(&self) -> Option<&Place> {
+        self.home.as_ref()
+    }
+
+    /// Returns the name of the tenant whose process started the process `pid`, or of the tenant of
+    /// the Slurm job to which the process belongs.
+    pub fn starter_of(&self, pid: u32) -> Option<String> {
         let process = identity::read::process(pid)?;
-        identity::read::ancestors(&process).find_map(|ancestor| {
+        let started = identity::read::ancestors(&process).find_map(|ancestor| {
             let mut all = self.tenants.iter();
-            all.find(|(_, tenant)| tenant.members.has(&ancestor)).map(|(name, _)| name)
+            all.find(|(_, tenant)| tenant.members.has(&ancestor)).map(|(name, _)| name.to_owned())
+        });
+        started.or_else(|| {
+            let place = identity::read::place(pid).filter(|place| place.job().is_some())?;
+            let known = self.tenants.of_key(&Key::Cgroup(place.path.clone()));
+            Some(known.map_or_else(|| place.name(), |(name, _)| name.to_owned()))
         })
+    }
+
+    /// Returns the part of the GPUs that the cluster gave to the job in the cgroup at this path, if
+    /// the daemon knows it.
+    pub fn allotment(&self, path: &str) -> Option<&Allotment> {
+        let is_there =
+            |key: &Key| matches!(key, Key::Cgroup(own) | Key::Name { place: Some(own), .. } if own == path);
+        let mut there = self.tenants.iter().filter(|(_, tenant)| is_there(&tenant.owner.key));
+        there.find_map(|(_, tenant)| tenant.terms.allotment())
+    }
+
+    /// Forgets the tenants of a Slurm job that has ended. Returns the names of the tenants that have
+    /// members still, and stay.
+    pub fn end_job(&mut self, job: u32) -> Vec<String> {
+        let name_of_job = Kind::Slurm { job }.name();
+        let is_of_job = |name: &str, tenant: &Tenant| match &tenant.owner.found {
+            Found::Slurm { job: own } => *own == job,
+            Found::Name { within: Some(within) } => *within == name_of_job,
+            // Without Slurm's cgroups, `deepres slurm task-prolog` names the tenant.
+            Found::Name { within: None } => name == name_of_job,
+            _ => false,
+        };
+        let of_job = self.tenants.iter().filter(|(name, tenant)| is_of_job(name, tenant));
+        let (gone, living): (Vec<_>, Vec<_>) = of_job.partition(|(_, tenant)| tenant.is_deserted());
+        let names = |tenants: Vec<(&str, &Tenant)>| -> Vec<String> {
+            tenants.into_iter().map(|(name, _)| name.to_owned()).collect()
+        };
+        for (name, tenant) in &gone {
+            tracing::info!(tenant = name, gpu_ns = tenant.job.ns(), "a Slurm job ended");
+        }
+        let (gone, living) = (names(gone), names(living));
+        gone.iter().for_each(|name| self.forget(name));
+        living
     }
 
     /// Shares out a user's caps among the user's tenants again. Returns the orders to the arbiters.

@@ -99,7 +99,7 @@ impl Tenants {
         let (Some(Class::Guaranteed), Some(ppm)) = (wish.class, wish.share_ppm) else { return true };
         let promised_on = |gpu: usize| -> u64 {
             let others = self.living().map(|(_, tenant)| tenant).filter(|tenant| tenant.owner.key != *own);
-            let there = others.filter(|tenant| tenant.may_be_on(gpu));
+            let there = others.filter(|tenant| tenant.may_be_on(gpu) && !tenant.is_outside(gpu));
             there.map(|tenant| u64::from(tenant.terms.promised_ppm())).sum()
         };
         let fits = |gpu| promised_on(gpu).saturating_add(u64::from(ppm)) <= u64::from(PPM);

@@ -268,9 +268,16 @@ async fn converse(
     groups.retain(|group| shared.registry.borrow().config().groups.contains_key(&group.to_string()));
     groups.sort_unstable();
     groups.dedup();
-    let guest = Guest { peer, groups, facts, source: source.clone() };
+    let role = wire::decode::<Hello>(packet.bytes()).ok().and_then(|hello| hello.role());
+    let joins = matches!(role, Some(Role::Session | Role::Keeper));
+    let allotment = shared.slurm.allotment(&facts, &shared.registry, joins).await;
+    if death.as_ref().is_some_and(|death| is_dead(death.get_ref().as_fd())) {
+        // The process died while Slurm answered.
+        return Ok(());
+    }
+    let guest = Guest { peer, groups, facts, source: source.clone(), allotment };
     if let Ok(hello) = wire::decode::<Hello>(packet.bytes()) {
-        match hello.role() {
+        match role {
             Some(Role::Viewer | Role::Appraised) => {
                 drop(turn);
                 return viewer::answer(connection.as_fd(), &guest, &hello, shared).await;

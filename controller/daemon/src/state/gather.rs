@@ -150,6 +150,9 @@ fn tenant(id: TenantId, saved: &SavedTenant, defaults: Wish, caps: (Caps, CapOf)
         groups: saved.groups.clone(),
     };
     let mut tenant = Tenant::new(id, owner, Terms::restored(saved, defaults, caps), TenantMemory::new()?);
+    if let Some(allotment) = &saved.allotment {
+        tenant.allot(allotment.clone());
+    }
     let processes = saved.sessions.iter().map(|session| session.process);
     let returning = processes.filter(|process| process.is_alive()).collect();
     tenant.members = Members::restored(returning, saved.is_here, saved.members.clone());

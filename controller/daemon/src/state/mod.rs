@@ -16,6 +16,7 @@ pub use file::{Saved, StateFile};
 
 use crate::arbiter::{SavedAccount, SavedMeter};
 use crate::identity::Key;
+use crate::tenant::Allotment;
 use deepres_model::authority::Wish;
 use deepres_model::identity::Container;
 use deepres_model::identity::Found;
@@ -27,7 +28,7 @@ use std::fmt;
 /// The major version of the layout. The daemon refuses files of another major version.
 const MAJOR: u32 = 1;
 /// The minor version of the layout. A change that adds a field raises the minor version.
-const MINOR: u32 = 5;
+const MINOR: u32 = 6;
 
 /// The version of the state file's layout.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -125,6 +126,9 @@ pub struct SavedTenant {
     pub set_ns: u64,
     /// Whether the tenant's guarantee did not fit beside the guarantees of other tenants.
     pub lacks_room: bool,
+    /// The part of the GPUs that the cluster gave to the tenant's job.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allotment: Option<Allotment>,
     /// Whether the tenant had a session or a keeper, or the daemon awaited one.
     pub is_here: bool,
     /// The processes of the tenant's sessions and keepers, and the processes that may come back. If

@@ -1,9 +1,11 @@
 //! A tenant: its owner, its terms, its members, its memory and its residence.
 
+mod allotment;
 mod members;
 mod slots;
 mod terms;
 
+pub use allotment::Allotment;
 pub use members::{Ended, KeeperId, Members, Session};
 pub use terms::Terms;
 
@@ -12,9 +14,11 @@ use crate::identity::Key;
 use crate::memory::TenantMemory;
 use crate::residency::Residence;
 use deepres_abi::grant::NO_LIMIT;
+use deepres_abi::quantity::MIN_SHARE_PPM;
 use deepres_model::authority::Wants;
 use deepres_model::identity::{Container, Found};
 use deepres_policy::TenantId;
+use deepres_policy::class::Class;
 use deepres_policy::entitlement::Request;
 use deepres_policy::memory::Holding;
 use deepres_policy::placement::GpuSet;
@@ -56,13 +60,14 @@ pub struct Tenant {
     pub driver: DriverSignals,
     /// The GPU time that the tenant's job has used on all GPUs.
     pub job: Arc<JobUse>,
-    /// The GPUs that the daemon chose for the tenant's job, if the job asked for a number of GPUs.
+    /// The GPUs that the cluster gave to the tenant's job, or that the daemon chose because the job
+    /// asked for a number of GPUs.
     pub placed: Option<Placed>,
     /// The GPUs on which any session of the tenant has been.
     gpus: Vec<usize>,
 }
 
-/// The GPUs that the daemon chose for a job.
+/// The GPUs that the daemon or a cluster's scheduler chose for a job.
 #[derive(Debug, Clone)]
 pub struct Placed {
     /// The GPUs.
@@ -71,9 +76,22 @@ pub struct Placed {
     pub why: String,
 }
 
+/// The reason for the GPUs of a job that a cluster's scheduler placed.
+const BY_CLUSTER: &str = "the cluster gave these GPUs to the job";
+
+impl Placed {
+    /// Returns the GPUs that the cluster gave to a job with these terms; `None` if it gave none, or
+    /// if the GPUs are not known.
+    pub fn by_cluster(terms: &Terms) -> Option<Self> {
+        let gpus = terms.allotment()?.gpus.as_ref().filter(|gpus| !gpus.is_empty())?;
+        Some(Self { gpus: gpus.iter().copied().collect(), why: BY_CLUSTER.to_owned() })
+    }
+}
+
 impl Tenant {
     /// Returns a tenant without members that was on no GPU.
     pub fn new(id: TenantId, owner: Owner, terms: Terms, memory: TenantMemory) -> Self {
+        let placed = Placed::by_cluster(&terms);
         Self {
             id,
             owner,
@@ -83,9 +101,21 @@ impl Tenant {
             residence: Residence::default(),
             driver: DriverSignals::default(),
             job: Arc::default(),
-            placed: None,
+            placed,
             gpus: Vec::new(),
         }
+    }
+
+    /// Bounds the tenant by the part of the GPUs that the cluster gave to its job.
+    pub fn allot(&mut self, allotment: Allotment) {
+        self.terms.allot(allotment);
+        self.placed = Placed::by_cluster(&self.terms);
+    }
+
+    /// Returns whether the cluster gave the tenant's job only other GPUs than this GPU. On such a
+    /// GPU, the tenant may run in the pauses of other tenants.
+    pub fn is_outside(&self, gpu: usize) -> bool {
+        self.terms.allotment().is_some_and(|allotment| allotment.lacks(gpu))
     }
 
     /// Returns the GPUs on which any session of the tenant has been.
@@ -166,9 +196,13 @@ impl Tenant {
 
     /// Returns the tenant's description for the arbiter of a GPU.
     pub fn seat_on(&self, gpu: usize) -> TenantSeat {
-        let seat = self.seat();
+        let mut seat = self.seat();
         let ceiling_bytes = self.memory.ceiling_bytes(gpu).unwrap_or(NO_LIMIT);
         let bound_bytes = if self.terms.is_bound() { self.memory.bound_bytes(gpu) } else { NO_LIMIT };
+        if let Some(allotment) = self.terms.allotment().filter(|allotment| allotment.lacks(gpu)) {
+            seat.request = Request { class: Class::BestEffort, cap_ppm: MIN_SHARE_PPM, ..Request::default() };
+            seat.memory_limit_bytes = seat.memory_limit_bytes.min(allotment.elsewhere_bytes);
+        }
         TenantSeat {
             memory_limit_bytes: seat.memory_limit_bytes.min(ceiling_bytes).min(bound_bytes),
             limit_in_force: self.memory.limit_in_force(gpu),

@@ -1,6 +1,7 @@
 //! The terms of a tenant: the wishes of its job, and the settings of an administrator. The grant
 //! follows from both under the user's caps.
 
+use super::Allotment;
 use crate::state::SavedTenant;
 use deepres_abi::grant::NO_LIMIT;
 use deepres_abi::wish::Key;
@@ -20,8 +21,12 @@ pub struct Terms {
     part: Part,
     /// The wishes of the tenant's job.
     asked: Wish,
-    /// The configuration's defaults for wishes that the job does not state.
+    /// The defaults for wishes that the job does not state: of the allotment, else of the
+    /// configuration.
     defaults: Wish,
+    /// The part of the GPUs that the cluster gave to the job. The caps then come from the allotment,
+    /// and belong to the tenant alone.
+    allotment: Option<Allotment>,
     /// When the daemon first got the job's wishes, ns of `CLOCK_MONOTONIC`. Deadlines of the job
     /// count from this time.
     asked_ns: u64,
@@ -45,6 +50,7 @@ impl Terms {
             caps,
             asked,
             defaults,
+            allotment: None,
             asked_ns: monotonic_ns(),
             set: Wish::default(),
             set_ns: 0,
@@ -53,7 +59,7 @@ impl Terms {
         }
     }
 
-    /// Returns the terms that the previous daemon saved.
+    /// Returns the terms that the previous daemon saved, without the allotment.
     pub fn restored(saved: &SavedTenant, defaults: Wish, caps: (Caps, CapOf)) -> Self {
         Self {
             asked_ns: saved.asked_ns,
@@ -65,6 +71,19 @@ impl Terms {
         }
     }
 
+    /// Bounds the job by the part of the GPUs that the cluster gave to it.
+    pub fn allot(&mut self, allotment: Allotment) {
+        self.caps = allotment.caps(&self.caps.0);
+        self.part = Part::whole(&self.caps.0);
+        self.defaults = allotment.defaults().or(self.defaults);
+        self.allotment = Some(allotment);
+    }
+
+    /// Returns the part of the GPUs that the cluster gave to the job, if the daemon knows it.
+    pub fn allotment(&self) -> Option<&Allotment> {
+        self.allotment.as_ref()
+    }
+
     /// Returns the terms in the form in which the daemon saves them.
     pub fn saved(&self) -> SavedTenant {
         SavedTenant {
@@ -74,6 +93,7 @@ impl Terms {
             paused: self.is_paused,
             set_ns: self.set_ns,
             lacks_room: !self.has_room,
+            allotment: self.allotment.clone(),
             ..SavedTenant::default()
         }
     }
@@ -102,6 +122,11 @@ impl Terms {
     /// Returns the caps of the tenant's user.
     pub fn caps(&self) -> &Caps {
         &self.caps.0
+    }
+
+    /// Returns whether the tenant shares caps on share or memory with its user's other tenants.
+    pub fn share_caps(&self) -> bool {
+        self.caps.0.is_any() && self.allotment.is_none()
     }
 
     /// Returns the tenant's part of the user's caps.
@@ -200,13 +225,13 @@ impl Terms {
     /// Returns whether the tenant shares a cap on memory with its user's other tenants. If an
     /// administrator set the tenant's limit, the cap does not bind the tenant.
     pub fn is_bound(&self) -> bool {
-        self.caps.0.memory_bytes != NO_LIMIT && self.set.memory_bytes.is_none()
+        self.share_caps() && self.caps.0.memory_bytes != NO_LIMIT && self.set.memory_bytes.is_none()
     }
 
     /// Returns the tenant's wants for parts of its user's caps, while the tenant holds `held_bytes`
     /// of memory.
     pub fn wants(&self, held_bytes: u64) -> Wants {
-        let want = |set: bool, asked: Option<u64>| match (set, asked) {
+        let want = |set: bool, asked: Option<u64>| match (set || self.allotment.is_some(), asked) {
             (true, _) => Want::Above,
             (false, Some(asked)) => Want::Asked(asked),
             (false, None) => Want::Rest,
@@ -228,5 +253,51 @@ impl Terms {
             deadline_ns: granted.deadline_ns.value.map(|deadline_ns| said_ns.saturating_add(deadline_ns)),
             size_ns: granted.size_ns.value,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The part of a job with 30 shards of GPU 1, which has 1,000 bytes.
+    fn allotment() -> Allotment {
+        let gpus = Some(vec![1]);
+        Allotment { share_ppm: 300_000, memory_bytes: 300, elsewhere_bytes: 10, class: Class::Fair, gpus }
+    }
+
+    fn granted(asked: Wish) -> (Option<u32>, Option<u64>, Class) {
+        let class = Class::BestEffort;
+        let of_user = Caps { share_ppm: 100_000, memory_bytes: 100, class, ..Caps::NONE };
+        let mut terms = Terms::new(asked, Wish::default(), (of_user, CapOf::Everyone));
+        terms.allot(allotment());
+        let granted = terms.granted();
+        (granted.share_ppm.value, granted.memory_bytes.value, granted.class.value)
+    }
+
+    #[test]
+    fn a_job_has_its_allotment_in_the_place_of_its_users_caps_and_no_wish_raises_it() {
+        assert_eq!(granted(Wish::default()), (Some(300_000), Some(300), Class::Fair));
+        let greedy = Wish {
+            share_ppm: Some(990_000),
+            memory_bytes: Some(5_000),
+            class: Some(Class::Guaranteed),
+            ..Wish::default()
+        };
+        assert_eq!(granted(greedy), (Some(300_000), Some(300), Class::Fair));
+        let modest = Wish { share_ppm: Some(200_000), memory_bytes: Some(50), ..Wish::default() };
+        assert_eq!(granted(modest), (Some(200_000), Some(50), Class::Fair));
+    }
+
+    #[test]
+    fn an_allotment_takes_nothing_of_the_users_caps_and_survives_a_restart() {
+        let of_user = (Caps { share_ppm: 100_000, memory_bytes: 100, ..Caps::NONE }, CapOf::Everyone);
+        let mut terms = Terms::new(Wish::default(), Wish::default(), of_user);
+        assert!(terms.share_caps() && terms.is_bound());
+        terms.allot(allotment());
+        assert!(!terms.share_caps() && !terms.is_bound());
+        let wants = terms.wants(7);
+        assert_eq!((wants.share, wants.memory), (Want::Above, Want::Above));
+        assert_eq!(terms.saved().allotment, Some(allotment()));
     }
 }

@@ -74,6 +74,11 @@ pub enum Request {
         /// The tenant's name.
         tenant: String,
     },
+    /// Says that a Slurm job has ended on this node.
+    EndJob {
+        /// The job's number.
+        job: u32,
+    },
 }
 
 impl Request {
@@ -116,6 +121,11 @@ pub enum Reply {
     },
     /// Reply to [`Request::Suspend`]: the tenant is off the GPUs.
     Suspended,
+    /// Reply to [`Request::EndJob`]: the daemon has forgotten the job.
+    JobEnded {
+        /// The job's tenants that have processes still. The daemon keeps them.
+        living: Vec<String>,
+    },
     /// The daemon cannot do what was requested.
     Error {
         /// The reason and the remedy.
@@ -283,7 +293,7 @@ status! {
         pub oversubscribe: Option<String>,
         /// Number of `deepres run` processes that keep the tenant.
         pub keepers: usize,
-        /// The GPUs that the daemon chose for the job, if the job asked for a number of GPUs.
+        /// The GPUs of the job, if the daemon or a cluster's scheduler chose them.
         pub placement: Option<PlacementStatus>,
         /// The tenant's account on each GPU on which it has or had a session.
         pub gpus: Vec<AccountStatus>,
@@ -293,7 +303,7 @@ status! {
         pub driver: DriverStatus,
     }
 
-    /// The GPUs that the daemon chose for a job.
+    /// The GPUs that the daemon or a cluster's scheduler chose for a job.
     #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
     pub struct PlacementStatus {

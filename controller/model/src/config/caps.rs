@@ -81,6 +81,8 @@ pub enum CapOf {
     Groups,
     /// The caps are those for everybody.
     Everyone,
+    /// The caps are the part of the GPUs that the cluster's scheduler gave to the job.
+    Allotment,
 }
 
 impl fmt::Display for CapOf {
@@ -89,6 +91,7 @@ impl fmt::Display for CapOf {
             Self::User(user) => write!(f, "the cap of user {user}"),
             Self::Groups => write!(f, "the cap of its user's groups"),
             Self::Everyone => write!(f, "the cap for everybody"),
+            Self::Allotment => write!(f, "the part that the cluster gave to the job"),
         }
     }
 }

@@ -44,6 +44,7 @@ const TOP: &[Key] = &[
     Key("groups", Takes::Sections(CAPS)),
     Key("users", Takes::Sections(CAPS)),
     Key("probes", Takes::Section(PROBES)),
+    Key("slurm", Takes::Section(SLURM)),
     Key("max_harm", Takes::Text("1%")),
     Key("priority", Takes::Section(PRIORITY)),
     Key("defaults", Takes::Section(DEFAULTS)),
@@ -54,6 +55,7 @@ const PROBES: &[Key] = &[
     Key("devices", Takes::Texts("nvidia-uvm")),
     Key("unmanaged", Takes::Text("report")),
 ];
+const SLURM: &[Key] = &[Key("check_claims", Takes::Switch)];
 const CAPS: &[Key] = &[
     Key("share", Takes::Text("50%")),
     Key("memory", Takes::Text("8GiB")),
@@ -219,6 +221,7 @@ pub fn all() -> impl Iterator<Item = &'static str> {
         .chain(QUANTUM)
         .chain(CAPS)
         .chain(PROBES)
+        .chain(SLURM)
         .chain(PRIORITY)
         .chain(DEFAULTS)
         .filter(is_value)

@@ -88,6 +88,8 @@ pub struct Config {
     pub users: BTreeMap<String, Caps>,
     /// The probes.
     pub probes: ProbesKeys,
+    /// Slurm's jobs.
+    pub slurm: SlurmKeys,
     /// The part of the time that best-effort tenants may cost the owners, parts per million.
     #[serde(rename = "max_harm", deserialize_with = "policy::part")]
     pub max_harm_ppm: u32,
@@ -118,6 +120,7 @@ impl Default for Config {
             groups: BTreeMap::new(),
             users: BTreeMap::new(),
             probes: ProbesKeys::default(),
+            slurm: SlurmKeys::default(),
             max_harm_ppm: policy::MAX_HARM_PPM,
             priority: PriorityKeys::default(),
             defaults: Defaults::default(),
@@ -182,6 +185,21 @@ impl Default for QuantumKeys {
     fn default() -> Self {
         let QuantumBounds { min_ns, max_ns } = QuantumBounds::default();
         Self { min_ms: min_ns / crate::clock::NS_PER_MS, max_ms: max_ns / crate::clock::NS_PER_MS }
+    }
+}
+
+/// The keys of the section `[slurm]` of the configuration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SlurmKeys {
+    /// Whether the daemon asks Slurm for the part of the GPUs that a Slurm job has, and bounds the
+    /// job by the answer.
+    pub check_claims: bool,
+}
+
+impl Default for SlurmKeys {
+    fn default() -> Self {
+        Self { check_claims: true }
     }
 }
 

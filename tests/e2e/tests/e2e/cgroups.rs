@@ -14,7 +14,7 @@ const V2: [&str; 2] = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup"];
 const PROCESSES: &str = "cgroup.procs";
 
 /// Returns the mounted hierarchies.
-fn hierarchies() -> Vec<&'static Path> {
+pub fn hierarchies() -> Vec<&'static Path> {
     let v2 = V2.into_iter().map(Path::new).find(|path| path.join("cgroup.controllers").exists());
     let v1 = Some(Path::new(V1)).filter(|path| path.join(PROCESSES).exists());
     [v1, v2].into_iter().flatten().collect()
@@ -22,13 +22,14 @@ fn hierarchies() -> Vec<&'static Path> {
 
 /// A cgroup. Its creation also creates missing parents. Drop removes the created folders, which
 /// contain no process by then.
-struct Cgroup {
+pub struct Cgroup {
     path: PathBuf,
     made: Vec<PathBuf>,
 }
 
 impl Cgroup {
-    fn make(hierarchy: &Path, path: &str) -> Self {
+    /// Makes the cgroup at this path below a hierarchy.
+    pub fn make(hierarchy: &Path, path: &str) -> Self {
         let path = hierarchy.join(path);
         let above = path.ancestors().take_while(|above| *above != hierarchy);
         let made: Vec<PathBuf> = above.filter(|above| !above.exists()).map(Path::to_owned).collect();
@@ -42,7 +43,7 @@ impl Cgroup {
     }
 
     /// Does the same as [`Self::start`], with these variables.
-    fn start_with(&self, host: &Host, variables: &[(&str, &str)]) -> Process {
+    pub fn start_with(&self, host: &Host, variables: &[(&str, &str)]) -> Process {
         let mut inside = host.preloaded("sh");
         inside
             .args(["-c", "echo $$ > \"$0\" && exec \"$1\""])

@@ -223,3 +223,28 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn only_the_cgroups_of_roots_slurm_prove_a_job() {
+    let of = |path: &str| place(&format!("0::{path}")).unwrap();
+    let container = format!("/docker/{ID}");
+    let home = of(&container);
+    for path in [
+        "/slurm/uid_1000/job_7/step_0",
+        "/slurm_n1/uid_1000/job_7",
+        "/system.slice/slurmstepd.scope/job_7/step_0/user/task_0",
+        "/system.slice/n1_slurmstepd.scope/job_7",
+    ] {
+        assert!(of(path).is_of_roots_slurm(None) && of(path).is_of_roots_slurm(Some(&home)), "{path}");
+        let inside = of(&format!("{container}{path}"));
+        assert_eq!(inside.job(), Some(7), "{path}");
+        assert!(!inside.is_of_roots_slurm(None), "root of the container made {path}");
+        assert!(inside.is_of_roots_slurm(Some(&home)), "the daemon runs in the container, and so does Slurm");
+        let scope = format!("/system.slice/docker-{ID}.scope{path}");
+        assert!(!of(&scope).is_of_roots_slurm(None), "{scope}");
+    }
+    assert!(!home.is_of_roots_slurm(None));
+    assert_eq!(of("/slurm_n1/uid_1000/job_7").slurm_node(), Some("n1"));
+    assert_eq!(of("/system.slice/n1_slurmstepd.scope/job_7").slurm_node(), Some("n1"));
+    assert_eq!(of("/slurm/uid_1000/job_7").slurm_node(), None);
+}

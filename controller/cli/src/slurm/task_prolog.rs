@@ -1,0 +1,288 @@
+//! `deepres slurm task-prolog`: Slurm runs it as the job's user before each task, and reads changes
+//! of the task's environment from its output (`export NAME=VALUE`, `unset NAME`, `print TEXT`).
+//!
+//! The variables that this command sets are the job's claim. The daemon asks Slurm itself
+//! (`daemon/slurm`), because a job can change its variables.
+
+use super::JOB_VARIABLE;
+use crate::run::{self, PRELOAD_VARIABLE, TENANT_VARIABLE};
+use anyhow::{Context, Result, bail};
+use deepres_abi::PPM;
+use deepres_abi::directory::SOCKET_VARIABLE;
+use deepres_abi::fallback::FALLBACK_VARIABLE;
+use deepres_abi::wish::Key;
+use deepres_daemon::Gpu;
+use deepres_model::directory::{Directory, named_socket};
+use deepres_model::quantity::Percent;
+use deepres_model::slurm::{Allocation, Amount, exact_name};
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+
+/// Variable with the shards of a task's job or step on this node.
+const SHARDS_VARIABLE: &str = "SLURM_SHARDS_ON_NODE";
+/// Variable with the number of GPUs of a task's job or step on this node. A step without GPUs lacks
+/// the variable.
+const GPUS_VARIABLE: &str = "SLURM_GPUS_ON_NODE";
+/// Variables with the numbers of the device files of a task's GPUs: of its step, and of its job.
+const DEVICES_VARIABLES: [&str; 2] = ["SLURM_STEP_GPUS", "SLURM_JOB_GPUS"];
+/// Variable with the name by which Slurm knows this node.
+const NODE_VARIABLE: &str = "SLURMD_NODENAME";
+/// Beginning of the names of Slurm jobs' tenants.
+const TENANT_PREFIX: &str = "slurm-";
+/// Slurm's command that shows jobs.
+const SCONTROL: &str = "scontrol";
+
+/// Prints the changes of the task's environment. If a job with shards cannot run under deepres, its
+/// tasks do not start, because they would take the GPU time of other jobs.
+pub fn run() -> ExitCode {
+    let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let changes =
+        Task::read(variable).and_then(|task| task.map_or_else(|| Ok(Vec::new()), |task| task.changes()));
+    match changes {
+        Ok(changes) => {
+            changes.iter().for_each(|change| println!("{change}"));
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            println!("print deepres: the task does not start: {}", crate::explain(&error).replace('\n', " "));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// A task with GPUs, as its environment describes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Task {
+    /// The job.
+    job: u32,
+    /// The shards of all GPUs together; `None` for whole GPUs.
+    shards: Option<u32>,
+    /// The numbers of the device files of the task's GPUs; empty if they are not known.
+    devices: Vec<u32>,
+    /// Whether the environment is of another job with deepres, from which the user submitted this
+    /// job.
+    is_inherited: bool,
+    /// The memory for which the job asks itself.
+    memory: Option<String>,
+}
+
+impl Task {
+    /// Reads the environment of a task; `None` if the task has no GPU.
+    fn read(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Self>> {
+        if variable(GPUS_VARIABLE).is_none() && variable(SHARDS_VARIABLE).is_none() {
+            return Ok(None);
+        }
+        let job = variable(JOB_VARIABLE).with_context(|| {
+            format!("{JOB_VARIABLE} is not set; name this command by TaskProlog in slurm.conf")
+        })?;
+        let number = |name: &str, text: &str| {
+            text.parse::<u32>().with_context(|| format!("{name}={text} is not a number"))
+        };
+        let job = number(JOB_VARIABLE, &job)?;
+        let shards = variable(SHARDS_VARIABLE).map(|text| number(SHARDS_VARIABLE, &text)).transpose()?;
+        let devices = DEVICES_VARIABLES.iter().find_map(|name| Some((*name, variable(name)?)));
+        let devices = devices.map(|(name, text)| text.split(',').map(|text| number(name, text)).collect());
+        let own = format!("{TENANT_PREFIX}{job}");
+        let other = variable(TENANT_VARIABLE).filter(|name| name.starts_with(TENANT_PREFIX) && *name != own);
+        let is_inherited = other.is_some();
+        let memory = variable(Key::Memory.variable()).filter(|_| !is_inherited);
+        Ok(Some(Self {
+            job,
+            shards,
+            devices: devices.transpose()?.unwrap_or_default(),
+            is_inherited,
+            memory,
+        }))
+    }
+
+    /// Returns the changes of the task's environment, in Slurm's form.
+    fn changes(mut self) -> Result<Vec<String>> {
+        if self.is_inherited && self.shards.is_some() {
+            // Slurm leaves the shards of the outer job in the environment of a job with whole GPUs.
+            self.shards = shards_of(self.job)?;
+        }
+        let library = run::find_interposer()?;
+        // A job may bring its own driver, for example in a container. So a driver that is not found
+        // here is no error.
+        let library = run::require_driver(&library).unwrap_or(library);
+        let preload = run::preload_with(&library, std::env::var_os(PRELOAD_VARIABLE));
+        // A task that starts before root's daemon connects to it later.
+        let first = || Directory::candidates().first().map(Directory::tenant_socket);
+        let socket = run::running()?.or_else(named_socket).or_else(first).context("no place for a daemon")?;
+        let gpus = if self.shards.is_some() { self.gpus(&Gpu::all()?)? } else { Vec::new() };
+        self.lines(&gpus, &preload, &std::path::absolute(socket)?)
+    }
+
+    /// Returns the task's GPUs of the machine's.
+    fn gpus(&self, all: &[Gpu]) -> Result<Vec<Gpu>> {
+        let gpu = |device: &u32| {
+            let found = all.iter().find(|gpu| gpu.minor == Some(*device));
+            found.cloned().with_context(|| {
+                format!("Slurm gave the GPU with the device file /dev/nvidia{device}, and NVML has no such GPU; make gres.conf by `deepres slurm gres-conf`")
+            })
+        };
+        self.devices.iter().map(gpu).collect()
+    }
+
+    /// Returns the changes of the environment. `gpus` are the GPUs of a task with shards.
+    fn lines(&self, gpus: &[Gpu], preload: &OsString, socket: &PathBuf) -> Result<Vec<String>> {
+        let text = |value: &OsString| value.to_str().map(str::to_owned).context("a path is not UTF-8");
+        let export = |name: &str, value: &str| format!("export {name}={value}");
+        let mut lines = vec![
+            export(PRELOAD_VARIABLE, &text(preload)?),
+            export(SOCKET_VARIABLE, &text(&socket.clone().into_os_string())?),
+            export(TENANT_VARIABLE, &format!("{TENANT_PREFIX}{}", self.job)),
+            format!("unset {FALLBACK_VARIABLE}"),
+        ];
+        let Some(shards) = self.shards else {
+            if self.is_inherited {
+                lines.extend([Key::Share, Key::Memory].map(|key| format!("unset {}", key.variable())));
+            }
+            return Ok(lines);
+        };
+        if shards == 0 {
+            bail!("{SHARDS_VARIABLE} is 0");
+        }
+        let places = (0..gpus.len().max(1)).collect();
+        let share_ppm = Allocation { amount: Amount::Shards(shards), places }.share_ppm();
+        lines.push(export(Key::Share.variable(), &Percent(share_ppm).to_string()));
+        let part = |gpu: &Gpu| {
+            let bytes = u128::from(gpu.memory_bytes) * u128::from(share_ppm) / u128::from(PPM);
+            u64::try_from(bytes).unwrap_or(u64::MAX)
+        };
+        let memory = self.memory.clone().or_else(|| Some(gpus.iter().map(part).min()?.to_string()));
+        lines.extend(memory.map(|memory| export(Key::Memory.variable(), &memory)));
+        if !gpus.is_empty() {
+            // Slurm numbers GPUs by their device files, and CUDA by their speed.
+            let all: Vec<usize> = (0..gpus.len()).collect();
+            lines.push(export(run::VISIBLE_VARIABLE, &run::visible(gpus, &all)));
+        }
+        Ok(lines)
+    }
+}
+
+/// Asks Slurm for the shards of a job on this node; `None` if the job has whole GPUs.
+fn shards_of(job: u32) -> Result<Option<u32>> {
+    let mut shown = show(&job.to_string())?;
+    if let Some(name) = exact_name(&shown, job) {
+        shown = show(&name)?;
+    }
+    let nodes: Vec<String> = std::env::var(NODE_VARIABLE).into_iter().collect();
+    let allocation = Allocation::read(&shown, job, &nodes)?;
+    Ok(allocation.and_then(|allocation| match allocation.amount {
+        Amount::Shards(shards) => Some(shards),
+        Amount::Whole => None,
+    }))
+}
+
+/// Returns Slurm's record of the job of this name.
+fn show(name: &str) -> Result<String> {
+    let output = Command::new(SCONTROL).args(["show", "job", "--details", name]).output();
+    let output = output.with_context(|| format!("{SCONTROL} cannot run"))?;
+    if !output.status.success() {
+        bail!("{SCONTROL} failed: {}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The environment of a task with 30 shards, as Slurm 22.05.8 sets it.
+    const SHARDS: &[(&str, &str)] = &[
+        ("SLURM_JOB_ID", "7"),
+        ("SLURM_JOB_GPUS", "1"),
+        ("SLURM_GPUS_ON_NODE", "1"),
+        ("SLURM_SHARDS_ON_NODE", "30"),
+        ("CUDA_VISIBLE_DEVICES", "1"),
+        ("SLURMD_NODENAME", "n1"),
+    ];
+
+    fn task(variables: &[(&str, &str)]) -> Result<Option<Task>> {
+        // A later variable replaces an earlier one.
+        Task::read(|name| {
+            variables.iter().rev().find(|(own, _)| *own == name).map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    fn gpu(place: u32, minor: u32, memory_bytes: u64) -> Gpu {
+        let uuid = format!("GPU-{place}0000000-0000-0000-0000-000000000000");
+        Gpu { minor: Some(minor), ..Gpu::new(&uuid, "H", memory_bytes).unwrap() }
+    }
+
+    fn lines(variables: &[(&str, &str)]) -> Vec<String> {
+        let task = task(variables).unwrap().unwrap();
+        // NVML's order is not that of the device files.
+        let gpus = if task.shards.is_some() {
+            task.gpus(&[gpu(1, 1, 1_000), gpu(2, 0, 2_000)]).unwrap()
+        } else {
+            Vec::new()
+        };
+        task.lines(&gpus, &"/p.so".into(), &"/s".into()).unwrap()
+    }
+
+    #[test]
+    fn a_job_with_shards_gets_its_share_its_memory_and_its_gpu() {
+        let common = ["export LD_PRELOAD=/p.so", "export DEEPRES_SOCKET=/s", "export DEEPRES_TENANT=slurm-7"];
+        let expected = [
+            "unset DEEPRES_FALLBACK",
+            "export DEEPRES_SHARE=30%",
+            "export DEEPRES_MEMORY=300",
+            "export CUDA_VISIBLE_DEVICES=GPU-10000000-0000-0000-0000-000000000000",
+        ];
+        assert_eq!(lines(SHARDS), [&common[..], &expected[..]].concat());
+        let own = lines(&[SHARDS, &[("DEEPRES_MEMORY", "1GiB"), ("DEEPRES_SHARE", "99%")]].concat());
+        assert!(own.iter().any(|line| line == "export DEEPRES_MEMORY=1GiB"), "{own:?}");
+        assert!(own.iter().any(|line| line == "export DEEPRES_SHARE=30%"), "{own:?}");
+        let both = lines(&[SHARDS, &[("SLURM_STEP_GPUS", "0,1"), ("SLURM_SHARDS_ON_NODE", "150")]].concat());
+        assert!(both.iter().any(|line| line == "export DEEPRES_SHARE=75%"), "{both:?}");
+        assert!(both.iter().any(|line| line == "export DEEPRES_MEMORY=750"), "{both:?}");
+    }
+
+    #[test]
+    fn a_job_with_whole_gpus_keeps_them_as_slurm_gave_them() {
+        let whole = &SHARDS[..3];
+        assert_eq!(
+            lines(whole),
+            [
+                "export LD_PRELOAD=/p.so",
+                "export DEEPRES_SOCKET=/s",
+                "export DEEPRES_TENANT=slurm-7",
+                "unset DEEPRES_FALLBACK"
+            ]
+        );
+        // The user submitted the job from within job 6.
+        let nested = lines(&[whole, &[("DEEPRES_TENANT", "slurm-6"), ("DEEPRES_MEMORY", "1GiB")]].concat());
+        assert_eq!(nested[4..], ["unset DEEPRES_SHARE", "unset DEEPRES_MEMORY"]);
+    }
+
+    #[test]
+    fn a_task_without_gpus_keeps_its_environment() {
+        assert_eq!(task(&[]).unwrap(), None);
+        assert_eq!(task(&[("SLURM_JOB_ID", "7"), ("SLURM_JOB_GPUS", "0")]).unwrap(), None);
+    }
+
+    #[test]
+    fn the_memory_of_the_outer_job_is_not_the_wish_of_a_nested_one() {
+        let with = |tenant| {
+            let nested = [("DEEPRES_TENANT", tenant), ("DEEPRES_MEMORY", "5")];
+            task(&[SHARDS, &nested].concat()).unwrap().unwrap()
+        };
+        assert_eq!((with("slurm-7").memory.as_deref(), with("slurm-7").is_inherited), (Some("5"), false));
+        assert_eq!((with("slurm-6").memory, with("slurm-6").is_inherited), (None, true));
+        assert_eq!(with("mine").memory.as_deref(), Some("5"));
+    }
+
+    #[test]
+    fn an_environment_that_makes_no_sense_is_refused_with_the_variable() {
+        for (name, value) in [("SLURM_SHARDS_ON_NODE", "many"), ("SLURM_JOB_ID", ""), ("SLURM_JOB_GPUS", "x")]
+        {
+            let error = task(&[SHARDS, &[(name, value)]].concat()).unwrap_err().to_string();
+            assert!(error.contains(name), "{error}");
+        }
+        let task = Task { devices: vec![5], ..task(SHARDS).unwrap().unwrap() };
+        assert!(task.gpus(&[gpu(1, 1, 1)]).unwrap_err().to_string().contains("/dev/nvidia5"));
+    }
+}

@@ -1,0 +1,258 @@
+//! Checks the claims of Slurm jobs: asks Slurm which part of the GPUs a job has.
+//!
+//! A job could change the variables that `deepres slurm task-prolog` set for it. The daemon trusts
+//! only facts that the job cannot change: the kernel says which job a process belongs to, because
+//! Slurm's root process made the job's cgroup. Slurm's controller says what the job has. The daemon
+//! asks `scontrol show job -d` once for each job, when the job's first process comes.
+
+use crate::gpus::Gpus;
+use crate::identity::Facts;
+use crate::registry::Registry;
+use crate::tenant::Allotment;
+use deepres_abi::PPM;
+use deepres_abi::grant::NO_LIMIT;
+use deepres_abi::quantity::MIN_SHARE_PPM;
+use deepres_model::quantity::{Bytes, Percent};
+use deepres_model::slurm::{Allocation, SlurmError, exact_name};
+use deepres_policy::class::Class;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use std::cell::{Cell, RefCell};
+use std::fs::File;
+use std::io::{self, Read, Seek};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+use tokio::sync::Mutex;
+
+/// Slurm's command that shows jobs.
+const SCONTROL: &str = "scontrol";
+/// The file with the host's name.
+const HOST_NAME: &str = "/proc/sys/kernel/hostname";
+/// The longest wait for an answer. The controller of a busy cluster may need a second.
+const ANSWER_LIMIT: Duration = Duration::from_secs(2);
+/// The time for which the daemon does not ask again after Slurm gave no answer in time. Otherwise
+/// each process of a job would wait for [`ANSWER_LIMIT`].
+const SILENT_FOR: Duration = Duration::from_secs(10);
+
+/// The daemon's questions to Slurm.
+#[derive(Debug, Default)]
+pub struct Slurm {
+    /// The lock of the question under way. The other processes of a job wait for its answer.
+    asking: Mutex<()>,
+    /// When Slurm last gave no answer in time.
+    silent_since: Cell<Option<Instant>>,
+}
+
+/// The reason for which Slurm gave no answer.
+#[derive(Debug)]
+enum NoAnswer {
+    /// The command cannot run, or has not ended in time. Another question would have the same end.
+    Silent(String),
+    /// The command failed.
+    Failed(String),
+}
+
+impl Slurm {
+    /// Returns the part of the GPUs that Slurm gave to the job of a process. Returns `None` if the
+    /// process is in no Slurm job, if the configuration turns the check off, or if Slurm does not
+    /// answer. With `asks` false, returns only an answer that the daemon has already.
+    pub async fn allotment(
+        &self,
+        facts: &Facts,
+        registry: &RefCell<Registry>,
+        asks: bool,
+    ) -> Option<Allotment> {
+        let place = facts.place.as_ref()?;
+        let job = place.job()?;
+        // A daemon inside a job serves that job, and the job is the whole machine for it.
+        let is_checked = |registry: &Registry| {
+            let home = registry.home();
+            registry.config().slurm.check_claims && home != Some(place) && place.is_of_roots_slurm(home)
+        };
+        if !is_checked(&registry.borrow()) {
+            return None;
+        }
+        let known = || registry.borrow().allotment(&place.path).cloned();
+        if let Some(known) = known() {
+            return Some(known);
+        }
+        if !asks {
+            return None;
+        }
+        let _asking = self.asking.lock().await;
+        // Another process of the job may have got the answer meanwhile.
+        if let Some(known) = known() {
+            return Some(known);
+        }
+        if self.silent_since.get().is_some_and(|since| since.elapsed() < SILENT_FOR) {
+            return None;
+        }
+        let answer = tokio::task::spawn_blocking(move || ask(job)).await.ok()?;
+        let nodes = nodes(place.slurm_node());
+        let reason = match answer {
+            Ok(text) => match Allocation::read(&text, job, &nodes) {
+                Ok(allocation) => return Some(allot(job, allocation.as_ref(), registry.borrow().gpus())),
+                Err(reason @ SlurmError::NoNode { .. }) => reason.to_string(),
+                // The user may be the reason, and must gain nothing.
+                Err(reason) => {
+                    tracing::warn!(job, %reason, "a Slurm job runs as if it had no GPU");
+                    return Some(allot(job, None, registry.borrow().gpus()));
+                }
+            },
+            Err(NoAnswer::Failed(reason)) => reason,
+            Err(NoAnswer::Silent(reason)) => {
+                self.silent_since.set(Some(Instant::now()));
+                reason
+            }
+        };
+        tracing::warn!(
+            job,
+            reason,
+            "the daemon cannot learn from Slurm which part of the GPUs a job has: the wishes of the job count, within its user's caps; see docs/slurm.md"
+        );
+        None
+    }
+}
+
+/// Returns the allotment of a job, and logs it.
+fn allot(job: u32, allocation: Option<&Allocation>, gpus: &Gpus) -> Allotment {
+    let memory_bytes: Vec<u64> = gpus.iter().map(|gpu| gpu.memory_bytes).collect();
+    let allotment = allotment(allocation, &gpus.by_device_file(), &memory_bytes);
+    let Allotment { share_ppm, memory_bytes, gpus, .. } = &allotment;
+    let memory = Some(*memory_bytes).filter(|bytes| *bytes != NO_LIMIT).map(Bytes);
+    let memory = memory.map_or_else(|| "no limit".to_owned(), |bytes| bytes.to_string());
+    tracing::info!(job, share = %Percent(*share_ppm), memory, ?gpus, "Slurm gave a job its part of the GPUs");
+    if gpus.is_none() {
+        tracing::warn!(
+            job,
+            "Slurm's list of GPUs is longer than the machine's: the daemon cannot tell which GPUs the job has; make gres.conf by `deepres slurm gres-conf`"
+        );
+    }
+    allotment
+}
+
+/// Returns the allotment of a job with this allocation. Slurm numbers the GPUs of a node in the
+/// order of their device files. `files` has the numbers of the daemon for the GPUs in this order,
+/// and `memory_bytes` the memory of each GPU by the daemon's number.
+fn allotment(allocation: Option<&Allocation>, files: &[usize], memory_bytes: &[u64]) -> Allotment {
+    let part = |gpu: usize, ppm: u32| {
+        let whole = memory_bytes.get(gpu).copied().unwrap_or(0);
+        u64::try_from(u128::from(whole) * u128::from(ppm) / u128::from(PPM)).unwrap_or(NO_LIMIT)
+    };
+    let least = |numbers: &[usize], ppm| numbers.iter().map(|gpu| part(*gpu, ppm)).min().unwrap_or(NO_LIMIT);
+    let elsewhere_bytes = least(files, MIN_SHARE_PPM);
+    let Some(allocation) = allocation else { return Allotment::none(elsewhere_bytes) };
+    let own: Option<Vec<usize>> = allocation.places.iter().map(|place| files.get(*place).copied()).collect();
+    let share_ppm = allocation.share_ppm();
+    let memory_bytes = match share_ppm {
+        PPM => NO_LIMIT,
+        ppm => least(own.as_deref().unwrap_or(files), ppm),
+    };
+    Allotment { share_ppm, memory_bytes, elsewhere_bytes, class: Class::Guaranteed, gpus: own }
+}
+
+/// Returns the names by which Slurm may know this node.
+fn nodes(of_cgroup: Option<&str>) -> Vec<String> {
+    let host = std::fs::read_to_string(HOST_NAME).unwrap_or_default().trim().to_owned();
+    let short = host.split('.').next().unwrap_or_default().to_owned();
+    of_cgroup.map(str::to_owned).into_iter().chain([short, host]).collect()
+}
+
+/// Asks Slurm about a job, and waits for the answer.
+fn ask(job: u32) -> Result<String, NoAnswer> {
+    let show = |name: &str| run(SCONTROL, &["show", "job", "--details", name]);
+    let shown = show(&job.to_string())?;
+    exact_name(&shown, job).map_or(Ok(shown), |name| show(&name))
+}
+
+/// Runs a command, and returns its output.
+fn run(program: &str, arguments: &[&str]) -> Result<String, NoAnswer> {
+    let silent = |error: io::Error| NoAnswer::Silent(format!("{program} cannot run: {error}"));
+    // A pipe would fill up if nothing read it while the command runs.
+    let sheet = || memfd_create("deepres-slurm", MemfdFlags::CLOEXEC).map(File::from);
+    let (output, errors) =
+        (sheet().map_err(|error| silent(error.into()))?, sheet().map_err(|error| silent(error.into()))?);
+    let copy = |file: &File| file.try_clone().map(Stdio::from).map_err(silent);
+    let mut command = Command::new(program);
+    command.args(arguments).stdin(Stdio::null()).stdout(copy(&output)?).stderr(copy(&errors)?);
+    let mut child = command.spawn().map_err(silent)?;
+    let has_ended = Pid::from_raw(child.id() as i32)
+        .and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok())
+        .is_some_and(|child| ends_within(&child, ANSWER_LIMIT));
+    if !has_ended {
+        // The command may have ended just now.
+        let _ = child.kill();
+    }
+    let status = child.wait().map_err(silent)?;
+    if !has_ended {
+        return Err(NoAnswer::Silent(format!("{program} gives no answer within {ANSWER_LIMIT:?}")));
+    }
+    let text = |mut file: File| {
+        let mut bytes = Vec::new();
+        file.rewind().and_then(|()| file.read_to_end(&mut bytes)).map_err(silent)?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    };
+    if status.success() {
+        return text(output);
+    }
+    let said = text(errors)?;
+    Err(NoAnswer::Failed(
+        said.lines().last().unwrap_or("scontrol failed without a message").trim().to_owned(),
+    ))
+}
+
+/// Waits until the process has ended. Returns whether the process ended within `limit`.
+fn ends_within(process: &impl std::os::fd::AsFd, limit: Duration) -> bool {
+    let until = Instant::now() + limit;
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+        match poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&left)) {
+            Ok(ready) => return ready > 0,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(_) => return false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_has_the_gpus_at_its_places_and_its_part_of_their_memory() {
+        use deepres_model::slurm::Amount;
+        // The daemon's GPU 1 has the first device file.
+        let (files, memory_bytes) = ([1, 0, 2], [1_000, 2_000, 4_000]);
+        let of = |amount, places: &[usize]| {
+            let allocation = Allocation { amount, places: places.to_vec() };
+            allotment(Some(&allocation), &files, &memory_bytes)
+        };
+        let single = of(Amount::Shards(30), &[0]);
+        assert_eq!((single.share_ppm, single.memory_bytes), (300_000, 600));
+        assert_eq!(single.gpus, Some(vec![1]));
+        assert!(single.lacks(0) && !single.lacks(1) && single.elsewhere_bytes == 10, "{single:?}");
+        let both = of(Amount::Shards(100), &[1, 2]);
+        assert_eq!((both.share_ppm, both.memory_bytes, both.gpus), (500_000, 500, Some(vec![0, 2])));
+        let whole = of(Amount::Whole, &[2]);
+        assert_eq!((whole.share_ppm, whole.memory_bytes, whole.gpus), (PPM, NO_LIMIT, Some(vec![2])));
+        let unknown = of(Amount::Shards(50), &[3]);
+        assert_eq!((unknown.share_ppm, unknown.memory_bytes, &unknown.gpus), (500_000, 500, &None));
+        assert!(!unknown.lacks(0), "no GPU is certainly another job's");
+        let none = allotment(None, &files, &memory_bytes);
+        assert_eq!((none.share_ppm, none.memory_bytes, none.class), (10_000, 10, Class::BestEffort));
+        assert!(none.lacks(0) && none.lacks(1));
+    }
+
+    #[test]
+    fn a_command_is_heard_to_its_end_and_a_silent_one_is_killed() {
+        assert!(matches!(run("sh", &["-c", "yes | head -c 200000"]), Ok(text) if text.len() == 200_000));
+        let failed = run("sh", &["-c", "echo one >&2; echo slurm_load_jobs error >&2; exit 1"]);
+        assert!(matches!(failed, Err(NoAnswer::Failed(reason)) if reason == "slurm_load_jobs error"));
+        assert!(matches!(run("/nonexistent/scontrol", &[]), Err(NoAnswer::Silent(_))));
+        let before = Instant::now();
+        assert!(matches!(run("sleep", &["60"]), Err(NoAnswer::Silent(_))));
+        assert!((ANSWER_LIMIT..2 * ANSWER_LIMIT).contains(&before.elapsed()));
+    }
+}
