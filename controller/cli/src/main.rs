@@ -3,9 +3,11 @@
 mod adopt;
 mod away;
 mod cdi;
+mod completions;
 mod daemon;
 mod doctor;
 mod explain;
+mod man;
 mod pause;
 mod ps;
 mod run;
@@ -81,9 +83,14 @@ enum Command {
     Doctor(doctor::Args),
     /// Manage devices that bring deepres into containers
     Cdi(cdi::Args),
+    /// Print the code by which a shell completes command lines of deepres
+    Completions(completions::Args),
     /// Move processes off the GPUs until a daemon asks for them
     #[command(hide = true)]
     Away(away::Args),
+    /// Write a man page for each command
+    #[command(hide = true)]
+    Man(man::Args),
     /// Check that the dynamic linker finds a library
     #[command(hide = true)]
     HasLibrary(run::HasLibraryArgs),
@@ -91,6 +98,7 @@ enum Command {
 
 /// Runs the command line.
 pub fn main() -> ExitCode {
+    completions::answer_shell();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return refuse(&error),
@@ -110,7 +118,9 @@ pub fn main() -> ExitCode {
         Command::Trace(args) => trace::run(args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Cdi(args) => cdi::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Completions(args) => completions::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Away(args) => away::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Man(args) => man::run(&args).map(|()| ExitCode::SUCCESS),
         Command::HasLibrary(args) => Ok(run::has_library(&args)),
     };
     outcome.unwrap_or_else(|error| {
