@@ -29,6 +29,10 @@ const FAILED: u8 = 1;
 /// Exit status for an invalid command line.
 const USAGE: u8 = 2;
 
+/// Exit status of a daemon on a machine without a GPU or its driver (`EX_UNAVAILABLE` of sysexits.h).
+/// The systemd unit names this status, because a restart would not help.
+const NO_GPU: u8 = 69;
+
 /// Share GPUs among unmodified programs, each with the share that it is owed
 #[derive(Debug, Parser)]
 #[command(name = "deepres", version, after_help = HELP, max_term_width = 100, subcommand_required = true)]
@@ -47,6 +51,7 @@ Examples:
 `deepres run` needs no set-up: it starts a daemon for you if none is running.
 
 Exit status: 0 for success, 1 for a failure, 2 for a faulty command line.
+`deepres daemon` ends with 69 on a machine without a GPU or its driver.
 `deepres run` passes on the status of its command: 128 + N if signal N killed it, 127 if it was
 not found, 126 if it could not be executed.";
 
@@ -105,7 +110,7 @@ pub fn main() -> ExitCode {
     };
     let outcome = match cli.command {
         Command::Run(args) => run::run(args),
-        Command::Daemon(args) => daemon::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Daemon(args) => daemon::run(&args),
         Command::Ps(args) => ps::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Top(args) => top::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Set(args) => set::run(&args).map(|()| ExitCode::SUCCESS),

@@ -29,7 +29,9 @@ pub fn run(tally: &mut Tally) -> Result<()> {
         venv::framework(framework)?;
     }
     heading("cargo xtask dist");
-    let artefacts = dist::run()?;
+    let artefacts = dist::build()?;
+    heading("cargo xtask dist --verify");
+    tally.check("cargo xtask dist --verify", dist::verify(&artefacts));
     venv::pycuda(&venv::clients()?, &artefacts.simgpu())?;
     heading("cargo build --workspace --lib --bins --tests");
     let programs = program::build_all()?;

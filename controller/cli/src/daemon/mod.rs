@@ -5,7 +5,7 @@ mod log;
 pub mod log_file;
 
 use anyhow::{Result, bail};
-use deepres_daemon::{Gpu, Inherited, Options, lock_directories};
+use deepres_daemon::{Gpu, GpuError, Inherited, Options, lock_directories};
 use deepres_model::config::{Config, parse_address};
 use deepres_model::directory::Directory;
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
@@ -14,6 +14,7 @@ use std::mem::MaybeUninit;
 use std::net::SocketAddr;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::task::Poll;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -56,8 +57,8 @@ pub struct Args {
     report_to: Option<RawFd>,
 }
 
-/// Runs the daemon until a signal stops it.
-pub fn run(args: &Args) -> Result<()> {
+/// Runs the daemon until a signal stops it. Returns the exit status.
+pub fn run(args: &Args) -> Result<ExitCode> {
     hide();
     if args.exit_idle {
         leave::the_job();
@@ -76,7 +77,18 @@ pub fn run(args: &Args) -> Result<()> {
     if let (Err(error), Some(mut report)) = (&outcome, report) {
         let _ = writeln!(report, "{}", super::explain(error));
     }
-    outcome
+    match outcome {
+        Err(error) if lacks_gpu(&error) => {
+            eprintln!("deepres: {}", super::explain(&error));
+            Ok(ExitCode::from(super::NO_GPU))
+        }
+        outcome => outcome.map(|()| ExitCode::SUCCESS),
+    }
+}
+
+/// Returns whether the daemon ended because this machine has no GPU, or no driver for one.
+fn lacks_gpu(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(GpuError::NoLibrary(_) | GpuError::None))
 }
 
 /// Keeps other processes of the same user from reading this process's memory and descriptors,
@@ -151,6 +163,13 @@ fn is_ignored(kind: SignalKind) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_lack_of_gpus_ends_the_daemon_without_a_restart() {
+        assert!(lacks_gpu(&GpuError::None.into()));
+        assert!(!lacks_gpu(&GpuError::Silent(std::time::Duration::ZERO).into()));
+        assert!(!lacks_gpu(&anyhow::anyhow!("another reason")));
+    }
 
     #[test]
     fn the_daemon_is_hidden_from_its_users_other_processes() {
