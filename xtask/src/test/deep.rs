@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use deepres_e2e::venv;
+use deepres_e2e::{containers, venv};
 
 use super::tally::Tally;
 use super::{EndToEnd, all_of, cargo_tests, heading, models, prepare, program};
@@ -25,6 +25,9 @@ const COMMIT: &str = "Commit: ";
 /// Runs the deep track.
 pub fn run(tally: &mut Tally) -> Result<()> {
     prepare(true)?;
+    if rustix::process::geteuid().is_root() {
+        containers::system_root()?;
+    }
     for framework in venv::FRAMEWORKS {
         venv::framework(framework)?;
     }

@@ -50,6 +50,7 @@ mod overheads;
 mod oversubscribe;
 mod own_daemon;
 mod own_tenants;
+mod packages;
 mod pause;
 mod pieces;
 mod placement;
