@@ -4,12 +4,15 @@ mod adopt;
 mod away;
 mod cdi;
 mod completions;
+mod config;
 mod daemon;
 mod doctor;
 mod explain;
 mod man;
 mod pause;
 mod ps;
+mod reload;
+mod report;
 mod run;
 mod set;
 mod top;
@@ -61,6 +64,10 @@ enum Command {
     Run(run::Args),
     /// Share this machine's GPUs among tenants
     Daemon(daemon::Args),
+    /// Check and show the daemon's configuration
+    Config(config::Args),
+    /// Make the running daemon read its configuration file again
+    Reload(reload::Args),
     /// Show tenants, their shares, GPU time and memory
     Ps(ps::Args),
     /// Show tenants and their shares of the last minutes, again and again
@@ -86,6 +93,8 @@ enum Command {
     Trace(trace::Args),
     /// Check whether this machine has the needs of deepres, and name remedies
     Doctor(doctor::Args),
+    /// Collect the facts that a bug report needs into one archive
+    Report(report::Args),
     /// Manage devices that bring deepres into containers
     Cdi(cdi::Args),
     /// Print the code by which a shell completes command lines of deepres
@@ -123,6 +132,9 @@ pub fn main() -> ExitCode {
         Command::Trace(args) => trace::run(args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Cdi(args) => cdi::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Config(args) => config::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Reload(args) => reload::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Report(args) => report::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Completions(args) => completions::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Away(args) => away::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Man(args) => man::run(&args).map(|()| ExitCode::SUCCESS),

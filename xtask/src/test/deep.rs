@@ -28,6 +28,7 @@ pub fn run(tally: &mut Tally) -> Result<()> {
     if rustix::process::geteuid().is_root() {
         containers::system_root()?;
     }
+    venv::jupyter()?;
     for framework in venv::FRAMEWORKS {
         venv::framework(framework)?;
     }

@@ -5,8 +5,8 @@ mod log;
 pub mod log_file;
 
 use anyhow::{Result, bail};
-use deepres_daemon::{Gpu, GpuError, Inherited, Options, lock_directories};
-use deepres_model::config::{Config, parse_address};
+use deepres_daemon::{Configuration, Gpu, GpuError, Inherited, Options, is_supervised, lock_directories};
+use deepres_model::config::{Loaded, parse_address};
 use deepres_model::directory::Directory;
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use std::io::Write;
@@ -111,8 +111,15 @@ fn inherited(fd: RawFd) -> Result<std::fs::File> {
 
 fn serve(args: &Args, inherited: Inherited, ready: impl FnOnce()) -> Result<()> {
     let _log = log::init(&args.log, args.log_file.as_deref())?;
-    let mut config = Config::load(args.config.as_deref())?;
-    config.metrics = args.metrics.or(config.metrics);
+    let (file, metrics) = (args.config.clone(), args.metrics);
+    let config = Configuration::read_by(move || {
+        let mut loaded = Loaded::load(file.as_deref())?;
+        if metrics.is_some() {
+            loaded.config.metrics = metrics;
+            loaded.set_by_option("metrics", "--metrics");
+        }
+        Ok(loaded)
+    })?;
     let gpus = Gpu::all()?;
     let topology = Gpu::topology(&gpus)
         .inspect_err(|error| tracing::warn!("the daemon cannot read how the GPUs reach each other: {error}"));
@@ -134,11 +141,13 @@ fn serve(args: &Args, inherited: Inherited, ready: impl FnOnce()) -> Result<()> 
     Ok(())
 }
 
-/// Returns at SIGTERM, SIGINT or SIGHUP (the terminal has gone). If the parent process made this
+/// Returns at SIGTERM, SIGINT or SIGHUP (the terminal has gone). From a service manager, SIGHUP means
+/// that the daemon reads its configuration again. If the parent process made this
 /// process ignore a signal, as nohup does, the signal stays ignored.
 async fn told_to_stop() {
     let kinds = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()];
-    let heeded = kinds.into_iter().filter(|kind| !is_ignored(*kind));
+    let is_reload = |kind: &SignalKind| *kind == SignalKind::hangup() && is_supervised();
+    let heeded = kinds.into_iter().filter(|kind| !is_ignored(*kind) && !is_reload(kind));
     // If a handler cannot be set, the signal ends the process. Tenants survive the daemon's end.
     let mut signals: Vec<Signal> = heeded.filter_map(|kind| signal(kind).ok()).collect();
     std::future::poll_fn(|context| {

@@ -65,6 +65,13 @@ impl Terms {
         }
     }
 
+    /// Replaces the configuration's defaults, and the caps of the tenant's user. The tenant gets the
+    /// whole caps until the daemon shares them out.
+    pub fn set_rules(&mut self, defaults: Wish, caps: (Caps, CapOf)) {
+        self.part = Part::whole(&caps.0);
+        (self.defaults, self.caps) = (defaults, caps);
+    }
+
     /// Returns the terms in the form in which the daemon saves them.
     pub fn saved(&self) -> SavedTenant {
         SavedTenant {

@@ -44,6 +44,7 @@ mod memory;
 mod metered;
 mod metering;
 mod metrics;
+mod notebooks;
 mod nvml;
 mod overdue;
 mod overheads;

@@ -126,13 +126,14 @@ fn a_plain_users_jobs_outlive_the_upgrade_the_removal_and_the_purge_of_the_debia
     system.shell(&format!("dpkg --install {}", deb.display()));
     system.shell("systemctl is-active deepres.service deepres.socket deepres-admin.socket");
     system.shell("deepres config check && test -s /usr/share/man/man1/deepres-run.1.gz");
-    let mut jobs = [system.job("first", "70%"), system.job("second", "30%")];
+    let jobs = [system.job("first", "70%"), system.job("second", "30%")];
     let completed = system.shell(
         "source /usr/share/bash-completion/completions/deepres; COMP_WORDS=(deepres suspend fi); COMP_CWORD=2; \
          COMP_TYPE=9; _clap_complete_deepres deepres fi suspend; echo \"${COMPREPLY[@]}\"",
     );
     assert_eq!(completed.trim(), "first");
 
+    let names = ["first", "second"];
     let before = system.ps();
     system.shell("echo 'tenant_linger_s = 61' >> /etc/deepres/deepres.toml; systemctl reload deepres");
     let shown = system.shell("deepres config show");
@@ -141,7 +142,7 @@ fn a_plain_users_jobs_outlive_the_upgrade_the_removal_and_the_purge_of_the_debia
 
     system.shell(&format!("dpkg --install --force-confold {}", next.display()));
     let has_gone_on = |ps: &Ps| {
-        ["first", "second"].iter().all(|name| {
+        names.iter().all(|name| {
             let now = ps.find(name).filter(|now| now.pids() == before.tenant(name).pids());
             now.is_some_and(|now| now.kernel_launches > before.tenant(name).kernel_launches)
         })
@@ -151,25 +152,20 @@ fn a_plain_users_jobs_outlive_the_upgrade_the_removal_and_the_purge_of_the_debia
 
     system.shell("deepres suspend first");
     system.shell("dpkg --remove deepres");
-    let launches = |name: &str| {
-        let pids = before.tenant(name).pids();
-        let truth = host.truth().processes;
-        truth
-            .iter()
-            .filter(|process| pids.contains(&process.pid))
-            .map(|process| process.gpus[0].kernel_busy_ns)
-            .sum::<u64>()
+    let assert_both_compute = |when: &str| {
+        let then = host.truth();
+        let computed = || Tally::between(&then, &host.truth()).by_pid_ns;
+        let have_gone_on = || computed().values().filter(|ns| **ns > 0).count() == jobs.len();
+        eventually(&format!("both jobs compute after {when}"), have_gone_on);
     };
-    for when in ["the removal", "the purge"] {
-        let then = ["first", "second"].map(launches);
-        eventually(&format!("both jobs compute after {when}"), || {
-            ["first", "second"].map(launches).iter().zip(then).all(|(now, then)| *now > then)
-        });
-        system.shell("dpkg --purge deepres");
-    }
-    assert!(jobs.iter_mut().all(|job| job.try_wait().is_none()), "both jobs run on");
+    assert_both_compute("the removal");
+    system.shell("dpkg --purge deepres");
+    assert_both_compute("the purge");
+    let has_ended = |mut job: Process| job.try_wait().is_some();
+    assert!(!jobs.into_iter().any(has_ended), "both jobs run on");
     let left = system.shell(
-        "find /etc /run /usr /var /tmp -xdev -name '*deepres*' -not -path '/etc/systemd/system/deepres.service.d*'",
+        "find /etc /run /usr /var -xdev -name '*deepres*' -not -path '/run/systemd/*' \
+         -not -path '/etc/systemd/system/deepres.service.d*'; ls -d /tmp/deepres-gpu* 2>/dev/null || true",
     );
     assert_eq!(left, "", "nothing is left");
 }
