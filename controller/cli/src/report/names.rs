@@ -135,7 +135,7 @@ mod tests {
         let names = Names::of(Some(&status), [LOG], ["lab7".to_owned()]);
         let text = "team=x: train waits for train-2 of ann on lab7: training by joann (H100, 4f2a)";
         let hashed = names.hashed(text);
-        for name in ["team=x", "train ", "train-2", "ann ", "lab7", "4f2a"] {
+        for name in ["team=x", " train ", "train-2", " ann ", "lab7", "4f2a"] {
             assert!(!hashed.contains(name), "{name}: {hashed}");
         }
         assert!(hashed.ends_with(")") && hashed.contains("training by joann (H100, name-"), "{hashed}");
