@@ -39,9 +39,18 @@ struct Toolchain {
 
 /// Builds the programs. Returns the file that the controller's build embeds.
 pub fn build() -> Result<PathBuf> {
+    let built = compile(&build::target().join("ebpf"))?;
+    let embedded = embedded();
+    if std::fs::read(&built).ok() != std::fs::read(&embedded).ok() || !embedded.exists() {
+        build::install(&built, &embedded)?;
+    }
+    Ok(embedded)
+}
+
+/// Compiles the programs in the target folder `folder`. Returns their file there.
+pub fn compile(folder: &Path) -> Result<PathBuf> {
     let linker = linker()?;
     let toolchain = toolchain()?;
-    let folder = build::target().join("ebpf");
     // bpf-linker uses the LLVM of this toolchain.
     let rustup = sysroot(Path::new("rustc"))?.join("bin");
     let path = env::var_os("PATH").unwrap_or_default();
@@ -50,7 +59,7 @@ pub fn build() -> Result<PathBuf> {
     cargo
         .current_dir(crate::workspace().join("ebpf"))
         .args(["build", "--release", "--locked", "-Z", "build-std=core", "--target", TARGET, "--target-dir"])
-        .arg(&folder)
+        .arg(folder)
         .env("PATH", path)
         .env("RUSTC", &toolchain.rustc)
         // The build of `core` needs an unstable feature. The source is the source of a stable
@@ -63,16 +72,11 @@ pub fn build() -> Result<PathBuf> {
         cargo.env_remove(name);
     }
     command::run(&mut cargo)?;
-    let built = folder.join(TARGET).join("release/deepres-ebpf");
-    let embedded = embedded();
-    if std::fs::read(&built).ok() != std::fs::read(&embedded).ok() || !embedded.exists() {
-        build::install(&built, &embedded)?;
-    }
-    Ok(embedded)
+    Ok(folder.join(TARGET).join("release/deepres-ebpf"))
 }
 
 /// Returns the path at which the controller's build looks for the kernel programs.
-fn embedded() -> PathBuf {
+pub fn embedded() -> PathBuf {
     crate::workspace().join("target/deepres-ebpf/programs.o")
 }
 

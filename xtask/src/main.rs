@@ -61,11 +61,12 @@ enum Task {
     Conformance(conformance::Options),
     /// Run the tests of other makers' programs, and write docs/compatibility.md
     Compatibility(compatibility::Options),
-    /// Build the product into dist/, for old distributions too
+    /// Build the product into dist/, for old distributions too, and pack it
     ///
     /// Puts stripped `libdeepres.so` and `deepres` into dist/ and the simulated GPU into
-    /// dist/simgpu/. Fails if the product needs a glibc newer than 2.28.
-    Dist,
+    /// dist/simgpu/. Puts a package for Debian, a wheel for pip, an archive and their checksums into
+    /// dist/. Fails if the product needs a glibc newer than 2.28.
+    Dist(dist::Options),
     /// Evaluate the policy in virtual time, beside common alternatives
     Eval(eval::Options),
     /// Build the programs that run in the kernel, for the next build of deepres to embed
@@ -86,7 +87,7 @@ fn main() -> Result<ExitCode> {
         Task::Bench(options) => bench::run(&options)?,
         Task::Conformance(options) => conformance::run(&options)?,
         Task::Compatibility(options) => compatibility::run(&options)?,
-        Task::Dist => drop(dist::run()?),
+        Task::Dist(options) => dist::run(&options)?,
         Task::Eval(options) => eval::run(&options)?,
         Task::Ebpf => println!("{}", ebpf::build()?.display()),
         Task::Codegen(options) => codegen::run(&options)?,

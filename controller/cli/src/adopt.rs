@@ -1,7 +1,9 @@
 //! `deepres adopt`: lets an unmanaged process go on as part of a tenant.
 
+use super::completions;
 use super::run::parse_name;
 use anyhow::{Result, bail};
+use clap_complete::ArgValueCompleter;
 use deepres_daemon::probes::metering::PATIENCE;
 use deepres_model::admin::client::Client;
 use deepres_model::admin::{Reply, Request};
@@ -18,9 +20,10 @@ Examples:
   deepres adopt 4711 --name nightly")]
 pub struct Args {
     /// Process to adopt
+    #[arg(add = ArgValueCompleter::new(completions::unmanaged))]
     pid: u32,
     /// Tenant under which the process is listed
-    #[arg(long, value_parser = parse_name)]
+    #[arg(long, value_parser = parse_name, add = ArgValueCompleter::new(completions::tenants))]
     name: Option<String>,
 }
 

@@ -1,6 +1,8 @@
 //! `deepres explain`: derives a tenant's share, term by term, or explains the choice of GPUs.
 
+use super::completions;
 use anyhow::{Result, bail};
+use clap_complete::ArgValueCompleter;
 use deepres_model::admin::client::Client;
 use deepres_model::admin::{
     PlacementStatus, PriorityStatus, Reply, Request, ShareStatus, TenantStatus, TermStatus,
@@ -30,7 +32,7 @@ Examples:
   deepres explain train --json | jq '.gpus[0].owed'")]
 pub struct Args {
     /// Tenant, as `deepres ps` shows it; with --placement, all tenants without it
-    #[arg(required_unless_present = "placement")]
+    #[arg(required_unless_present = "placement", add = ArgValueCompleter::new(completions::tenants))]
     tenant: Option<String>,
     /// Show which GPUs the daemon chose (`deepres run --gpus`), and why
     #[arg(long)]

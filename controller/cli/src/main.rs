@@ -3,11 +3,16 @@
 mod adopt;
 mod away;
 mod cdi;
+mod completions;
+mod config;
 mod daemon;
 mod doctor;
 mod explain;
+mod man;
 mod pause;
 mod ps;
+mod reload;
+mod report;
 mod run;
 mod set;
 mod slurm;
@@ -28,6 +33,10 @@ const FAILED: u8 = 1;
 /// Exit status for an invalid command line.
 const USAGE: u8 = 2;
 
+/// Exit status of a daemon on a machine without a GPU or its driver (`EX_UNAVAILABLE` of sysexits.h).
+/// The systemd unit names this status, because a restart would not help.
+const NO_GPU: u8 = 69;
+
 /// Share GPUs among unmodified programs, each with the share that it is owed
 #[derive(Debug, Parser)]
 #[command(name = "deepres", version, after_help = HELP, max_term_width = 100, subcommand_required = true)]
@@ -46,6 +55,7 @@ Examples:
 `deepres run` needs no set-up: it starts a daemon for you if none is running.
 
 Exit status: 0 for success, 1 for a failure, 2 for a faulty command line.
+`deepres daemon` ends with 69 on a machine without a GPU or its driver.
 `deepres run` passes on the status of its command: 128 + N if signal N killed it, 127 if it was
 not found, 126 if it could not be executed.";
 
@@ -55,6 +65,10 @@ enum Command {
     Run(run::Args),
     /// Share this machine's GPUs among tenants
     Daemon(daemon::Args),
+    /// Check and show the daemon's configuration
+    Config(config::Args),
+    /// Make the running daemon read its configuration file again
+    Reload(reload::Args),
     /// Show tenants, their shares, GPU time and memory
     Ps(ps::Args),
     /// Show tenants and their shares of the last minutes, again and again
@@ -80,13 +94,20 @@ enum Command {
     Trace(trace::Args),
     /// Check whether this machine has the needs of deepres, and name remedies
     Doctor(doctor::Args),
+    /// Collect the facts that a bug report needs into one archive
+    Report(report::Args),
     /// Manage devices that bring deepres into containers
     Cdi(cdi::Args),
     /// Give Slurm's jobs their part of the GPUs
     Slurm(slurm::Args),
+    /// Print the code by which a shell completes command lines of deepres
+    Completions(completions::Args),
     /// Move processes off the GPUs until a daemon asks for them
     #[command(hide = true)]
     Away(away::Args),
+    /// Write a man page for each command
+    #[command(hide = true)]
+    Man(man::Args),
     /// Check that the dynamic linker finds a library
     #[command(hide = true)]
     HasLibrary(run::HasLibraryArgs),
@@ -94,13 +115,14 @@ enum Command {
 
 /// Runs the command line.
 pub fn main() -> ExitCode {
+    completions::answer_shell();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return refuse(&error),
     };
     let outcome = match cli.command {
         Command::Run(args) => run::run(args),
-        Command::Daemon(args) => daemon::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Daemon(args) => daemon::run(&args),
         Command::Ps(args) => ps::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Top(args) => top::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Set(args) => set::run(&args).map(|()| ExitCode::SUCCESS),
@@ -114,7 +136,12 @@ pub fn main() -> ExitCode {
         Command::Doctor(args) => doctor::run(&args),
         Command::Cdi(args) => cdi::run(args).map(|()| ExitCode::SUCCESS),
         Command::Slurm(args) => slurm::run(&args),
+        Command::Config(args) => config::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Reload(args) => reload::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Report(args) => report::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Completions(args) => completions::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Away(args) => away::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Man(args) => man::run(&args).map(|()| ExitCode::SUCCESS),
         Command::HasLibrary(args) => Ok(run::has_library(&args)),
     };
     outcome.unwrap_or_else(|error| {

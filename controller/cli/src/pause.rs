@@ -1,8 +1,10 @@
 //! `deepres pause`, `suspend` and `resume`: keep a tenant off the GPUs for a while. The memory of a
 //! suspended tenant is on the host. The memory of a paused tenant stays on the GPU.
 
+use super::completions;
 use super::set::tell_of_rest;
 use anyhow::{Result, bail};
+use clap_complete::ArgValueCompleter;
 use deepres_model::admin::client::Client;
 use deepres_model::admin::{Reply, Request, Resumption};
 use std::time::Duration;
@@ -27,6 +29,7 @@ Examples:
   deepres resume nightly")]
 pub struct Args {
     /// Tenant, as `deepres ps` shows it
+    #[arg(add = ArgValueCompleter::new(completions::tenants))]
     tenant: String,
 }
 

@@ -1,8 +1,10 @@
 //! `deepres set`: changes the wishes of a running tenant.
 
+use super::completions;
 use super::ps::memory::over;
 use crate::wishes::{Later, Wishes};
 use anyhow::{Result, bail};
+use clap_complete::ArgValueCompleter;
 use deepres_abi::wish::Key;
 use deepres_model::admin::client::Client;
 use deepres_model::admin::{Reply, Request, Status};
@@ -22,6 +24,7 @@ Examples:
   deepres set train --reset")]
 pub struct Args {
     /// Tenant, as `deepres ps` shows it
+    #[arg(add = ArgValueCompleter::new(completions::tenants))]
     tenant: String,
     #[command(flatten)]
     wishes: Wishes<Later>,

@@ -3,6 +3,7 @@
 
 use super::gpus::answers;
 use super::registry::{Changed, Registry};
+use super::reload::reload;
 use super::state::{Saved, saver};
 use super::{Shared, residency, status};
 use crate::probes::metering::{self, Purpose};
@@ -147,6 +148,11 @@ pub async fn answer(request: Request, shared: &Rc<Shared>) -> Reply {
         Request::Coverage => {
             Reply::Coverage { processes: status::coverage(shared.registry.borrow().tenants()) }
         }
+        Request::Config => {
+            let loaded = &shared.configuration.borrow().loaded;
+            Reply::Config { file: loaded.file.clone(), settings: loaded.settings() }
+        }
+        Request::Reload => reload(shared).await,
         Request::Adopt { tenant: Some(tenant), .. } if !is_name(&tenant) => {
             Reply::Error { message: format!("`{}` cannot name a tenant", harmless(&tenant)) }
         }

@@ -11,6 +11,7 @@
 //! | `sessions` | the tenant socket: admits processes, and answers processes that only ask |
 //! | `slurm` | the part of the GPUs that Slurm gave to a job |
 //! | `metrics` | the status as metrics for Prometheus |
+//! | `reload` | reading the configuration again |
 //! | `status` | the status that administrators and the log see |
 //! | [`state`] | the state that the daemon saves for the next daemon |
 //! | [`identity`] | which tenant a process belongs to |
@@ -30,6 +31,7 @@ mod metrics;
 mod nvml;
 pub mod probes;
 mod registry;
+mod reload;
 mod residency;
 mod service;
 mod sessions;
@@ -40,10 +42,11 @@ mod status;
 mod tenant;
 pub mod trace;
 
-pub use files::{FilesError, Inherited, make_own_directory};
+pub use files::{FilesError, Inherited, group_number, make_own_directory};
 pub use gpu_lock::{GpuLockError, lock_directories};
 pub use gpus::{Gpu, GpuError};
-pub use service::{InheritError, inherited};
+pub use reload::Configuration;
+pub use service::{InheritError, inherited, is_supervised};
 
 use crate::arbiter::{Arbiter, GangBoard, Setup};
 use crate::probes::metering::{Metering, Purpose};
@@ -51,7 +54,6 @@ use crate::probes::{Before, Watcher};
 use crate::shm::{SharedPage, Writer};
 use deepres_abi::beat::BeatPage;
 use deepres_model::clock::monotonic_ns;
-use deepres_model::config::Config;
 use deepres_model::directory::Directory;
 use deepres_model::probes::Adopted;
 use deepres_policy::placement::Topology;
@@ -83,7 +85,7 @@ pub struct Options {
     /// The directory of the daemon's sockets.
     pub directory: Directory,
     /// The daemon's configuration.
-    pub config: Config,
+    pub config: Configuration,
     /// The GPUs to manage.
     pub gpus: Vec<Gpu>,
     /// The topology of these GPUs; `None` if it is not known.
@@ -121,6 +123,7 @@ struct Shared {
     /// When the daemon started, ns of `CLOCK_MONOTONIC`.
     started_ns: u64,
     registry: RefCell<Registry>,
+    configuration: RefCell<Configuration>,
     status: Published,
     metrics: Option<Metrics>,
     /// The state file. A task that writes the file holds this lock until it has finished.
@@ -169,9 +172,10 @@ impl Shared {
         }
     }
 
-    /// Waits until there was no tenant for `idle`.
-    async fn idle_for(&self, idle: Duration) {
+    /// Waits until there was no tenant for the time that the configuration gives.
+    async fn idle(&self) {
         loop {
+            let idle = self.registry.borrow().config().idle_exit();
             let deserted = self.registry.borrow().tenants().living().next().is_none();
             let changed = self.changed.notified();
             if !deserted {
@@ -194,20 +198,21 @@ pub fn run(
     ready: impl FnOnce(),
     stop: impl Future<Output = ()>,
 ) -> Result<(), DaemonError> {
-    let admin_group = options.config.admin_group.as_deref().map(files::group_number).transpose()?;
+    let config = options.config.loaded.config.clone();
+    let admin_group = config.admin_group.as_deref().map(files::group_number).transpose()?;
     let inherits_tenants = options.inherited.tenants.is_some();
     let mut files = Files::prepare(&options.directory, options.inherited, admin_group)?;
     let uuids = options.gpus.iter().map(|gpu| gpu.uuid_text.as_str());
     let locks = GpuLock::take_all(&options.locks, uuids, &options.directory)?;
-    let metrics = options.config.metrics.map(Metrics::start).transpose()?;
+    let metrics = config.metrics.map(Metrics::start).transpose()?;
     // Every failure that keeps the daemon from serving comes before this line. So its error is the
     // only message.
-    let room = make_room(options.config.max_connections, options.gpus.len());
+    let room = make_room(config.max_connections, options.gpus.len());
     let started_ns = monotonic_ns();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let beat = Arc::new(SharedPage::<BeatPage>::create("deepres-beat", Writer::Controller)?);
     let mut gpus = Gpus::default();
-    let has_gangs = options.config.gangs && options.gpus.len() > 1;
+    let has_gangs = config.gangs && options.gpus.len() > 1;
     let board = has_gangs.then(|| Arc::new(GangBoard::new(options.gpus.len())));
     for (index, gpu) in options.gpus.into_iter().enumerate() {
         tracing::info!(index, uuid = gpu.uuid_text, name = gpu.name, "managing");
@@ -215,19 +220,17 @@ pub fn run(
             gpu: index,
             board: board.clone(),
             beat: Arc::clone(&beat),
-            heartbeat_limit_ns: u64::try_from(options.config.heartbeat_limit().as_nanos())
-                .unwrap_or(u64::MAX),
+            heartbeat_limit_ns: u64::try_from(config.heartbeat_limit().as_nanos()).unwrap_or(u64::MAX),
             memory_bytes: gpu.memory_bytes,
-            quantum: options.config.quantum_bounds(),
-            weights: options.config.priority.weights(),
-            max_harm_ppm: options.config.max_harm_ppm,
-            fail_mode: options.config.fail_mode.mode(),
+            quantum: config.quantum_bounds(),
+            weights: config.priority.weights(),
+            max_harm_ppm: config.max_harm_ppm,
+            fail_mode: config.fail_mode.mode(),
         })?;
         gpus.add(gpu, arbiter);
     }
     gpus.set_topology(options.topology);
-    let idle_exit = options.exits_idle.then(|| options.config.idle_exit());
-    let mut registry = Registry::new(options.config, gpus, beat);
+    let mut registry = Registry::new(config, gpus, beat);
     let mut state = StateFile::at(options.directory.state_file());
     let (mut before, mut away) = (Before::default(), Vec::new());
     if let Some(mut state) = state.load() {
@@ -251,6 +254,7 @@ pub fn run(
         watcher,
         metering,
         registry: RefCell::new(registry),
+        configuration: RefCell::new(options.config),
         status: Published::default(),
         metrics,
         state: Arc::new(Mutex::new(state)),
@@ -278,6 +282,9 @@ pub fn run(
         tokio::task::spawn_local(memory::reconcile::serve(Rc::clone(&shared)));
         tokio::task::spawn_local(memory::log::serve(shared.status.subscribe()));
         tokio::task::spawn_local(driver_use::serve(Rc::clone(&shared)));
+        if let Some(hangups) = reload::hangups() {
+            tokio::task::spawn_local(reload::serve(Rc::clone(&shared), hangups));
+        }
         if shared.metrics.is_some() {
             status::publish(&shared).await;
         }
@@ -287,9 +294,9 @@ pub fn run(
         ready();
         shared.service.ready();
         let idle = async {
-            match idle_exit {
-                Some(idle) => shared.idle_for(idle).await,
-                None => std::future::pending().await,
+            match shared.is_of_run {
+                true => shared.idle().await,
+                false => std::future::pending().await,
             }
         };
         let taken_away = async {

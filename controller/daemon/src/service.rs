@@ -9,6 +9,8 @@ use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::time::Duration;
 
+/// The variable by which a service manager names its socket for notifications.
+const NOTIFY_VARIABLE: &str = "NOTIFY_SOCKET";
 /// Name of the tenant socket in the units of the service manager (`FileDescriptorName=`).
 const TENANT_NAME: &str = "tenant";
 /// Name of the admin socket in the units of the service manager (`FileDescriptorName=`).
@@ -35,6 +37,14 @@ impl Service {
         notify(&[NotifyState::Ready]);
     }
 
+    /// Tells the service manager that the daemon reads its configuration again. [`Self::ready`] tells
+    /// the end.
+    pub fn reloading(&self) {
+        if let Ok(now) = NotifyState::monotonic_usec_now() {
+            notify(&[NotifyState::Reloading, now]);
+        }
+    }
+
     /// Tells the service manager that no new tenants can connect.
     pub fn stopping(&self) {
         notify(&[NotifyState::Stopping, NotifyState::Status("handing over to the next daemon")]);
@@ -56,6 +66,11 @@ impl Service {
             self.told.replace(status.to_owned());
         }
     }
+}
+
+/// Returns whether a service manager started this process.
+pub fn is_supervised() -> bool {
+    std::env::var_os(NOTIFY_VARIABLE).is_some_and(|socket| !socket.is_empty())
 }
 
 fn notify(states: &[NotifyState<'_>]) {

@@ -2,6 +2,10 @@
 //! time.
 
 use serde::{Deserialize, Serialize};
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
 
 /// Position of the state in /proc/PID/stat, counted from the field after the command's name.
 const STATE_FIELD: usize = 0;
@@ -10,6 +14,27 @@ const STATE_FIELD: usize = 0;
 const THREADS_FIELD: usize = 17;
 /// Position of the start time in /proc/PID/stat, counted from the field after the command's name.
 const START_FIELD: usize = 19;
+
+/// The text that the kernel appends to the path of a program whose file is gone.
+const GONE: &[u8] = b" (deleted)";
+/// The program of this process, even if its file is gone.
+const OWN: &str = "/proc/self/exe";
+
+/// Returns the path by which this process can start its own program. If a package manager has
+/// replaced the file of the program, returns the path of the new file.
+///
+/// # Errors
+/// The system's error if `/proc` is not there.
+pub fn own_program() -> io::Result<PathBuf> {
+    Ok(present_program(&std::env::current_exe()?))
+}
+
+/// Returns the present file for the path of a running program, as the kernel gives the path.
+fn present_program(path: &Path) -> PathBuf {
+    let named = path.as_os_str().as_bytes();
+    let named = Path::new(OsStr::from_bytes(named.strip_suffix(GONE).unwrap_or(named)));
+    [path, named].into_iter().find(|path| path.is_file()).unwrap_or(Path::new(OWN)).to_owned()
+}
 
 /// A process. The kernel reuses process ids, but never for the same start time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -117,6 +142,17 @@ mod tests {
         let key = ProcessKey::of(child.id());
         child.wait().unwrap();
         assert!(key.is_none_or(|key| !key.is_alive()));
+    }
+
+    #[test]
+    fn a_replaced_program_is_found_again_and_a_removed_one_still_runs() {
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("program");
+        let gone = folder.path().join("program (deleted)");
+        assert_eq!(present_program(&gone), Path::new(OWN));
+        std::fs::write(&program, "").unwrap();
+        assert_eq!(present_program(&program), program);
+        assert_eq!(present_program(&gone), program);
     }
 
     #[test]

@@ -75,6 +75,16 @@ pub fn parse_limit(text: &str) -> Result<u64, QuantityError> {
     if text == UNLIMITED { Ok(NO_LIMIT) } else { parse_memory(text) }
 }
 
+/// Returns the text from which [`parse_limit`] reads exactly this limit, bytes.
+pub fn limit_text(bytes: u64) -> String {
+    let shown = Bytes(bytes).to_string();
+    match bytes {
+        NO_LIMIT => UNLIMITED.to_owned(),
+        _ if parse_bytes(&shown) == Ok(bytes) => shown,
+        _ => bytes.to_string(),
+    }
+}
+
 /// Reads a time. Returns nanoseconds.
 ///
 /// # Errors
@@ -142,7 +152,9 @@ mod tests {
     fn shown_quantities_are_read_back() {
         assert_eq!(parse_share(&Percent(333_333).to_string()), Ok(333_333));
         assert_eq!(parse_bytes(&Bytes(3 << 19).to_string()), Ok(3 << 19));
-        assert_eq!(parse_limit("unlimited"), Ok(NO_LIMIT));
+        for bytes in [NO_LIMIT, 3 << 19, 1 << 30, 1_234_567_891] {
+            assert_eq!(parse_limit(&limit_text(bytes)), Ok(bytes));
+        }
         assert!(parse_limit("none").is_err() && parse_bytes("unlimited").is_err());
         for ns in [1_000, 30_000_000, 90_000_000_000, 5_400_000_000_000, 172_800_000_000_000] {
             assert_eq!(parse_time(&Time(ns).to_string()), Ok(ns));

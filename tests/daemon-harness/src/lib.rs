@@ -7,12 +7,12 @@ use deepres_abi::ledger::LedgerPage;
 use deepres_abi::meter::{MeterPage, MeterSlot};
 use deepres_abi::page::{self, Page};
 use deepres_abi::wire::{self, Hello, MAX_FRAME_BYTES, PAGE_FDS, Refusal, Role, Uuid, Welcome};
-use deepres_daemon::{Gpu, Options};
+use deepres_daemon::{Configuration, Gpu, Options};
 use deepres_e2e::stolen::Stolen;
 use deepres_model::admin::Status;
 use deepres_model::admin::client::Client;
 use deepres_model::clock::monotonic_ns;
-use deepres_model::config::Config;
+use deepres_model::config::{Config, Loaded};
 use deepres_model::directory::Directory;
 use deepres_model::packet;
 use deepres_model::wish::Wish;
@@ -58,23 +58,33 @@ impl Daemon {
 
     /// Starts a daemon with one GPU. Its thread runs `within`, which has to call its argument.
     pub fn start_within(config: Config, within: impl FnOnce(Box<dyn FnOnce()>) + Send + 'static) -> Self {
-        Self::start_with(tempfile::tempdir().unwrap(), vec![new_gpu()], config, within)
+        let configuration = config.clone().into();
+        Self::start_with(tempfile::tempdir().unwrap(), vec![new_gpu()], (config, configuration), within)
+    }
+
+    /// Starts a daemon with one GPU, which reads its configuration from a file.
+    pub fn start_from(file: &Path) -> Self {
+        let file = file.to_owned();
+        let configuration = Configuration::read_by(move || Loaded::load(Some(&file))).unwrap();
+        let config = (configuration.loaded.config.clone(), configuration);
+        Self::start_with(tempfile::tempdir().unwrap(), vec![new_gpu()], config, |run| run())
     }
 
     fn start_in(scratch: tempfile::TempDir, gpus: Vec<Gpu>, config: Config) -> Self {
-        Self::start_with(scratch, gpus, config, |run| run())
+        let configuration = config.clone().into();
+        Self::start_with(scratch, gpus, (config, configuration), |run| run())
     }
 
     fn start_with(
         scratch: tempfile::TempDir,
         gpus: Vec<Gpu>,
-        config: Config,
+        (config, configuration): (Config, Configuration),
         within: impl FnOnce(Box<dyn FnOnce()>) + Send + 'static,
     ) -> Self {
         let directory = Directory::at(scratch.path().join("d"));
         let options = Options {
             directory: directory.clone(),
-            config: config.clone(),
+            config: configuration,
             gpus: gpus.clone(),
             topology: None,
             locks: vec![scratch.path().to_owned()],

@@ -28,6 +28,12 @@ const PACKAGES: &str = "podman runc debootstrap";
 const OLD_DISTRIBUTION: &str = "bullseye";
 /// Package with musl's loader, for programs that are linked to musl.
 const FURTHER_PACKAGES: &str = "musl";
+/// Distribution of the root file system for packages: Debian 12.
+const SYSTEM_DISTRIBUTION: &str = "bookworm";
+/// Packages of the root file system for packages: systemd as the first process.
+const SYSTEM_PACKAGES: &str = "systemd-sysv,init-system-helpers";
+/// The first process of a container with systemd.
+const SYSTEM_INIT: &str = "/sbin/init";
 /// User of this machine that is root in a container with a user namespace. This user owns the files
 /// of the root file system.
 pub const OUTER_ROOT: u32 = 100_000;
@@ -124,9 +130,30 @@ impl<'host> Containers<'host> {
         self.start_bare(&given.iter().map(String::as_str).collect::<Vec<_>>(), users, program)
     }
 
+    /// Starts a container with a fresh Debian 12 without anything of deepres, in which systemd runs.
+    /// The container has the users of the machine.
+    #[track_caller]
+    pub fn start_system(&self, options: &[&str]) -> Container {
+        let root = system_root().unwrap_or_else(|error| panic!("the system's root: {error:#}"));
+        let options = [&["--systemd=always"], options].concat();
+        self.start_on(&root, &options, Users::Shared, &[SYSTEM_INIT])
+    }
+
+    /// Returns the command that runs a program in a running container.
+    pub fn exec(&self, container: &Container, options: &[&str], program: &[&str]) -> Command {
+        let mut exec = self.podman(&["exec"]);
+        exec.args(options).arg(&container.name).args(program);
+        exec
+    }
+
     /// Starts a program in a container without anything of deepres or of the simulated GPU.
     #[track_caller]
     pub fn start_bare(&self, options: &[&str], users: Users, program: &[&str]) -> Container {
+        self.start_on(root(), options, users, program)
+    }
+
+    #[track_caller]
+    fn start_on(&self, root: &Path, options: &[&str], users: Users, program: &[&str]) -> Container {
         let number = self.started.fetch_add(1, Ordering::Relaxed);
         let name = format!("{}-{number}", self.prefix);
         let mut podman = self.podman(&["run", "--rm", "--name", &name, "--network=none"]);
@@ -139,7 +166,7 @@ impl<'host> Containers<'host> {
         // The host finds its own processes by this variable.
         podman.arg("--env").arg(format!("DEEPRES_E2E={}", self.host.path().display()));
         // With `:O` the container writes to an overlay of its own.
-        podman.arg("--rootfs").arg(format!("{}:O", root().display())).args(program);
+        podman.arg("--rootfs").arg(format!("{}:O", root.display())).args(program);
         Container { name, process: self.host.spawn(podman) }
     }
 
@@ -208,15 +235,29 @@ pub fn prepare(is_portable: bool) -> Result<PathBuf> {
     let folder = cache::entry("containers", &recipe, |folder| {
         // The cache owns the entry's folder. The user of the containers owns the folder inside.
         let root = folder.join(ROOT);
-        eprintln!("making a root file system of Debian {distribution} in {} (kept)", root.display());
-        let include = format!("--include={FURTHER_PACKAGES}");
-        let mut debootstrap = Command::new("debootstrap");
-        debootstrap.args(["--variant=minbase", &include, &distribution]).arg(&root).arg(mirror()?);
-        run(&mut debootstrap).with_context(|| format!("it needs {PACKAGES}: apt-get install {PACKAGES}"))?;
+        debootstrap(&distribution, FURTHER_PACKAGES, &root)?;
         let owner = format!("{OUTER_ROOT}:{OUTER_ROOT}");
         run(Command::new("chown").args(["--recursive", "--no-dereference", &owner]).arg(&root))
     })?;
     Ok(folder.join(ROOT))
+}
+
+/// Returns the folder of the root file system with systemd. Makes it first if the cache lacks it.
+pub fn system_root() -> Result<PathBuf> {
+    let recipe = format!("{SYSTEM_DISTRIBUTION}, {SYSTEM_PACKAGES}");
+    let folder = cache::entry("system", &recipe, |folder| {
+        debootstrap(SYSTEM_DISTRIBUTION, SYSTEM_PACKAGES, &folder.join(ROOT))
+    })?;
+    Ok(folder.join(ROOT))
+}
+
+/// Makes a root file system of a Debian distribution with further packages in the folder `root`.
+fn debootstrap(distribution: &str, packages: &str, root: &Path) -> Result<()> {
+    eprintln!("making a root file system of Debian {distribution} in {} (kept)", root.display());
+    let include = format!("--include={packages}");
+    let mut debootstrap = Command::new("debootstrap");
+    debootstrap.args(["--variant=minbase", &include, distribution]).arg(root).arg(mirror()?);
+    run(&mut debootstrap).with_context(|| format!("it needs {PACKAGES}: apt-get install {PACKAGES}"))
 }
 
 /// Returns the code name of this machine's Debian. The glibc of this release is new enough for

@@ -117,6 +117,11 @@ pub fn torch_alone() -> Result<Venv> {
     with_requirements("venv-torch-alone", "requirements-torch-alone.txt", &recipe)
 }
 
+/// Returns the environment with a Jupyter kernel. Makes the environment first if the cache lacks it.
+pub fn jupyter() -> Result<Venv> {
+    with_requirements("venv-jupyter", "requirements-jupyter.txt", &Recipe::default())
+}
+
 /// Returns the environment of one of the [`FRAMEWORKS`]. Makes the environment first if the cache
 /// lacks it.
 pub fn framework(name: &str) -> Result<Venv> {

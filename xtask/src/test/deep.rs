@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use deepres_e2e::venv;
+use deepres_e2e::{containers, venv};
 
 use super::tally::Tally;
 use super::{EndToEnd, all_of, cargo_tests, heading, models, prepare, program};
@@ -25,11 +25,17 @@ const COMMIT: &str = "Commit: ";
 /// Runs the deep track.
 pub fn run(tally: &mut Tally) -> Result<()> {
     prepare(true)?;
+    if rustix::process::geteuid().is_root() {
+        containers::system_root()?;
+    }
+    venv::jupyter()?;
     for framework in venv::FRAMEWORKS {
         venv::framework(framework)?;
     }
     heading("cargo xtask dist");
-    let artefacts = dist::run()?;
+    let artefacts = dist::build()?;
+    heading("cargo xtask dist --verify");
+    tally.check("cargo xtask dist --verify", dist::verify(&artefacts));
     venv::pycuda(&venv::clients()?, &artefacts.simgpu())?;
     heading("cargo build --workspace --lib --bins --tests");
     let programs = program::build_all()?;

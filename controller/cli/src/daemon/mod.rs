@@ -5,8 +5,8 @@ mod log;
 pub mod log_file;
 
 use anyhow::{Result, bail};
-use deepres_daemon::{Gpu, Inherited, Options, lock_directories};
-use deepres_model::config::{Config, parse_address};
+use deepres_daemon::{Configuration, Gpu, GpuError, Inherited, Options, is_supervised, lock_directories};
+use deepres_model::config::{Loaded, parse_address};
 use deepres_model::directory::Directory;
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use std::io::Write;
@@ -14,6 +14,7 @@ use std::mem::MaybeUninit;
 use std::net::SocketAddr;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::task::Poll;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -56,8 +57,8 @@ pub struct Args {
     report_to: Option<RawFd>,
 }
 
-/// Runs the daemon until a signal stops it.
-pub fn run(args: &Args) -> Result<()> {
+/// Runs the daemon until a signal stops it. Returns the exit status.
+pub fn run(args: &Args) -> Result<ExitCode> {
     hide();
     if args.exit_idle {
         leave::the_job();
@@ -76,7 +77,18 @@ pub fn run(args: &Args) -> Result<()> {
     if let (Err(error), Some(mut report)) = (&outcome, report) {
         let _ = writeln!(report, "{}", super::explain(error));
     }
-    outcome
+    match outcome {
+        Err(error) if lacks_gpu(&error) => {
+            eprintln!("deepres: {}", super::explain(&error));
+            Ok(ExitCode::from(super::NO_GPU))
+        }
+        outcome => outcome.map(|()| ExitCode::SUCCESS),
+    }
+}
+
+/// Returns whether the daemon ended because this machine has no GPU, or no driver for one.
+fn lacks_gpu(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(GpuError::NoLibrary(_) | GpuError::None))
 }
 
 /// Keeps other processes of the same user from reading this process's memory and descriptors,
@@ -99,8 +111,15 @@ fn inherited(fd: RawFd) -> Result<std::fs::File> {
 
 fn serve(args: &Args, inherited: Inherited, ready: impl FnOnce()) -> Result<()> {
     let _log = log::init(&args.log, args.log_file.as_deref())?;
-    let mut config = Config::load(args.config.as_deref())?;
-    config.metrics = args.metrics.or(config.metrics);
+    let (file, metrics) = (args.config.clone(), args.metrics);
+    let config = Configuration::read_by(move || {
+        let mut loaded = Loaded::load(file.as_deref())?;
+        if metrics.is_some() {
+            loaded.config.metrics = metrics;
+            loaded.set_by_option("metrics", "--metrics");
+        }
+        Ok(loaded)
+    })?;
     let gpus = Gpu::all()?;
     let topology = Gpu::topology(&gpus)
         .inspect_err(|error| tracing::warn!("the daemon cannot read how the GPUs reach each other: {error}"));
@@ -122,11 +141,13 @@ fn serve(args: &Args, inherited: Inherited, ready: impl FnOnce()) -> Result<()> 
     Ok(())
 }
 
-/// Returns at SIGTERM, SIGINT or SIGHUP (the terminal has gone). If the parent process made this
+/// Returns at SIGTERM, SIGINT or SIGHUP (the terminal has gone). From a service manager, SIGHUP means
+/// that the daemon reads its configuration again. If the parent process made this
 /// process ignore a signal, as nohup does, the signal stays ignored.
 async fn told_to_stop() {
     let kinds = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()];
-    let heeded = kinds.into_iter().filter(|kind| !is_ignored(*kind));
+    let is_reload = |kind: &SignalKind| *kind == SignalKind::hangup() && is_supervised();
+    let heeded = kinds.into_iter().filter(|kind| !is_ignored(*kind) && !is_reload(kind));
     // If a handler cannot be set, the signal ends the process. Tenants survive the daemon's end.
     let mut signals: Vec<Signal> = heeded.filter_map(|kind| signal(kind).ok()).collect();
     std::future::poll_fn(|context| {
@@ -151,6 +172,13 @@ fn is_ignored(kind: SignalKind) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_lack_of_gpus_ends_the_daemon_without_a_restart() {
+        assert!(lacks_gpu(&GpuError::None.into()));
+        assert!(!lacks_gpu(&GpuError::Silent(std::time::Duration::ZERO).into()));
+        assert!(!lacks_gpu(&anyhow::anyhow!("another reason")));
+    }
 
     #[test]
     fn the_daemon_is_hidden_from_its_users_other_processes() {

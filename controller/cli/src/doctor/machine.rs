@@ -1,15 +1,14 @@
 //! Checks of the machine: preloading, confinement and containers.
 
 use super::Check;
+use crate::run::find_interposer;
 use deepres_model::admin::client::Client;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 /// File with libraries that the dynamic linker loads into every process.
 const PRELOADS: &str = "/etc/ld.so.preload";
 const LIBRARY: &str = "libdeepres.so";
-/// Variable that names another place for the interposer.
-const NAMED_BY: &str = "DEEPRES_LIBRARY";
 /// Directories with descriptions of CDI devices.
 const CDI_FOLDERS: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];
 const RUNTIMES: [&str; 5] = ["podman", "docker", "nerdctl", "containerd", "crio"];
@@ -55,16 +54,8 @@ fn preload() -> Check {
             "remove the line: every program prints a complaint",
         );
     }
-    let program = std::env::current_exe().ok();
-    let beside = program.as_deref().and_then(Path::parent).map(|folder| folder.join(LIBRARY));
-    let named = std::env::var_os(NAMED_BY).filter(|named| !named.is_empty()).map(PathBuf::from);
-    let places = match named {
-        // If the variable is set, `deepres run` looks in no other place.
-        Some(named) => [Some(named), None],
-        None => [beside, Some(PathBuf::from("/usr/lib/deepres").join(LIBRARY))],
-    };
-    match places.into_iter().flatten().find(|place| place.is_file()) {
-        Some(place) => match complaint(&place) {
+    match find_interposer() {
+        Ok(place) => match complaint(&place) {
             None => Check::good("preload", format!("{} loads", place.display())),
             Some(complaint) => Check::bad(
                 "preload",
@@ -72,12 +63,10 @@ fn preload() -> Check {
                 "install the library that belongs to this program and machine (`cargo xtask dist` builds both)",
             ),
         },
-        None => Check::bad(
+        Err(error) => Check::bad(
             "preload",
-            format!(
-                "cannot find {LIBRARY}: neither at the place that {NAMED_BY} names, nor beside this program, nor in /usr/lib/deepres"
-            ),
-            format!("put the library beside this program, or name its path by {NAMED_BY}"),
+            error.to_string(),
+            "install deepres by a package, or put the library beside this program",
         ),
     }
 }

@@ -37,11 +37,9 @@ pub struct Args {
 
 /// Runs all checks and prints them.
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let mut checks = kernel::checks();
-    checks.extend(driver::checks());
-    checks.extend(machine::checks());
+    let checks = checks();
     let worst = checks.iter().map(|check| check.verdict).max();
-    match print(&checks, args.json) {
+    match print(&checks, args.json, has_colours(&io::stdout()), &mut io::stdout().lock()) {
         // The reader has closed the pipe (`deepres doctor | head`).
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
         printed => printed?,
@@ -49,9 +47,18 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(if worst == Some(Verdict::Bad) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-fn print(checks: &[Check], is_json: bool) -> io::Result<()> {
-    let has_colours = has_colours(&io::stdout());
-    let mut out = io::stdout().lock();
+/// Returns the output of the command, for a report.
+pub fn report() -> Result<String> {
+    let mut text = Vec::new();
+    print(&checks(), false, false, &mut text)?;
+    Ok(String::from_utf8(text)?)
+}
+
+fn checks() -> Vec<Check> {
+    [kernel::checks(), driver::checks(), machine::checks()].concat()
+}
+
+fn print(checks: &[Check], is_json: bool, has_colours: bool, mut out: &mut dyn Write) -> io::Result<()> {
     if is_json {
         serde_json::to_writer_pretty(&mut out, checks)?;
         return writeln!(out);

@@ -56,12 +56,9 @@ pub fn find_interposer() -> Result<PathBuf> {
         None => {
             let program = std::env::current_exe().context("cannot find the path of this program")?;
             let beside = program.parent().unwrap_or(Path::new("/"));
-            let places = [
-                beside.to_owned(),
-                beside.join("../lib/deepres"),
-                beside.join("../lib"),
-                SYSTEM_PLACE.into(),
-            ];
+            let prefix = beside.parent().unwrap_or(Path::new("/"));
+            let places =
+                [beside.to_owned(), prefix.join("lib/deepres"), prefix.join("lib"), SYSTEM_PLACE.into()];
             let Some(found) = places.iter().map(|place| place.join(INTERPOSER)).find(|file| file.is_file())
             else {
                 let looked: Vec<_> = places.iter().map(|place| place.display().to_string()).collect();

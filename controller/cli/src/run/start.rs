@@ -5,6 +5,7 @@ use anyhow::{Context, Result, bail};
 use deepres_abi::directory::DIRECTORY_VARIABLE;
 use deepres_daemon::make_own_directory;
 use deepres_model::directory::Directory;
+use deepres_model::process::own_program;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -28,8 +29,7 @@ pub fn daemon(directory: &Directory, is_running: impl Fn() -> Result<bool>) -> R
     let log_file = directory.log_file();
     let log = open(&log_file)?;
     let (report, reporter) = pipe_with(PipeFlags::CLOEXEC)?;
-    let program = std::env::current_exe().context("cannot find the path of this program")?;
-    let mut command = Command::new(program);
+    let mut command = Command::new(own_program().context("cannot find the path of this program")?);
     command
         .args(["daemon", "--exit-idle", "--report-to", &reporter.as_raw_fd().to_string()])
         .arg("--log-file")

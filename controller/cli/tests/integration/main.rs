@@ -2,5 +2,6 @@
 
 mod cdi;
 mod cli;
+mod config;
 mod units;
 mod versions;

@@ -5,7 +5,10 @@ use crate::tenant::Terms;
 use deepres_abi::wish::Key;
 use deepres_model::admin::{Reply, Resumption, ShareStatus};
 use deepres_model::authority::{self, Wish};
+use deepres_model::config::Config;
+use deepres_model::process;
 use deepres_model::text::harmless;
+use std::collections::BTreeSet;
 use tokio::sync::oneshot;
 
 /// The reply to the administrator, and the orders to the arbiters.
@@ -83,6 +86,35 @@ impl Registry {
         Ok((Reply::Resumed { resumption }, self.tell(name)))
     }
 
+    /// Replaces the configuration. The new caps and defaults hold for all tenants. Returns the orders
+    /// to the arbiters.
+    pub fn configure(&mut self, config: Config) -> Vec<Order> {
+        self.config = config;
+        let defaults = self.config.defaults.wish();
+        let (mut users, mut raised) = (BTreeSet::new(), Vec::new());
+        for (name, tenant) in self.tenants.iter_mut() {
+            let before_bytes = tenant.terms.promised_bytes();
+            let process = tenant.members.sessions().values().next().map(|session| session.pid);
+            if let Some(groups) = process.and_then(groups_of) {
+                let has_caps = |group: &u32| self.config.groups.contains_key(&group.to_string());
+                tenant.owner.groups = groups.into_iter().filter(has_caps).collect();
+            }
+            let caps = self.config.caps_of(tenant.owner.user, &tenant.owner.groups);
+            tenant.terms.set_rules(defaults, caps);
+            users.insert(tenant.owner.user);
+            if tenant.terms.promised_bytes() > before_bytes {
+                raised.push(name.to_owned());
+            }
+        }
+        for name in raised {
+            self.memory.promise_more(&mut self.tenants, &self.gpus, &name);
+        }
+        users.into_iter().for_each(|user| drop(self.share_out(user)));
+        let renewed = self.renew_ceilings();
+        let names: Vec<String> = self.tenants.iter().map(|(name, _)| name.to_owned()).collect();
+        names.iter().flat_map(|name| self.tell(name)).chain(renewed).collect()
+    }
+
     /// Takes back an administrator's change to a tenant: the settings of the terms `before` hold
     /// again. The function does not wait for the arbiters.
     pub fn take_back(&mut self, name: &str, before: &Terms) {
@@ -108,6 +140,13 @@ impl Registry {
     }
 }
 
+/// Returns the groups of a process, as the kernel shows them.
+fn groups_of(pid: u32) -> Option<Vec<u32>> {
+    let status = process::text(pid, "status")?;
+    let groups = status.lines().find_map(|line| line.strip_prefix("Groups:"))?;
+    Some(groups.split_whitespace().filter_map(|group| group.parse().ok()).collect())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -117,12 +156,12 @@ mod tests {
     use crate::shm::{SharedPage, Writer};
     use crate::tenant::{Owner, Tenant};
     use deepres_abi::beat::BeatPage;
-    use deepres_model::config::{CapOf, Caps, Config};
+    use deepres_model::config::{CapOf, Caps};
     use deepres_model::identity::Found;
     use std::sync::Arc;
 
-    #[test]
-    fn a_change_that_is_taken_back_leaves_the_settings_and_the_grant_of_before() {
+    /// Returns a registry with a tenant `t` of user 1000 that asks for 40 %.
+    fn registry_with_a_tenant() -> Registry {
         let beat = SharedPage::<BeatPage>::create("deepres-beat", Writer::Controller).unwrap();
         let mut registry = Registry::new(Config::default(), Gpus::default(), Arc::new(beat));
         let owner = Owner {
@@ -135,6 +174,31 @@ mod tests {
         let asked = Wish { share_ppm: Some(400_000), ..Wish::default() };
         let terms = Terms::new(asked, Wish::default(), (Caps::NONE, CapOf::Everyone));
         registry.tenants.add("t".to_owned(), Tenant::new(1, owner, terms, TenantMemory::new().unwrap()));
+        registry
+    }
+
+    #[test]
+    fn a_new_configuration_binds_the_tenants_that_run() {
+        let mut registry = registry_with_a_tenant();
+        let granted = |registry: &Registry| registry.tenants.get("t").unwrap().terms.granted();
+        let caps = Caps { share_ppm: 100_000, ..Caps::NONE };
+        let config = Config { users: [("1000".to_owned(), caps)].into(), ..Config::default() };
+        drop(registry.configure(config));
+        assert_eq!(granted(&registry).share_ppm.value, Some(100_000));
+        drop(registry.configure(Config::default()));
+        assert_eq!(granted(&registry).share_ppm.value, Some(400_000));
+    }
+
+    #[test]
+    fn the_groups_of_a_process_are_known() {
+        let own: Vec<u32> =
+            rustix::process::getgroups().unwrap().iter().map(|group| group.as_raw()).collect();
+        assert_eq!(groups_of(std::process::id()), Some(own));
+    }
+
+    #[test]
+    fn a_change_that_is_taken_back_leaves_the_settings_and_the_grant_of_before() {
+        let mut registry = registry_with_a_tenant();
         let share = |ppm| Wish { share_ppm: Some(ppm), ..Wish::default() };
         registry.set("t", share(600_000), &[]).unwrap();
         let terms = |registry: &Registry| registry.tenants.get("t").unwrap().terms.clone();

@@ -17,6 +17,9 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
+/// The program of this process, even if a package manager has replaced or removed its file. A mover
+/// and its daemon are of one version.
+const OWN_PROGRAM: &str = "/proc/self/exe";
 /// The prefix of the mover's error messages.
 const ERROR_PREFIX: &str = "deepres: ";
 
@@ -79,8 +82,8 @@ impl Mover {
         ours.set_nonblocking(true)?;
         let channel = BufReader::new(UnixStream::from_std(ours)?);
         let theirs = OwnedFd::from(theirs);
-        let mut command = Command::new(std::env::current_exe()?);
-        command.arg("away").args(options).args(pids.iter().map(u32::to_string));
+        let mut command = Command::new(OWN_PROGRAM);
+        command.arg0("deepres").arg("away").args(options).args(pids.iter().map(u32::to_string));
         // The mover's errors come through the same channel as its answers. The mover has a process
         // group of its own, so that signals to the daemon's group do not reach it.
         command.stdin(Stdio::from(theirs.try_clone()?)).stderr(Stdio::from(theirs.try_clone()?));

@@ -62,7 +62,7 @@ struct Has {
 #[derive(Debug)]
 pub struct Connections {
     /// The most connections for which there are descriptors.
-    room: usize,
+    room: Cell<usize>,
     /// The sources that have connections, or whose next turns are still delayed.
     by_source: RefCell<BTreeMap<Source, Has>>,
     arriving: Rc<RefCell<BTreeMap<Source, usize>>>,
@@ -156,7 +156,13 @@ impl Connections {
     /// Returns the state without connections. `room` is the number of connections for which there
     /// are descriptors.
     pub fn new(room: usize) -> Self {
+        let room = Cell::new(room);
         Self { room, by_source: RefCell::default(), arriving: Rc::default(), turned_away: Rc::default() }
+    }
+
+    /// Changes the number of connections for which there are descriptors.
+    pub fn set_room(&self, room: usize) {
+        self.room.set(room);
     }
 
     /// Adds one connection of this source. Returns the turns of the source.
@@ -165,7 +171,7 @@ impl Connections {
     /// [`Refused`] if the source or the daemon has too many connections.
     pub fn enter(&self, source: &Source, config: &Config) -> Result<Turns, Refused> {
         let mut by_source = self.by_source.borrow_mut();
-        let limit = config.max_connections.min(self.room);
+        let limit = config.max_connections.min(self.room.get());
         let full = |reason| Err(Refused::new(RefusalKind::Full, reason));
         let now_ns = monotonic_ns();
         by_source.retain(|_, has| has.connections > 0 || !has.turns.is_as_new(now_ns));
@@ -215,7 +221,9 @@ impl Connections {
         let mut arriving = self.arriving.borrow_mut();
         let count = arriving.get(source).copied().unwrap_or(0);
         let others = arriving.values().sum::<usize>() - count;
-        if count >= half_of_the_rest(ARRIVING_AT_A_TIME.min(self.room / CONNECTIONS_PER_ARRIVAL), others) {
+        if count
+            >= half_of_the_rest(ARRIVING_AT_A_TIME.min(self.room.get() / CONNECTIONS_PER_ARRIVAL), others)
+        {
             return None;
         }
         arriving.insert(source.clone(), count + 1);

@@ -84,6 +84,17 @@ impl Terms {
         self.allotment.as_ref()
     }
 
+    /// Replaces the configuration's defaults, and the caps of the tenant's user. The tenant gets the
+    /// whole caps until the daemon shares them out. The part that the cluster gave to the job goes
+    /// on to bound the job.
+    pub fn set_rules(&mut self, defaults: Wish, caps: (Caps, CapOf)) {
+        self.part = Part::whole(&caps.0);
+        (self.defaults, self.caps) = (defaults, caps);
+        if let Some(allotment) = self.allotment.take() {
+            self.allot(allotment);
+        }
+    }
+
     /// Returns the terms in the form in which the daemon saves them.
     pub fn saved(&self) -> SavedTenant {
         SavedTenant {

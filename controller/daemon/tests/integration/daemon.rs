@@ -8,7 +8,7 @@ use deepres_model::admin::client::ClientError;
 use deepres_model::admin::{Reply, Request, ShareStatus};
 use deepres_model::authority::{Rule, Wish};
 use deepres_model::clock::monotonic_ns;
-use deepres_model::config::{CapOf, Caps, Config};
+use deepres_model::config::{CapOf, Caps, Config, Origin};
 use deepres_model::directory::Directory;
 use deepres_model::packet;
 use deepres_model::wish::Key;
@@ -48,6 +48,34 @@ fn a_session_gets_its_pages_its_bells_and_an_open_gate() {
         assert_eq!(slot.gate().state, GateState::Open);
         assert_eq!((slot.entitled_ppm(), slot.memory_limit()), (1_000_000, NO_LIMIT));
     }
+}
+
+#[test]
+fn a_reload_binds_tenants_that_run_ends_no_session_and_refuses_a_faulty_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("deepres.toml");
+    std::fs::write(&file, "tenant_linger_s = 60\n").unwrap();
+    let daemon = Daemon::start_from(&file);
+    let tenant = daemon.join("a", 500_000, 0);
+    assert_eq!(tenant.gate().memory_limit(), NO_LIMIT);
+    std::fs::write(&file, "\n[caps]\nmemory = \"256MiB\"\n[quantum]\nmin_ms = 5\n").unwrap();
+    let reply = daemon.client().ask(&Request::Reload).unwrap();
+    let (now, later) = (vec!["caps.memory".to_owned()], vec!["quantum.min_ms".to_owned()]);
+    assert_eq!(reply, Reply::Reloaded { file: Some(file.clone()), now, later });
+    assert_eq!(tenant.gate().memory_limit(), 256 << 20);
+
+    std::fs::write(&file, "tenant_linger_s = 60\ncaps = 5\n").unwrap();
+    let refused = daemon.client().ask(&Request::Reload).unwrap_err().to_string();
+    assert!(refused.starts_with("the daemon keeps its configuration: "), "{refused}");
+    assert!(refused.contains("deepres.toml:2:1"), "{refused}");
+    let Reply::Config { settings, .. } = daemon.client().ask(&Request::Config).unwrap() else { panic!() };
+    let shown = settings.into_iter().find(|setting| setting.key == "caps.memory").unwrap();
+    assert_eq!((shown.value.as_deref(), shown.origin), (Some("\"256 MiB\""), Origin::Line(3)));
+
+    std::fs::write(&file, "").unwrap();
+    daemon.client().ask(&Request::Reload).unwrap();
+    assert_eq!(tenant.gate().memory_limit(), NO_LIMIT);
+    assert_eq!(daemon.status().tenants[0].sessions.len(), 1);
 }
 
 #[test]
@@ -380,7 +408,7 @@ fn a_daemon_that_was_started_for_a_job_ends_when_it_was_idle_for_long_enough() {
     let directory = Directory::at(scratch.path().join("d"));
     let options = Options {
         directory: directory.clone(),
-        config: Config { idle_exit_s: 1, ..Config::default() },
+        config: Config { idle_exit_s: 1, ..Config::default() }.into(),
         gpus: Vec::new(),
         topology: None,
         locks: vec![scratch.path().to_owned()],

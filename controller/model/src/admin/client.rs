@@ -128,9 +128,20 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     pub fn question(request: &Request) -> Result<Reply, ClientError> {
+        Self::question_within(request, PATIENCE)
+    }
+
+    /// Asks like [`Self::question`], and waits at most for `patience` for each answer.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn question_within(request: &Request, patience: Duration) -> Result<Reply, ClientError> {
         match Self::connect() {
-            Ok(mut client) => client.ask(request),
-            Err(ClientError::Forbidden(path)) => ask_as_owner(path, request),
+            Ok(mut client) => {
+                client.set_patience(patience)?;
+                client.ask(request)
+            }
+            Err(ClientError::Forbidden(path)) => ask_as_owner(path, request, patience),
             Err(error) => Err(error),
         }
     }
@@ -186,7 +197,7 @@ impl Client {
 
 /// Asks a daemon about this user's own tenants. `path` is the admin socket, which is closed to this
 /// user.
-fn ask_as_owner(path: PathBuf, request: &Request) -> Result<Reply, ClientError> {
+fn ask_as_owner(path: PathBuf, request: &Request, patience: Duration) -> Result<Reply, ClientError> {
     let Some(directory) = path.parent().map(Directory::at) else { return Err(ClientError::Forbidden(path)) };
     let socket = directory.tenant_socket();
     directory::check_socket(&socket).map_err(ClientError::Untrusted)?;
@@ -203,7 +214,7 @@ fn ask_as_owner(path: PathBuf, request: &Request) -> Result<Reply, ClientError> 
         return Err(ClientError::Foreign { path: socket, uid });
     }
     for direction in [Timeout::Recv, Timeout::Send] {
-        set_socket_timeout(&connection, direction, Some(PATIENCE)).map_err(|error| failed(error.into()))?;
+        set_socket_timeout(&connection, direction, Some(patience)).map_err(|error| failed(error.into()))?;
     }
     packet::send(&connection, hello.as_bytes(), &[]).map_err(failed)?;
     let (packet, file) = Packet::receive_with_file(&connection).map_err(failed)?;

@@ -18,6 +18,7 @@ pub use declared::{Declared, Field, Measure, Measured, Metric, Role, Unit, info_
 pub use share::{GuardStatus, PriorityStatus, ShareStatus, TermStatus};
 
 use crate::authority::{Granted, Wish};
+use crate::config::Setting;
 use crate::identity::{Container, Found};
 use crate::quantity::Bytes;
 use deepres_abi::meter::WAIT_BUCKETS;
@@ -25,6 +26,7 @@ use deepres_policy::signals::{DriverRates, DriverSums};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
+use std::path::PathBuf;
 
 /// The most bytes in one request.
 pub const MAX_REQUEST_BYTES: usize = 4096;
@@ -37,6 +39,10 @@ pub enum Request {
     Status,
     /// Asks how each process reaches the driver.
     Coverage,
+    /// Asks for the daemon's configuration.
+    Config,
+    /// Makes the daemon read its configuration file again.
+    Reload,
     /// Adopts an unmanaged process.
     Adopt {
         /// The process.
@@ -98,6 +104,22 @@ pub enum Reply {
     Coverage {
         /// The processes, ordered by tenant.
         processes: Vec<ProcessCoverage>,
+    },
+    /// Reply to [`Request::Config`].
+    Config {
+        /// The file that the daemon read last, if there was one.
+        file: Option<PathBuf>,
+        /// Every key with the value that is in force.
+        settings: Vec<Setting>,
+    },
+    /// Reply to [`Request::Reload`]: the daemon has read its configuration file again.
+    Reloaded {
+        /// The file, if there was one.
+        file: Option<PathBuf>,
+        /// The keys whose new values are in force.
+        now: Vec<String>,
+        /// The keys whose new values come into force when the daemon next starts.
+        later: Vec<String>,
     },
     /// Reply to [`Request::Adopt`]: the process goes on.
     Adopted {

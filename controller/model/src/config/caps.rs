@@ -1,30 +1,30 @@
 //! The caps of users: for everybody, by group and by user.
 
-use crate::quantity::{parse_limit, parse_share};
+use crate::quantity::{Percent, limit_text, parse_limit, parse_share};
 use deepres_abi::PPM;
 use deepres_abi::grant::NO_LIMIT;
 use deepres_policy::class::Class;
 use deepres_policy::priority::Criticality;
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
 use std::str::FromStr;
 
 /// The most that a user may have. Share and memory bound all tenants of the user together. The
 /// other caps bind each tenant by itself.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Caps {
     /// The share, parts per million.
-    #[serde(rename = "share", deserialize_with = "share")]
+    #[serde(rename = "share", serialize_with = "percent", deserialize_with = "share")]
     pub share_ppm: u32,
     /// Memory on each GPU, bytes.
-    #[serde(rename = "memory", deserialize_with = "memory")]
+    #[serde(rename = "memory", serialize_with = "limit", deserialize_with = "memory")]
     pub memory_bytes: u64,
     /// The strongest class.
-    #[serde(deserialize_with = "word")]
+    #[serde(serialize_with = "shown", deserialize_with = "word")]
     pub class: Class,
     /// The highest criticality.
-    #[serde(deserialize_with = "word")]
+    #[serde(serialize_with = "shown", deserialize_with = "word")]
     pub criticality: Criticality,
     /// Whether deadlines count.
     pub deadline: bool,
@@ -112,4 +112,19 @@ pub fn word<'de, T: FromStr<Err: fmt::Display>, D: Deserializer<'de>>(
 ) -> Result<T, D::Error> {
     let text = String::deserialize(deserializer)?;
     text.parse().map_err(|error| serde::de::Error::custom(format!("`{text}`: {error}")))
+}
+
+/// Writes parts per million as a percentage.
+pub fn percent<S: Serializer>(ppm: &u32, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&Percent(*ppm))
+}
+
+/// Writes a size of memory, or the word that means no limit.
+fn limit<S: Serializer>(bytes: &u64, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&limit_text(*bytes))
+}
+
+/// Writes a value as people read it.
+fn shown<T: fmt::Display, S: Serializer>(value: &T, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(value)
 }

@@ -1,6 +1,8 @@
 //! The name of a device in the configuration.
 
 use deepres_abi::probe::MINOR_MASK;
+use serde::{Serialize, Serializer};
+use std::fmt;
 use std::str::FromStr;
 
 /// The largest major number.
@@ -22,6 +24,23 @@ pub struct DeviceKey {
     "`{0}` is not a device; give a name from /proc/devices, NAME=MAJOR or NAME=MAJOR:MINOR, for example nvidia-uvm=241:0"
 )]
 pub struct DeviceKeyError(String);
+
+impl fmt::Display for DeviceKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)?;
+        match self.number {
+            Some((major, Some(minor))) => write!(f, "={major}:{minor}"),
+            Some((major, None)) => write!(f, "={major}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Serialize for DeviceKey {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
 
 impl FromStr for DeviceKey {
     type Err = DeviceKeyError;
@@ -51,6 +70,13 @@ impl FromStr for DeviceKey {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn shown_devices_are_read_back() {
+        for text in ["nvidia-uvm", "nvidia-uvm=241", "nvidia-uvm=241:0"] {
+            assert_eq!(text.parse::<DeviceKey>().unwrap().to_string(), text);
+        }
+    }
 
     #[test]
     fn malformed_devices_are_refused() {

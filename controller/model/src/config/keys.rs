@@ -1,16 +1,22 @@
 //! The configuration's keys and their types. By this list, an error message can name a mistyped
 //! key, or a value of the wrong type, in words.
 
+use super::{ANY, HEARTBEAT_LIMIT_MS, MAX_CONNECTIONS, MOVING_MS, Position, QUANTUM_MS};
 use crate::wish;
+use deepres_abi::class::Class;
+use std::collections::BTreeMap;
+use std::ops::Range;
 use toml::de::{DeTable, DeValue};
 
 /// The type of the value that a key of the configuration takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Takes {
-    /// A whole number that is not negative.
-    Number,
+pub enum Takes {
+    /// A whole number in these bounds.
+    Number(&'static Range<u64>),
     /// A text, with an example.
     Text(&'static str),
+    /// One of these texts.
+    Word(&'static [&'static str]),
     /// `true` or `false`.
     Switch,
     /// A list of texts, with an example.
@@ -23,18 +29,22 @@ enum Takes {
 
 /// A key of the configuration: its name, and the type of its value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Key(&'static str, Takes);
+pub struct Key(pub &'static str, pub Takes);
 
-const TOP: &[Key] = &[
-    Key("heartbeat_limit_ms", Takes::Number),
-    Key("fail_mode", Takes::Text("open")),
-    Key("tenant_linger_s", Takes::Number),
-    Key("suspend_turn_ms", Takes::Number),
-    Key("memory_follow_ms", Takes::Number),
-    Key("suspend_limit_ms", Takes::Number),
-    Key("idle_exit_s", Takes::Number),
-    Key("max_connections", Takes::Number),
-    Key("max_connections_per_user", Takes::Number),
+/// The classes, the strongest first.
+const CLASSES: &[&str] = &[Class::ALL[0].name(), Class::ALL[1].name(), Class::ALL[2].name()];
+
+/// All keys, in the order of the documented file.
+pub const TOP: &[Key] = &[
+    Key("heartbeat_limit_ms", Takes::Number(&HEARTBEAT_LIMIT_MS)),
+    Key("fail_mode", Takes::Word(&["open", "closed"])),
+    Key("tenant_linger_s", Takes::Number(&ANY)),
+    Key("suspend_turn_ms", Takes::Number(&MOVING_MS)),
+    Key("memory_follow_ms", Takes::Number(&MOVING_MS)),
+    Key("suspend_limit_ms", Takes::Number(&MOVING_MS)),
+    Key("idle_exit_s", Takes::Number(&ANY)),
+    Key("max_connections", Takes::Number(&MAX_CONNECTIONS)),
+    Key("max_connections_per_user", Takes::Number(&MAX_CONNECTIONS)),
     Key("admin_group", Takes::Text("gpuadmin")),
     Key("metrics", Takes::Text("127.0.0.1:9442")),
     Key("shared_names", Takes::Texts("train")),
@@ -49,24 +59,28 @@ const TOP: &[Key] = &[
     Key("priority", Takes::Section(PRIORITY)),
     Key("defaults", Takes::Section(DEFAULTS)),
 ];
-const QUANTUM: &[Key] = &[Key("min_ms", Takes::Number), Key("max_ms", Takes::Number)];
+const QUANTUM: &[Key] =
+    &[Key("min_ms", Takes::Number(&QUANTUM_MS)), Key("max_ms", Takes::Number(&QUANTUM_MS))];
 const PROBES: &[Key] = &[
     Key("enabled", Takes::Switch),
     Key("devices", Takes::Texts("nvidia-uvm")),
-    Key("unmanaged", Takes::Text("report")),
+    Key("unmanaged", Takes::Word(&["report", "warn", "hold"])),
 ];
 const SLURM: &[Key] = &[Key("check_claims", Takes::Switch)];
 const CAPS: &[Key] = &[
     Key("share", Takes::Text("50%")),
     Key("memory", Takes::Text("8GiB")),
-    Key("class", Takes::Text("fair")),
+    Key("class", Takes::Word(CLASSES)),
     Key("criticality", Takes::Text("high")),
     Key("deadline", Takes::Switch),
     Key("slo", Takes::Switch),
     Key("charge_copies", Takes::Switch),
 ];
-const PRIORITY: &[Key] =
-    &[Key("urgency", Takes::Number), Key("size", Takes::Number), Key("criticality", Takes::Number)];
+const PRIORITY: &[Key] = &[
+    Key("urgency", Takes::Number(&ANY)),
+    Key("size", Takes::Number(&ANY)),
+    Key("criticality", Takes::Number(&ANY)),
+];
 /// The keys of all wishes that may have a default.
 const DEFAULTS: &[Key] = &{
     let mut keys = [Key("", Takes::Switch); DEFAULTS_COUNT];
@@ -94,6 +108,7 @@ const DEFAULTS_COUNT: usize = {
 const fn takes(kind: wish::Kind) -> Takes {
     match kind {
         wish::Kind::Switch => Takes::Switch,
+        wish::Kind::Class => Takes::Word(CLASSES),
         kind => Takes::Text(wish::example(kind)),
     }
 }
@@ -161,14 +176,21 @@ fn wrong_in(table: &DeTable<'_>, prefix: &str, known: &[Key]) -> Option<Wrong> {
                 })
             }
             (Takes::Section(_) | Takes::Sections(_), _) => is(format!("a section (`[{path}]`)")),
-            (Takes::Number, DeValue::Integer(number)) => {
-                match i64::from_str_radix(number.as_str(), number.radix()) {
-                    Ok(0..) => None,
-                    Ok(_) => is("a whole number that is not negative".to_owned()),
+            (Takes::Number(bounds), DeValue::Integer(number)) => {
+                match i64::from_str_radix(number.as_str(), number.radix()).map(u64::try_from) {
+                    Ok(Ok(number)) if bounds.contains(&number) => None,
+                    Ok(Ok(number)) => {
+                        let (least, most) = (bounds.start, bounds.end - 1);
+                        let message = format!("`{path}` is {number}; it must be from {least} to {most}");
+                        Some(Wrong { offset: name.span().start, message })
+                    }
+                    Ok(Err(_)) => is("a whole number that is not negative".to_owned()),
                     Err(_) => is("a smaller number".to_owned()),
                 }
             }
-            (Takes::Text(_), DeValue::String(_)) | (Takes::Switch, DeValue::Boolean(_)) => None,
+            (Takes::Text(_) | Takes::Word(_), DeValue::String(_)) | (Takes::Switch, DeValue::Boolean(_)) => {
+                None
+            }
             (Takes::Texts(example), DeValue::Array(texts)) => {
                 let other = texts.iter().find(|text| !matches!(text.get_ref(), DeValue::String(_)))?;
                 let kind = kind(other.get_ref());
@@ -179,10 +201,58 @@ fn wrong_in(table: &DeTable<'_>, prefix: &str, known: &[Key]) -> Option<Wrong> {
             }
             (Takes::Switch, _) => is("true or false".to_owned()),
             (Takes::Texts(example), _) => is(format!("a list of texts, such as [\"{example}\"]")),
-            (Takes::Number, _) => is("a whole number without quotation marks".to_owned()),
-            (Takes::Text(example), _) => is(format!("a text in quotation marks, such as \"{example}\"")),
+            (Takes::Number(_), _) => is("a whole number without quotation marks".to_owned()),
+            (Takes::Text(example) | Takes::Word([example, ..]), _) => {
+                is(format!("a text in quotation marks, such as \"{example}\""))
+            }
+            (Takes::Word([]), _) => is("a text in quotation marks".to_owned()),
         }
     })
+}
+
+/// Returns every key with its value, as the file would give the value, in the order of the
+/// documented file. A key without a value has `None`.
+pub fn values(table: &toml::Table) -> Vec<(String, Option<String>)> {
+    let mut values = Vec::new();
+    values_in(table, "", TOP, &mut values);
+    values
+}
+
+fn values_in(table: &toml::Table, prefix: &str, keys: &[Key], values: &mut Vec<(String, Option<String>)>) {
+    for Key(name, takes) in keys {
+        let path = format!("{prefix}{name}");
+        let value = table.get(*name);
+        let sections = value.and_then(toml::Value::as_table);
+        match takes {
+            Takes::Section(keys) => {
+                values_in(sections.unwrap_or(&toml::Table::new()), &format!("{path}."), keys, values);
+            }
+            Takes::Sections(keys) => {
+                for (number, section) in sections.into_iter().flatten() {
+                    let section = section.as_table().cloned().unwrap_or_default();
+                    values_in(&section, &format!("{path}.{number}."), keys, values);
+                }
+            }
+            _ => values.push((path, value.map(ToString::to_string))),
+        }
+    }
+}
+
+/// Returns the line of each key that the file sets, from 1, by path.
+pub fn lines(table: &DeTable<'_>, text: &str) -> BTreeMap<String, usize> {
+    let mut lines = BTreeMap::new();
+    lines_in(table, "", text, &mut lines);
+    lines
+}
+
+fn lines_in(table: &DeTable<'_>, prefix: &str, text: &str, lines: &mut BTreeMap<String, usize>) {
+    for (name, value) in table {
+        let path = format!("{prefix}{}", name.get_ref());
+        match value.get_ref() {
+            DeValue::Table(section) => lines_in(section, &format!("{path}."), text, lines),
+            _ => drop(lines.insert(path, Position::at(text, name.span().start).line)),
+        }
+    }
 }
 
 fn hint(name: &str, known: &[Key]) -> String {

@@ -6,19 +6,23 @@ mod device;
 mod keys;
 mod policy;
 mod probes;
+mod schema;
+mod settings;
 
 pub use probes::{ProbesKeys, UnmanagedPolicy};
 
 pub use caps::{CapOf, Caps};
 pub use device::{DeviceKey, DeviceKeyError};
 pub use policy::{Defaults, PriorityKeys};
+pub use schema::schema;
+pub use settings::{Loaded, Origin, Reloaded, Setting};
 
 use crate::text::{harmless, is_name};
 use deepres_abi::grant::FailMode;
 use deepres_abi::wire::TENANT_NAME_BYTES;
 use deepres_policy::tuning::QuantumBounds;
 use serde::de::Error as _;
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -41,9 +45,11 @@ const MOVING_MS: Range<u64> = 100..86_400_001;
 const QUANTUM_MS: Range<u64> = 1..1_001;
 /// Bounds of the number of connections. No machine has more descriptors than the upper bound.
 const MAX_CONNECTIONS: Range<u64> = 1..1_000_001;
+/// Bounds of a number without other bounds: the numbers that TOML has.
+const ANY: Range<u64> = 0..i64::MAX as u64;
 
 /// The daemon's configuration.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// Time without a heartbeat after which tenants take the daemon for gone.
@@ -91,7 +97,7 @@ pub struct Config {
     /// Slurm's jobs.
     pub slurm: SlurmKeys,
     /// The part of the time that best-effort tenants may cost the owners, parts per million.
-    #[serde(rename = "max_harm", deserialize_with = "policy::part")]
+    #[serde(rename = "max_harm", serialize_with = "caps::percent", deserialize_with = "policy::part")]
     pub max_harm_ppm: u32,
     /// The weights of the terms of a priority value.
     pub priority: PriorityKeys,
@@ -144,7 +150,7 @@ fn listen_address<'de, D: Deserializer<'de>>(value: D) -> Result<Option<SocketAd
 }
 
 /// The tenants' behaviour without a daemon.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FailModeKey {
     /// Tenants launch without leases until a daemon is back.
@@ -172,7 +178,7 @@ impl FailModeKey {
 }
 
 /// The bounds of the quantum, as the configuration gives them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct QuantumKeys {
     /// The shortest quantum, ms.
@@ -248,22 +254,8 @@ pub enum ConfigError {
 }
 
 impl Config {
-    /// Reads `file`, else the user's file (unless the user is root), else the system's file. If
-    /// none of these files exists, returns the defaults.
-    ///
-    /// # Errors
-    /// [`ConfigError`], which names file, line and column.
-    pub fn load(file: Option<&Path>) -> Result<Self, ConfigError> {
-        if let Some(file) = file {
-            return Self::read(file);
-        }
-        match default_files().into_iter().find(|file| file.exists()) {
-            Some(file) => Self::read(&file),
-            None => Ok(Self::default()),
-        }
-    }
-
-    fn read(path: &Path) -> Result<Self, ConfigError> {
+    /// Reads a file. Returns the configuration, and the line of each key that the file sets.
+    fn read(path: &Path) -> Result<(Self, BTreeMap<String, usize>), ConfigError> {
         let text = std::fs::read_to_string(path)
             .map_err(|source| ConfigError::Unreadable { path: path.to_owned(), source })?;
         Self::parse(&text).map_err(|(Position { line, column }, message)| ConfigError::Invalid {
@@ -274,13 +266,14 @@ impl Config {
         })
     }
 
-    /// Reads a configuration. The error gives the position and the message.
-    fn parse(text: &str) -> Result<Self, (Position, String)> {
+    /// Reads a configuration. Returns the configuration, and the line of each key that the text sets.
+    /// The error gives the position and the message.
+    fn parse(text: &str) -> Result<(Self, BTreeMap<String, usize>), (Position, String)> {
         // The message quotes keys and texts of the file, which can have any characters.
         Self::checked(text).map_err(|(position, message)| (position, harmless(&message)))
     }
 
-    fn checked(text: &str) -> Result<Self, (Position, String)> {
+    fn checked(text: &str) -> Result<(Self, BTreeMap<String, usize>), (Position, String)> {
         let position = |offset| Position::at(text, offset);
         let at = |error: toml::de::Error| {
             (position(error.span().map_or(0, |span| span.start)), error.message().replace('\n', " "))
@@ -291,34 +284,41 @@ impl Config {
         }
         let config: Self = toml::from_str(text).map_err(at)?;
         config.check().map_err(|(key, message)| (position(keys::offset(table.get_ref(), &key)), message))?;
-        Ok(config)
+        Ok((config, keys::lines(table.get_ref(), text)))
+    }
+
+    /// Returns the configuration in the form of the file, with every key that has a value.
+    fn to_table(&self) -> toml::Table {
+        toml::Table::try_from(self).expect("each value has a form in the file")
+    }
+
+    /// Returns the configuration that a running daemon has after it reads `next`. Some keys change
+    /// only when a daemon starts.
+    fn reloaded(&self, next: &Self) -> Self {
+        Self {
+            heartbeat_limit_ms: self.heartbeat_limit_ms,
+            fail_mode: self.fail_mode,
+            admin_group: self.admin_group.clone(),
+            metrics: self.metrics,
+            gangs: self.gangs,
+            quantum: self.quantum,
+            probes: self.probes.clone(),
+            max_harm_ppm: self.max_harm_ppm,
+            priority: self.priority,
+            ..next.clone()
+        }
     }
 
     /// Checks the bounds that the types do not express. The error gives the key and the message.
     fn check(&self) -> Result<(), Impossible> {
         let at = |path: &[&str]| path.iter().map(|key| (*key).to_owned()).collect::<Vec<String>>();
-        let within = |key: &str, value, bounds: &Range<u64>| {
-            if bounds.contains(&value) {
-                return Ok(());
-            }
-            let message =
-                format!("`{key}` is {value}; it must be from {} to {}", bounds.start, bounds.end - 1);
-            Err((key.split('.').map(str::to_owned).collect(), message))
-        };
-        within("max_connections", self.max_connections as u64, &MAX_CONNECTIONS)?;
-        within("max_connections_per_user", self.max_connections_per_user as u64, &MAX_CONNECTIONS)?;
-        within("heartbeat_limit_ms", self.heartbeat_limit_ms, &HEARTBEAT_LIMIT_MS)?;
-        within("suspend_turn_ms", self.suspend_turn_ms, &MOVING_MS)?;
-        within("suspend_limit_ms", self.suspend_limit_ms, &MOVING_MS)?;
-        within("memory_follow_ms", self.memory_follow_ms, &MOVING_MS)?;
-        within("quantum.min_ms", self.quantum.min_ms, &QUANTUM_MS)?;
-        within("quantum.max_ms", self.quantum.max_ms, &QUANTUM_MS)?;
         if self.quantum.min_ms > self.quantum.max_ms {
             return Err((at(&["quantum", "min_ms"]), "`min_ms` is more than `max_ms`".to_owned()));
         }
-        within("priority", self.priority.sum(), &PriorityKeys::SUM).map_err(|(key, _)| {
-            (key, "the weights under [priority] add up to nothing or to more than a million; give other weights".to_owned())
-        })?;
+        if !PriorityKeys::SUM.contains(&self.priority.sum()) {
+            let message = "the weights under [priority] add up to nothing or to more than a million; give other weights";
+            return Err((at(&["priority"]), message.to_owned()));
+        }
         if self.defaults.lacks_share() {
             let message =
                 "`defaults.class` is guaranteed, and this class needs a share; give `defaults.share`";
@@ -422,7 +422,7 @@ mod tests {
     #[test]
     fn the_documented_file_is_the_defaults_and_documents_every_key() {
         let documented = include_str!("../../../deploy/deepres.toml");
-        assert_eq!(Config::parse(documented), Ok(Config::default()));
+        assert_eq!(Config::parse(documented).map(|(config, _)| config), Ok(Config::default()));
         let uncommented: String = documented
             .lines()
             .map(|line| {
@@ -433,8 +433,10 @@ mod tests {
             .map(|line| format!("{line}\n"))
             .collect();
         assert_ne!(uncommented, documented);
-        let mut config = Config::parse(&uncommented).unwrap();
+        let (mut config, _) = Config::parse(&uncommented).unwrap();
         assert_ne!(config.defaults, Defaults::default(), "there are examples");
+        let shown = toml::to_string(&config).unwrap();
+        assert_eq!(Config::parse(&shown).map(|(config, _)| config), Ok(config.clone()), "{shown}");
         config.defaults = Defaults::default();
         assert!(!config.users.is_empty() && !config.groups.is_empty(), "there are examples");
         assert_eq!(config.admin_group.as_deref(), Some("gpuadmin"));
@@ -543,7 +545,7 @@ mod tests {
     fn a_users_own_caps_come_before_those_of_groups_and_those_before_those_for_all() {
         let text = "[caps]\nshare = \"50%\"\n[groups.4]\nshare = \"60%\"\nclass = \"fair\"\n\
                     [groups.5]\nshare = \"20%\"\n[users.7]\nmemory = \"1GiB\"\n";
-        let config = Config::parse(text).unwrap();
+        let (config, _) = Config::parse(text).unwrap();
         let caps = |share_ppm, memory_bytes, class| Caps { share_ppm, memory_bytes, class, ..Caps::NONE };
         let all = caps(500_000, NO_LIMIT, Class::Guaranteed);
         assert_eq!(config.caps_of(1, &[1, 2]), (all, CapOf::Everyone));

@@ -1,18 +1,19 @@
 //! The configuration's keys for priorities, for the cost of guests, and for default wishes.
 
-use crate::quantity::parse_limit;
-use crate::wish::{Key, Kind, Value, Wish, about, parse};
+use crate::quantity::{limit_text, parse_limit};
+use crate::wish::{Key, Kind, Shown, Value, Wish, about, parse};
 use deepres_abi::grant::NO_LIMIT;
 use deepres_abi::quantity::parse_part;
 use deepres_policy::class::Class;
 use deepres_policy::lease::guard::DEFAULT_MAX_HARM_PPM;
 use deepres_policy::priority::Weights;
 use serde::de::{DeserializeSeed, Error, MapAccess, Visitor};
-use serde::{Deserialize, Deserializer};
+use serde::ser::SerializeMap as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
 
 /// The weights of the terms of the priority value. Only their ratio matters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PriorityKeys {
     /// The weight of urgency.
@@ -58,6 +59,29 @@ impl Defaults {
     /// Returns whether the class is guaranteed but the share is missing, which a guarantee needs.
     pub fn lacks_share(&self) -> bool {
         self.0.class == Some(Class::Guaranteed) && self.0.share_ppm.is_none()
+    }
+}
+
+impl Serialize for Defaults {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        for (key, value) in self.0.iter() {
+            match value {
+                Value::Switch(is_on) => map.serialize_entry(key.name(), &is_on)?,
+                value => map.serialize_entry(key.name(), &text(key, value))?,
+            }
+        }
+        map.end()
+    }
+}
+
+/// Returns the text from which the configuration reads exactly this value.
+fn text(key: Key, value: Value) -> String {
+    let shown = Shown(value).to_string();
+    match value {
+        Value::Bytes(bytes) => limit_text(bytes),
+        _ if parse(key.kind(), &shown).is_ok_and(|read| read == value) => shown,
+        value => value.to_string(),
     }
 }
 

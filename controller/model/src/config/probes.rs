@@ -1,10 +1,10 @@
 //! The configuration of the probes, which watch the use of GPUs.
 
 use super::DeviceKey;
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// The keys of the section `[probes]` of the configuration.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ProbesKeys {
     /// Whether the daemon attaches probes to the kernel.
@@ -31,7 +31,7 @@ impl ProbesKeys {
 }
 
 /// The ways in which the daemon can treat unmanaged processes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum UnmanagedPolicy {
     /// The status lists the processes.

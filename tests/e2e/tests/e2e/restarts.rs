@@ -393,6 +393,11 @@ fn a_service_manager_hands_over_its_sockets_and_is_told_how_things_are() {
     assert!(ps.tenants.iter().any(|tenant| !tenant.sessions.is_empty()), "it was let in: {ps:?}");
     let (name, launched) = (ps.tenants[0].name.clone(), ps.tenants[0].kernel_launches);
     hear("STATUS=1 processes of 1 tenants");
+    daemon.signal(Signal::HUP);
+    hear("RELOADING=1");
+    hear("READY=1");
+    let after = host.ps();
+    assert_eq!((after.daemon_pid, after.tenant(&name).pids()), (ps.daemon_pid, ps.tenant(&name).pids()));
 
     daemon.signal(Signal::TERM);
     hear("STOPPING=1");

@@ -1,7 +1,7 @@
 //! The daemon's configuration file.
 
 use deepres_abi::PPM;
-use deepres_model::config::{Config, ConfigError};
+use deepres_model::config::{ConfigError, Loaded};
 use std::path::PathBuf;
 
 /// Returns the path of a file of this thread, in memory if the machine has such a folder.
@@ -16,7 +16,7 @@ fn file() -> PathBuf {
 pub fn run(data: &[u8]) {
     let file = file();
     std::fs::write(&file, data).expect("the folder can be written to");
-    let loaded = Config::load(Some(&file));
+    let loaded = Loaded::load(Some(&file)).map(|loaded| loaded.config);
     std::fs::remove_file(&file).expect("the file is there");
     match loaded {
         Ok(config) => {

@@ -1,0 +1,180 @@
+//! `deepres config`: checks a configuration file, and shows the values in force and the schema.
+
+use anyhow::{Context, Result, bail};
+use deepres_daemon::group_number;
+use deepres_model::admin::client::{Client, ClientError};
+use deepres_model::admin::{Reply, Request};
+use deepres_model::config::{Loaded, Setting, schema};
+use serde_json::json;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// The text for a key without a value.
+const NO_VALUE: &str = "-";
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    /// Check a configuration file, as a daemon would when it starts
+    Check {
+        /// File to check [default: the file that a daemon of this user would read]
+        file: Option<PathBuf>,
+    },
+    /// Show every key with its value and the origin of the value
+    Show(Show),
+    /// Print the JSON schema of the configuration, for editors
+    Schema,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Without a file, the command asks the running daemon for the values in force. If no daemon runs, the command \
+shows the values with which a daemon of this user would start.
+
+Examples:
+  deepres config show
+  deepres config show lab.toml
+  deepres config show --json | jq '.settings[] | select(.origin != \"default\")'")]
+struct Show {
+    /// File to show instead of the running daemon's values
+    file: Option<PathBuf>,
+    /// Print everything as one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs a subcommand of `deepres config`.
+pub fn run(args: &Args) -> Result<()> {
+    match &args.command {
+        Command::Check { file } => check(file.as_deref()),
+        Command::Show(args) => show(args),
+        Command::Schema => print(|out| writeln!(out, "{:#}", schema())),
+    }
+}
+
+fn check(file: Option<&Path>) -> Result<()> {
+    let loaded = Loaded::load(file)?;
+    let Some(file) = &loaded.file else {
+        println!("there is no configuration file: the defaults are in force");
+        return Ok(());
+    };
+    if let Some(group) = &loaded.config.admin_group {
+        group_number(group).with_context(|| format!("{}: `admin_group`", file.display()))?;
+    }
+    println!("{}: no fault found", file.display());
+    Ok(())
+}
+
+/// The values of a configuration, and the place from which the command has them.
+struct Values {
+    source: String,
+    file: Option<PathBuf>,
+    settings: Vec<Setting>,
+}
+
+fn show(args: &Show) -> Result<()> {
+    let values = match &args.file {
+        Some(file) => of_file(Some(file), "values with which a daemon would start")?,
+        None => of_daemon()?,
+    };
+    print(|out| match args.json {
+        true => writeln!(out, "{:#}", json!({ "file": values.file, "settings": values.settings })),
+        false => out.write_all(table(&values).as_bytes()),
+    })
+}
+
+fn of_file(file: Option<&Path>, source: &str) -> Result<Values> {
+    let loaded = Loaded::load(file)?;
+    Ok(Values { source: source.to_owned(), settings: loaded.settings(), file: loaded.file })
+}
+
+/// Returns the values of the running daemon. If no daemon runs, returns the values with which a
+/// daemon would start.
+fn of_daemon() -> Result<Values> {
+    let mut client = match Client::connect() {
+        Ok(client) => client,
+        Err(ClientError::NoDaemon(_)) => {
+            return of_file(None, "no daemon runs: values with which a daemon of this user would start");
+        }
+        Err(error) => return Err(error.into()),
+    };
+    match client.ask(&Request::Config)? {
+        Reply::Config { file, settings } => {
+            Ok(Values { source: "values in force in the running daemon".to_owned(), file, settings })
+        }
+        other => bail!(
+            "the daemon sent an unexpected reply: {other:?}; use one deepres release for the daemon and this command"
+        ),
+    }
+}
+
+/// Returns the values as a table for people.
+fn table(values: &Values) -> String {
+    let file = match &values.file {
+        Some(file) => format!("file {}", file.display()),
+        None => "no configuration file".to_owned(),
+    };
+    let rows: Vec<[String; 3]> = values
+        .settings
+        .iter()
+        .map(|Setting { key, value, origin }| {
+            [key.clone(), value.clone().unwrap_or_else(|| NO_VALUE.to_owned()), origin.to_string()]
+        })
+        .collect();
+    let width = |column: usize, head: &str| {
+        rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0).max(head.len())
+    };
+    let (key_width, value_width) = (width(0, "KEY"), width(1, "VALUE"));
+    let line =
+        |key: &str, value: &str, origin: &str| format!("{key:key_width$}  {value:value_width$}  {origin}\n");
+    let mut text = format!("{}; {file}\n", values.source) + &line("KEY", "VALUE", "FROM");
+    text.extend(rows.iter().map(|[key, value, origin]| line(key, value, origin)));
+    text
+}
+
+/// Writes to standard output. A reader that closes the pipe early is no error.
+fn print(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<()> {
+    match write(&mut io::stdout().lock()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => Ok(written?),
+    }
+}
+
+/// Returns the values of the running daemon, or of the files, as text for a report.
+pub fn report() -> Result<String> {
+    Ok(table(&of_daemon()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use deepres_model::config::Origin;
+
+    #[test]
+    fn each_key_has_a_line_with_its_value_and_origin() {
+        let setting = |key: &str, value: Option<&str>, origin| Setting {
+            key: key.to_owned(),
+            value: value.map(str::to_owned),
+            origin,
+        };
+        let settings = vec![
+            setting("fail_mode", Some("\"open\""), Origin::Default),
+            setting("caps.share", Some("\"50%\""), Origin::Line(12)),
+            setting("admin_group", None, Origin::Default),
+        ];
+        let values = Values { source: "values".to_owned(), file: Some("/etc/d.toml".into()), settings };
+        assert_eq!(
+            table(&values),
+            "values; file /etc/d.toml\n\
+             KEY          VALUE   FROM\n\
+             fail_mode    \"open\"  default\n\
+             caps.share   \"50%\"   line 12\n\
+             admin_group  -       default\n"
+        );
+    }
+}

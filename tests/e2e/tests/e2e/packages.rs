@@ -1,0 +1,282 @@
+//! The packages of `cargo xtask dist` on the machines of users: the Debian package under systemd, and
+//! the wheel in a Python environment of a user without root.
+//!
+//! The packages are beside the product under test. `cargo xtask dist --built FOLDER` packs the
+//! product in a folder.
+
+use std::fs;
+use std::os::unix::fs::chown;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use deepres_e2e::artefacts::{nvrtc, python};
+use deepres_e2e::clients::{c_client_on, demo_simgpu, training_script};
+use deepres_e2e::containers::{Container, Containers};
+use deepres_e2e::prelude::*;
+use deepres_e2e::skip::root_or_skipped;
+
+/// A user without rights.
+const NOBODY: u32 = 65_534;
+/// Time within which systemd starts, however busy the machine is.
+const BOOTS_WITHIN: Duration = Duration::from_secs(60);
+/// The version of the next package. Debian's tools sort it after every version that deepres has.
+const NEXT_VERSION: &str = "999.0";
+
+/// Returns the package whose file name ends in this way.
+fn package(ending: &str) -> PathBuf {
+    let folder = artefacts().deepres.parent().expect("the product is in a folder");
+    let files = fs::read_dir(folder).expect("the folder of the product").flatten();
+    let mut packages = files.map(|file| file.path());
+    let found = packages.find(|path| path.to_string_lossy().ends_with(ending));
+    found
+        .unwrap_or_else(|| panic!("no {ending} in {0}; run `cargo xtask dist --built {0}`", folder.display()))
+}
+
+/// A Debian 12 with systemd and the simulated driver, in a container.
+struct System<'a> {
+    host: &'a Host,
+    containers: &'a Containers<'a>,
+    container: Container,
+}
+
+impl<'a> System<'a> {
+    /// Starts the system and the daemon's environment of the simulated GPU, and adds a user `alice`.
+    fn start(host: &'a Host, containers: &'a Containers<'a>, volumes: &[&Path]) -> Self {
+        let state = host.state_dir().display().to_string();
+        let simgpu = artefacts().simgpu.display().to_string();
+        let mut options = vec!["--env".to_owned(), format!("SIMGPU_STATE={state}")];
+        options.extend(["--volume".to_owned(), format!("{state}:{state}")]);
+        for folder in volumes.iter().copied().chain([Path::new(&simgpu)]) {
+            options.extend(["--volume".to_owned(), format!("{0}:{0}:ro", folder.display())]);
+        }
+        let options: Vec<&str> = options.iter().map(String::as_str).collect();
+        let system = Self { host, containers, container: containers.start_system(&options) };
+        eventually_within("systemd runs", BOOTS_WITHIN, || {
+            let asked = system.call(&["systemctl", "is-system-running"]);
+            ["running", "degraded"].contains(&asked.stdout.trim())
+        });
+        system.shell(&format!(
+            "echo {simgpu} > /etc/ld.so.conf.d/simgpu.conf && ldconfig && \
+             mkdir -p /etc/systemd/system/deepres.service.d && \
+             printf '[Service]\\nEnvironment=SIMGPU_STATE={state}\\nReadWritePaths={state}\\n' \
+             > /etc/systemd/system/deepres.service.d/simgpu.conf && useradd --create-home alice"
+        ));
+        system
+    }
+
+    /// Runs a program as root to its end.
+    fn call(&self, program: &[&str]) -> deepres_e2e::Finished {
+        self.host.finish(self.containers.exec(&self.container, &[], program))
+    }
+
+    /// Runs a script as root, which must succeed. Returns its output.
+    #[track_caller]
+    fn shell(&self, script: &str) -> String {
+        self.call(&["bash", "-ec", script]).success().stdout
+    }
+
+    /// Starts a job of `alice`, and waits until it launches.
+    fn job(&self, name: &str, share: &str) -> Process {
+        let client = client();
+        let run = ["deepres", "run", "--name", name, "--share", share, "--", &client];
+        let options = ["--interactive", "--user", "alice"];
+        self.host.start(self.containers.exec(&self.container, &options, &run), "ready")
+    }
+
+    fn ps(&self) -> Ps {
+        Ps::parse(&self.shell("deepres ps --json"))
+    }
+}
+
+/// Returns the client that keeps the GPU backlogged. It runs on every Debian from 11 on.
+fn client() -> String {
+    c_client_on(CLibrary::OldGlibc, "backlog", Way::ProcAddress).display().to_string()
+}
+
+/// Repacks a package of Debian under another version. Returns its path.
+fn next_version(host: &Host, package: &Path) -> PathBuf {
+    let (unpacked, next) = (host.path().join("unpacked"), host.path().join("next.deb"));
+    let mut unpack = Command::new("dpkg-deb");
+    unpack.arg("--raw-extract").arg(package).arg(&unpacked);
+    host.finish(unpack).success();
+    let control = unpacked.join("DEBIAN/control");
+    let text = fs::read_to_string(&control).expect("a package has a control file");
+    let lines = text.lines().map(|line| match line.starts_with("Version: ") {
+        true => format!("Version: {NEXT_VERSION}\n"),
+        false => format!("{line}\n"),
+    });
+    fs::write(&control, lines.collect::<String>()).expect("a folder of our own");
+    let mut pack = Command::new("dpkg-deb");
+    pack.args(["--root-owner-group", "-Znone", "--build"]).arg(&unpacked).arg(&next);
+    host.finish(pack).success();
+    next
+}
+
+#[test]
+#[ignore = "deep: installs the Debian package under systemd"]
+fn a_plain_users_jobs_outlive_the_upgrade_the_removal_and_the_purge_of_the_debian_package() {
+    let host = Host::new();
+    let Some(containers) = Containers::on(&host) else { return };
+    let deb = package("_amd64.deb");
+    let next = next_version(&host, &deb);
+    let client = PathBuf::from(client());
+    let folders = [&deb, &next, &client].map(|path| path.parent().expect("a file is in a folder"));
+    let system = System::start(&host, &containers, &folders);
+
+    system.shell(&format!("dpkg --install {}", deb.display()));
+    system.shell("systemctl is-active deepres.service deepres.socket deepres-admin.socket");
+    system.shell("deepres config check && test -s /usr/share/man/man1/deepres-run.1.gz");
+    let jobs = [system.job("first", "70%"), system.job("second", "30%")];
+    let completed = system.shell(
+        "source /usr/share/bash-completion/completions/deepres; COMP_WORDS=(deepres suspend fi); COMP_CWORD=2; \
+         COMP_TYPE=9; _clap_complete_deepres deepres fi suspend; echo \"${COMPREPLY[@]}\"",
+    );
+    assert_eq!(completed.trim(), "first");
+
+    let names = ["first", "second"];
+    let before = system.ps();
+    system.shell("echo 'tenant_linger_s = 61' >> /etc/deepres/deepres.toml; systemctl reload deepres");
+    let shown = system.shell("deepres config show");
+    assert!(shown.contains("/etc/deepres/deepres.toml") && shown.contains("61"), "{shown}");
+    assert_eq!(system.ps().daemon_pid, before.daemon_pid, "a reload keeps the daemon");
+
+    system.shell(&format!("dpkg --install --force-confold {}", next.display()));
+    let has_gone_on = |ps: &Ps| {
+        names.iter().all(|name| {
+            let now = ps.find(name).filter(|now| now.pids() == before.tenant(name).pids());
+            now.is_some_and(|now| now.kernel_launches > before.tenant(name).kernel_launches)
+        })
+    };
+    let ps = await_value(|| system.ps(), has_gone_on);
+    assert_ne!(ps.daemon_pid, before.daemon_pid, "the upgrade replaces the daemon");
+
+    system.shell("deepres suspend first");
+    system.shell("dpkg --remove deepres");
+    let assert_both_compute = |when: &str| {
+        let then = host.truth();
+        let computed = || Tally::between(&then, &host.truth()).by_pid_ns;
+        let have_gone_on = || computed().values().filter(|ns| **ns > 0).count() == jobs.len();
+        eventually(&format!("both jobs compute after {when}"), have_gone_on);
+    };
+    assert_both_compute("the removal");
+    system.shell("dpkg --purge deepres");
+    assert_both_compute("the purge");
+    let has_ended = |mut job: Process| job.try_wait().is_some();
+    assert!(!jobs.into_iter().any(has_ended), "both jobs run on");
+    let left = system.shell(
+        "find /etc /run /usr /var -xdev -name '*deepres*' -not -path '/run/systemd/*' \
+         -not -path '/etc/systemd/system/deepres.service.d*'; ls -d /tmp/deepres-gpu* 2>/dev/null || true",
+    );
+    assert_eq!(left, "", "nothing is left");
+}
+
+/// Tests that measure. Each runs alone on the machine.
+mod measured {
+    use super::*;
+
+    /// Time limit for compiling the kernels of two trainers at once.
+    const COMPILED_WITHIN: Duration = Duration::from_secs(120);
+    /// Time limit for making a Python environment.
+    const INSTALLED_WITHIN: Duration = Duration::from_secs(120);
+    /// Time after which the first launches after the compilation are over.
+    const SETTLED: Duration = Duration::from_secs(1);
+    const MEASURED: Duration = Duration::from_secs(8);
+
+    /// Copies a file or a folder to a place where every user may read it.
+    fn copy(host: &Host, from: &Path, to: &Path) {
+        let mut copy = Command::new("cp");
+        copy.arg("--recursive").arg(from).arg(to);
+        host.spawn(copy).finish_within(INSTALLED_WITHIN).success();
+    }
+
+    #[test]
+    #[ignore = "deep: installs the wheel and trains"]
+    fn two_trainers_share_seventy_to_thirty_by_the_wheel_in_an_environment_of_a_plain_user() {
+        if !root_or_skipped() {
+            return;
+        }
+        let host = Host::measuring().lasting(COMPILED_WITHIN).simgpu(&demo_simgpu());
+        host.let_all_users_in();
+        let home = host.path().join("home");
+        fs::create_dir(&home).expect("a folder of our own");
+        chown(&home, Some(NOBODY), Some(NOBODY)).expect("root may change the owner");
+        let wheel = package(".whl");
+        let wheel_name = wheel.file_name().expect("a wheel has a name");
+        let packages = python().packages().expect("the packages of the training script");
+        let nvrtc = nvrtc(python());
+        let of_packages = nvrtc.strip_prefix(&packages).expect("NVRTC is a package");
+        let (simgpu, script, training) =
+            (host.path().join("simgpu"), host.path().join("train.py"), host.path().join("packages"));
+        for (from, to) in [
+            (&*artefacts().simgpu, &simgpu),
+            (&training_script(), &script),
+            (&packages, &training),
+            (&wheel, &host.path().join(wheel_name)),
+        ] {
+            copy(&host, from, to);
+        }
+
+        let directory = home.join("daemon");
+        let as_nobody = |program: &Path| {
+            let mut command = host.command("setpriv");
+            command.args([format!("--reuid={NOBODY}"), format!("--regid={NOBODY}")]).arg("--clear-groups");
+            // This machine's interpreter may lie in root's home. The user may read it, and no more.
+            command.args(["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]);
+            command.arg(program).current_dir(&home).env("HOME", &home).env("DEEPRES_DIR", &directory);
+            command
+        };
+        let environment = home.join("venv");
+        let mut make = as_nobody(Path::new("python3"));
+        make.args(["-m", "venv"]).arg(&environment);
+        host.spawn(make).finish_within(INSTALLED_WITHIN).success();
+        let mut install = as_nobody(&environment.join("bin/pip"));
+        install.args(["install", "--no-index"]).arg(host.path().join(wheel_name));
+        host.spawn(install).finish_within(INSTALLED_WITHIN).success();
+
+        let deepres = environment.join("bin/deepres");
+        let train = |name: &str, share: &str| {
+            let mut command = as_nobody(&deepres);
+            command.args(["run", "--name", name, "--share", share, "--memory", "8GiB", "--"]);
+            command.arg(environment.join("bin/python")).arg(&script).args(["--seconds", "600"]);
+            let libraries = [&simgpu, &training.join(of_packages)];
+            command
+                .env(
+                    "LD_LIBRARY_PATH",
+                    std::env::join_paths(libraries).expect("no colon in a temporary folder"),
+                )
+                .env("PYTHONPATH", &training)
+                .env("DEV", "CUDA")
+                .env("CACHEDB", home.join("cache.db"));
+            host.spawn(command)
+        };
+        let mut trainers = [train("train-70", "70%"), train("train-30", "30%")];
+        for trainer in &mut trainers {
+            trainer.await_line_within(|line| line.starts_with("compiled"), COMPILED_WITHIN);
+        }
+        let library = environment.join("lib/deepres/libdeepres.so");
+        let ps = || {
+            let mut ask = as_nobody(&deepres);
+            ask.args(["ps", "--json"]).env("LD_LIBRARY_PATH", &simgpu);
+            Ps::parse(&host.finish(ask).success().stdout)
+        };
+        let pids = ps().tenant("train-70").pids();
+        let maps = |pid: &u32| fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+        let maps: String = pids.iter().map(maps).collect();
+        assert!(maps.contains(&library.display().to_string()), "the wheel's library meters: {maps}");
+        thread::sleep(SETTLED);
+        let (before, truth) = (ps(), host.truth());
+        thread::sleep(MEASURED);
+        let tally = Tally::between(&truth, &host.truth());
+        let after = ps();
+        let had = |name: &str| tally.percent(&before.tenant(name).pids());
+        println!("train-70 had {:.2} %, train-30 had {:.2} %", had("train-70"), had("train-30"));
+        for (name, percent) in [("train-70", 70.0), ("train-30", 30.0)] {
+            assert_eq!(before.tenant(name).pids(), after.tenant(name).pids());
+            assert!(
+                (had(name) - percent).abs() <= deepres_e2e::shares::ALLOWED_POINTS,
+                "{name}: {:.2} %",
+                had(name)
+            );
+        }
+    }
+}

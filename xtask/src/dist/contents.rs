@@ -1,0 +1,179 @@
+//! The files of all packages, declared once: each with its place below a prefix such as `/usr`.
+
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use flate2::{Compression, GzBuilder};
+
+use crate::build::Artefacts;
+use crate::command;
+
+/// The path of the program in the units of the repository.
+const UNIT_PROGRAM: &str = "/usr/local/bin/deepres";
+/// Mode of programs.
+pub const PROGRAM: u32 = 0o755;
+/// Mode of all other files.
+pub const PLAIN: u32 = 0o644;
+/// Place of the program below the prefix.
+pub const PROGRAM_PLACE: &str = "bin/deepres";
+/// Place of the library below the prefix. `deepres run` looks there, relative to the program.
+pub const LIBRARY_PLACE: &str = "lib/deepres/libdeepres.so";
+/// Place of the documentation below the prefix.
+pub const DOCUMENTATION: &str = "share/doc/deepres";
+/// The units of systemd.
+const UNITS: [&str; 3] = ["deepres.service", "deepres.socket", "deepres-admin.socket"];
+/// The shells with completions, and the place of the code for each: in Debian's packages, and
+/// elsewhere.
+const SHELLS: [(&str, &str, &str); 3] = [
+    ("bash", "share/bash-completion/completions/deepres", "share/bash-completion/completions/deepres"),
+    ("zsh", "share/zsh/vendor-completions/_deepres", "share/zsh/site-functions/_deepres"),
+    ("fish", "share/fish/vendor_completions.d/deepres.fish", "share/fish/vendor_completions.d/deepres.fish"),
+];
+
+/// A file of a package.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Item {
+    /// The path below the prefix.
+    pub path: String,
+    /// The permissions.
+    pub mode: u32,
+    /// The bytes.
+    pub content: Vec<u8>,
+}
+
+/// Where a package puts its files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// Below `/usr`, by a package of Debian.
+    Debian,
+    /// Below any folder, for example `/usr/local`.
+    Anywhere,
+    /// Below a Python environment, for a user without root.
+    Environment,
+}
+
+/// Returns the files of a package, in the order of their paths.
+pub fn all(artefacts: &Artefacts, place: Place) -> Result<Vec<Item>> {
+    let mut items = vec![
+        item(PROGRAM_PLACE, PROGRAM, read(&artefacts.deepres())?),
+        item(LIBRARY_PLACE, PLAIN, read(&artefacts.library())?),
+    ];
+    items.extend(man_pages(&artefacts.deepres())?);
+    for (shell, of_debian, elsewhere) in SHELLS {
+        let code = command::output(Command::new(artefacts.deepres()).args(["completions", shell]))?;
+        let path = if place == Place::Debian { of_debian } else { elsewhere };
+        items.push(item(path, PLAIN, code.into_bytes()));
+    }
+    if place != Place::Environment {
+        items.extend(of_system(place)?);
+        items.extend(documentation()?);
+    }
+    items.sort();
+    Ok(items)
+}
+
+/// Returns a file of a package.
+pub fn item(path: impl Into<String>, mode: u32, content: impl Into<Vec<u8>>) -> Item {
+    Item { path: path.into(), mode, content: content.into() }
+}
+
+/// Returns a file of the repository.
+pub fn of_repository(path: &str) -> Result<Vec<u8>> {
+    read(&crate::workspace().join(path))
+}
+
+/// Returns the compressed bytes. Equal bytes always have equal compressed bytes.
+pub fn compressed(content: &[u8]) -> Result<Vec<u8>> {
+    let mut encoder = GzBuilder::new().mtime(0).write(Vec::new(), Compression::best());
+    encoder.write_all(content)?;
+    Ok(encoder.finish()?)
+}
+
+fn read(path: &Path) -> Result<Vec<u8>> {
+    fs::read(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+/// Returns the man pages, which the program itself writes.
+fn man_pages(deepres: &Path) -> Result<Vec<Item>> {
+    let folder = tempfile::tempdir().context("cannot create a temporary folder")?;
+    command::run(Command::new(deepres).arg("man").arg(folder.path()))?;
+    let pages = files(folder.path())?;
+    ensure!(!pages.is_empty(), "{} writes no man pages", deepres.display());
+    let page = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().display();
+        Ok(item(format!("share/man/man1/{name}.gz"), PLAIN, compressed(&read(path)?)?))
+    };
+    pages.iter().map(page).collect()
+}
+
+/// Returns the files for systemd.
+fn of_system(place: Place) -> Result<Vec<Item>> {
+    let mut items = Vec::new();
+    for name in UNITS {
+        let mut unit = String::from_utf8(of_repository(&format!("controller/deploy/systemd/{name}"))?)?;
+        if place == Place::Debian {
+            unit = unit.replace(UNIT_PROGRAM, "/usr/bin/deepres");
+        }
+        items.push(item(format!("lib/systemd/system/{name}"), PLAIN, unit));
+    }
+    let tmpfiles = of_repository("controller/deploy/tmpfiles/deepres.conf")?;
+    items.push(item("lib/tmpfiles.d/deepres.conf", PLAIN, tmpfiles));
+    Ok(items)
+}
+
+/// Returns the pages for users, the licenses and the examples.
+fn documentation() -> Result<Vec<Item>> {
+    let root = crate::workspace();
+    let mut pages = vec![
+        ("README.md".to_owned(), root.join("README.md")),
+        ("CHANGELOG.md".to_owned(), root.join("CHANGELOG.md")),
+        ("LICENSE-MIT".to_owned(), root.join("LICENSE-MIT")),
+        ("LICENSE-APACHE".to_owned(), root.join("LICENSE-APACHE")),
+        ("examples/deepres.toml".to_owned(), root.join("controller/deploy/deepres.toml")),
+    ];
+    let folders = [("docs", "docs"), ("examples/metrics", "controller/deploy/metrics")];
+    for (place, folder) in folders {
+        for path in files(&root.join(folder))? {
+            pages.push((format!("{place}/{}", path.file_name().unwrap_or_default().display()), path));
+        }
+    }
+    pages.iter().map(|(name, path)| Ok(item(format!("{DOCUMENTATION}/{name}"), PLAIN, read(path)?))).collect()
+}
+
+/// Returns the files directly in a folder, in the order of their names.
+fn files(folder: &Path) -> Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
+    let mut files = Vec::new();
+    for entry in entries {
+        let path = entry?.path();
+        if path.is_file() {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn debians_units_start_the_packages_program_and_no_other() {
+        let items = of_system(Place::Debian).unwrap();
+        let unit = items.iter().find(|item| item.path.ends_with("deepres.service")).unwrap();
+        let unit = String::from_utf8(unit.content.clone()).unwrap();
+        assert!(unit.contains("ExecStart=/usr/bin/deepres "), "{unit}");
+        assert!(!unit.contains("/usr/local"), "{unit}");
+    }
+
+    #[test]
+    fn compressed_bytes_depend_on_the_content_alone() {
+        assert_eq!(compressed(b"page").unwrap(), compressed(b"page").unwrap());
+        // The name and the time of a gzip header are empty.
+        assert_eq!(compressed(b"page").unwrap()[3..8], [0; 5]);
+    }
+}
