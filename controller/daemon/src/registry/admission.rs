@@ -58,6 +58,8 @@ pub struct Refused {
     pub kind: RefusalKind,
     /// The reason, as a sentence.
     pub reason: String,
+    /// Whether the launches of the process fail, whatever the configuration's fail mode.
+    pub is_shut: bool,
 }
 
 impl Guest {
@@ -70,7 +72,13 @@ impl Guest {
 impl Refused {
     /// Returns a refusal of this kind, for this reason.
     pub fn new(kind: RefusalKind, reason: impl Into<String>) -> Self {
-        Self { kind, reason: reason.into() }
+        Self { kind, reason: reason.into(), is_shut: false }
+    }
+
+    /// Returns the refusal of a process whose launches fail, whatever the configuration's fail mode.
+    #[must_use]
+    pub fn shut(self) -> Self {
+        Self { is_shut: true, ..self }
     }
 }
 
@@ -315,7 +323,9 @@ impl Registry {
             }
         }
         let identity = self.identify(claim(hello), &guest.facts);
+        self.check_allocation(claim(hello), guest, hello, &identity.key)?;
         let asked = wish(hello)?;
+        let asked = self.allocations.of_key(&identity.key).map_or(asked, |allocation| allocation.bound(asked));
         let oversubscribe = Oversubscribe::from_number(hello.oversubscribe);
         let is_back = hello.sessions_before > 0;
         let can_be_told = role == Role::Keeper && !is_back;

@@ -16,6 +16,7 @@ pub use file::{Saved, StateFile};
 
 use crate::arbiter::{SavedAccount, SavedMeter};
 use crate::identity::Key;
+use deepres_model::allocation::Allocation;
 use deepres_model::authority::Wish;
 use deepres_model::identity::Container;
 use deepres_model::identity::Found;
@@ -27,7 +28,7 @@ use std::fmt;
 /// The major version of the layout. The daemon refuses files of another major version.
 const MAJOR: u32 = 1;
 /// The minor version of the layout. A change that adds a field raises the minor version.
-const MINOR: u32 = 5;
+const MINOR: u32 = 6;
 
 /// The version of the state file's layout.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,6 +65,9 @@ pub struct State {
     /// them.
     #[serde(default)]
     pub held: Vec<ProcessKey>,
+    /// The allocations of the node's agent.
+    #[serde(default)]
+    pub allocations: Vec<Allocation>,
     /// Processes of tenants that are suspended, or on their way off the GPUs or back.
     #[serde(default)]
     pub away: Vec<AwayProcess>,
@@ -201,6 +205,7 @@ impl State {
             tenants,
             adopted: Vec::new(),
             held: Vec::new(),
+            allocations: Vec::new(),
             away: Vec::new(),
         }
     }
@@ -212,6 +217,7 @@ impl State {
         self.tenants != other.tenants
             || self.adopted != other.adopted
             || self.held != other.held
+            || self.allocations != other.allocations
             || self.away != other.away
             || !self.gpus.iter().map(idle_aside).eq(other.gpus.iter().map(idle_aside))
     }
@@ -244,6 +250,7 @@ pub fn parse(bytes: &[u8]) -> Result<State, StateError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use deepres_model::allocation::{PodContainer, Token};
 
     /// Returns a state with a value in every field.
     pub fn example() -> State {
@@ -270,9 +277,17 @@ mod tests {
         let gpu = SavedGpu { uuid, handoffs: 3, ..SavedGpu::default() };
         let adopted = vec![Adopted { process, tenant: Some("train".to_owned()) }];
         let away = vec![AwayProcess { tenant: "train".to_owned(), process }];
+        let allocation = Allocation {
+            token: Token::of([7; 16]),
+            share_ppm: 300_000,
+            memory_bytes: 1 << 30,
+            gpus: vec![gpu.uuid.clone()],
+            holder: Some(PodContainer::default()),
+        };
         State {
             adopted,
             held: vec![process],
+            allocations: vec![allocation],
             away,
             ..State::new("this boot", 1_000, vec![gpu], vec![tenant])
         }
