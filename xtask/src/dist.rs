@@ -19,6 +19,8 @@ const TARGET: &str = "x86_64-unknown-linux-gnu.2.17";
 const NEWEST_GLIBC: (u32, u32) = (2, 28);
 /// The most bytes of the whole product.
 const SIZE_LIMIT_BYTES: u64 = 64 << 20;
+/// The package and the program of the Kubernetes device plugin.
+const PLUGIN: &str = "deepres-k8s";
 /// Version of cargo-zigbuild.
 const ZIGBUILD_VERSION: &str = "0.24.1";
 
@@ -45,12 +47,13 @@ pub fn run() -> Result<Artefacts> {
         .env("CARGO_ZIGBUILD_PYTHON_PATH", zig.python())
         .env("CARGO_PROFILE_RELEASE_STRIP", "symbols")
         .env("CARGO_PROFILE_RELEASE_DEBUG", "none");
-    for package in build::PRODUCT.iter().chain(build::SIMGPU) {
+    for package in build::PRODUCT.iter().chain([&PLUGIN]).chain(build::SIMGPU) {
         cargo.args(["--package", package]);
     }
     command::run(&mut cargo)?;
     let built = folder.join("x86_64-unknown-linux-gnu/release");
     build::lay_out(&built, &dist)?;
+    build::install(&built.join(PLUGIN), &dist.join(PLUGIN))?;
     build::lay_out_simgpu(&built, &dist.join("simgpu"))?;
     println!("{}", check(&dist)?);
     Ok(Artefacts::in_folder(dist))
@@ -61,7 +64,7 @@ pub fn run() -> Result<Artefacts> {
 fn check(dist: &Path) -> Result<String> {
     let mut lines = Vec::new();
     let mut total_bytes = 0;
-    for name in ["libdeepres.so", "deepres"] {
+    for name in ["libdeepres.so", "deepres", PLUGIN] {
         let path = dist.join(name);
         let image = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
         let (major, minor) = elf::newest_glibc(&image).with_context(|| path.display().to_string())?;

@@ -63,8 +63,8 @@ enum Task {
     Compatibility(compatibility::Options),
     /// Build the product into dist/, for old distributions too
     ///
-    /// Puts stripped `libdeepres.so` and `deepres` into dist/ and the simulated GPU into
-    /// dist/simgpu/. Fails if the product needs a glibc newer than 2.28.
+    /// Puts stripped `libdeepres.so`, `deepres` and `deepres-k8s` into dist/ and the simulated GPU
+    /// into dist/simgpu/. Fails if the product needs a glibc newer than 2.28.
     Dist,
     /// Evaluate the policy in virtual time, beside common alternatives
     Eval(eval::Options),

@@ -64,7 +64,8 @@ impl Evidence {
             for container in pod.containers {
                 // The kubelet lists a resource once for each NUMA node.
                 let mut by_resource = BTreeMap::<String, Ids>::new();
-                for devices in container.devices.into_iter().filter(|devices| is_ours(&devices.resource_name)) {
+                for devices in container.devices.into_iter().filter(|devices| is_ours(&devices.resource_name))
+                {
                     by_resource.entry(devices.resource_name).or_default().extend(devices.ids);
                 }
                 for ids in by_resource.into_values() {
@@ -77,7 +78,8 @@ impl Evidence {
             }
         }
         let checkpoint = serde_json::from_str(checkpoint).map(|Checkpoint { data }| data.entries);
-        for entry in checkpoint.ok().flatten().into_iter().flatten().filter(|entry| is_ours(&entry.resource)) {
+        for entry in checkpoint.ok().flatten().into_iter().flatten().filter(|entry| is_ours(&entry.resource))
+        {
             let ids: Ids = entry.ids.into_iter().flat_map(BTreeMap::into_values).flatten().collect();
             all.entry(ids).or_default().in_checkpoint += 1;
         }

@@ -16,9 +16,13 @@ const LOG_VARIABLE: &str = "DEEPRES_LOG";
 
 /// The Kubernetes device plugin of deepres: deepres.dev/share (100 for each GPU) and deepres.dev/gpu
 #[derive(Debug, Parser)]
-#[command(name = "deepres-k8s", version, after_help = "\
+#[command(
+    name = "deepres-k8s",
+    version,
+    after_help = "\
 The plugin runs on each node beside `deepres daemon`, in a DaemonSet with both (controller/deploy/kubernetes). \
-docs/kubernetes.md explains it. DEEPRES_LOG sets the level of the log.")]
+docs/kubernetes.md explains it. DEEPRES_LOG sets the level of the log."
+)]
 struct Args {
     /// Directory of the daemon's sockets [default: the directory in which a daemon of this user is]
     #[arg(long, env = "DEEPRES_DIR")]
@@ -59,7 +63,8 @@ fn install(from: &Path, to: &Path) -> Result<()> {
 
 fn main() -> Result<()> {
     let args = Args::parse();
-    let filter = EnvFilter::builder().with_env_var(LOG_VARIABLE).with_default_directive(tracing::Level::INFO.into());
+    let filter =
+        EnvFilter::builder().with_env_var(LOG_VARIABLE).with_default_directive(tracing::Level::INFO.into());
     tracing_subscriber::fmt().with_writer(io::stderr).with_env_filter(filter.from_env()?).init();
     if let Some(from) = &args.install {
         install(from, &args.library)?;

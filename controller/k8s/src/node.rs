@@ -9,7 +9,7 @@ use crate::evidence::{CHECKPOINT, Evidence};
 use crate::grpc::Client;
 use crate::plugin::Resource;
 use crate::record::Record;
-use crate::shares::Shares;
+use crate::shares::{Part, Shares, Slots, lacking};
 use anyhow::Result;
 use deepres_model::directory::Directory;
 use std::cmp::Reverse;
@@ -30,11 +30,16 @@ const UUID: &str = "{uuid}";
 pub struct Timing {
     /// The time between two looks.
     pub look: Duration,
-    /// The time for which a new allocation needs no container. Within it, the kubelet begins to list
-    /// the container.
+    /// The time for which an allocation needs no container. Within it, the kubelet lists the container
+    /// for the first time.
     pub young: Duration,
     /// The time after an allocation in which another container of the same pod may follow.
     pub settle: Duration,
+    /// The time after which it is quiet: the scheduler has learned of all containers that came or went.
+    pub quiet: Duration,
+    /// The time for which a container's start waits for room before the kubelet tries again. The
+    /// kubelet allows 30 s.
+    pub hold: Duration,
     /// The time without the daemon after which all devices are unhealthy. A daemon restarts in less.
     pub away: Duration,
     /// The time for which an allocation waits for the daemon.
@@ -51,6 +56,8 @@ impl Default for Timing {
             look: Duration::from_secs(1),
             young: Duration::from_secs(10),
             settle: Duration::from_secs(2),
+            quiet: Duration::from_secs(60),
+            hold: Duration::from_secs(20),
             away: Duration::from_secs(30),
             wait: Duration::from_secs(5),
             nudge: Duration::from_secs(10),
@@ -81,11 +88,14 @@ pub struct Options {
     pub timing: Timing,
 }
 
-/// A record, and the time since which this plugin has it.
+/// A record, and what this plugin saw of it.
 #[derive(Debug)]
 struct Held {
     record: Record,
+    /// When the plugin made or read the record.
     since: Instant,
+    /// Whether the kubelet has listed the container.
+    is_seen: bool,
 }
 
 #[derive(Debug, Default)]
@@ -96,14 +106,34 @@ struct State {
     whole: BTreeSet<String>,
     records: Vec<Held>,
     evidence: Evidence,
+    /// The shares of all containers.
+    used: Slots,
     /// When a container last got devices.
     allocated: Option<Instant>,
+    /// When a container's devices last came or went.
+    stirred: Option<Instant>,
     /// When the daemon last answered. `None` before its first answer.
     answered: Option<Instant>,
     /// Whether the daemon did not answer at the last look.
     is_away: bool,
     /// When the kubelet last got a list that only made it write its checkpoint.
     nudged: Option<Instant>,
+}
+
+impl State {
+    /// Returns the parts of GPUs that containers have.
+    fn parts(&self) -> impl Iterator<Item = Part<'_>> + Clone {
+        self.records.iter().filter_map(|held| held.record.part())
+    }
+
+    /// Returns the room that a container's GPU lacks, in shares; 0 if the container can start. A
+    /// container that waits lets those go first that do not wait or have waited longer.
+    fn lacking(&self, held: &Held) -> usize {
+        let Some(own) = held.record.part() else { return 0 };
+        let comes_before = |other: &&Held| !other.record.waits || other.since < held.since;
+        let before = self.records.iter().filter(comes_before).filter_map(|other| other.record.part());
+        lacking(own.slots, own.gpu, before)
+    }
 }
 
 /// The plugin's knowledge of its node.
@@ -143,7 +173,7 @@ impl Node {
     pub fn new(options: Options) -> Result<Self> {
         let since = Instant::now();
         let records = Record::read_all(&options.cdi_dir)?;
-        let records = records.into_iter().map(|record| Held { record, since }).collect();
+        let records = records.into_iter().map(|record| Held { record, since, is_seen: false }).collect();
         let state = Mutex::new(State { records, ..State::default() });
         let daemon = Daemon::new(options.directory.clone());
         Ok(Self { options, daemon, state, lists: Default::default() })
@@ -171,11 +201,13 @@ impl Node {
             if let Some(evidence) = evidence {
                 self.compare(&mut state, evidence).await;
             }
+            self.let_start(&mut state);
             self.publish(&mut state);
             if state.answered.is_some()
                 && let Some(on_gpus) = on_gpus.take()
             {
-                let all = [(Resource::Share, !state.shares.is_empty()), (Resource::Gpu, !state.whole.is_empty())];
+                let all =
+                    [(Resource::Share, !state.shares.is_empty()), (Resource::Gpu, !state.whole.is_empty())];
                 on_gpus(all.into_iter().filter(|(_, has)| *has).map(|(resource, _)| resource).collect());
             }
             drop(state);
@@ -235,7 +267,10 @@ impl Node {
         for held in state.records.iter().filter(|held| !known.contains(&held.record.allocation.token)) {
             match self.daemon.allocate(held.record.allocation.clone()).await {
                 Err(DaemonError::Refused(reason)) => {
-                    tracing::warn!(device = held.record.device(), "the daemon refuses an allocation: {reason}");
+                    tracing::warn!(
+                        device = held.record.device(),
+                        "the daemon refuses an allocation: {reason}"
+                    );
                 }
                 answered => answered?,
             }
@@ -252,7 +287,7 @@ impl Node {
         let mut whole = BTreeSet::new();
         for named in &self.options.whole {
             match gpus.iter().find(|gpu| gpu.uuid == *named || gpu.index.to_string() == *named) {
-                Some(gpu) => drop(whole.insert(gpu.uuid.clone())),
+                Some(gpu) => whole.extend([gpu.uuid.clone()]),
                 None => tracing::warn!("the GPU {named} is to be set aside, but the daemon has no such GPU"),
             }
         }
@@ -272,7 +307,8 @@ impl Node {
             let newer = seen.entry(ids.clone()).or_default();
             let is_there = *newer < evidence.count(&ids);
             *newer += 1;
-            if !is_there && held.since.elapsed() >= self.options.timing.young {
+            held.is_seen |= is_there;
+            if !is_there && (held.is_seen || held.since.elapsed() >= self.options.timing.young) {
                 if let Err(error) = held.record.remove(&self.options.cdi_dir) {
                     tracing::warn!("{error:#}");
                     kept.push(held);
@@ -300,13 +336,35 @@ impl Node {
         (state.records, state.evidence) = (kept, evidence);
     }
 
+    /// Lets each waiting container start whose GPU has room now.
+    fn let_start(&self, state: &mut State) {
+        let can_start = |held: &Held| held.record.waits && state.lacking(held) == 0;
+        let Some(place) = state.records.iter().position(can_start) else { return };
+        let record = Record { waits: false, ..state.records[place].record.clone() };
+        match record.write(&self.options.cdi_dir, &self.options.library, &self.options.directory) {
+            Ok(()) => {
+                tracing::info!(device = record.device(), "the GPU has room for a container that waited");
+                state.records[place].record = record;
+                self.let_start(state);
+            }
+            // The next look tries again.
+            Err(error) => tracing::warn!("{error:#}"),
+        }
+    }
+
     /// Publishes the devices.
     fn publish(&self, state: &mut State) {
         let timing = &self.options.timing;
-        let records: Vec<BTreeSet<String>> = state.records.iter().map(|held| held.record.ids()).collect();
-        let used = state.evidence.ids().chain(records.iter().flatten().map(String::as_str));
+        // The evidence may have ids of an earlier release.
+        let listed = state.evidence.ids().filter_map(|id| Slots::of_ids([id]).ok());
+        let used: Slots = listed.chain(state.parts().map(|part| part.slots.clone())).collect();
+        if used != state.used {
+            (state.used, state.stirred) = (used.clone(), Some(Instant::now()));
+        }
         let is_settled = state.allocated.is_none_or(|at| at.elapsed() >= timing.settle);
-        state.shares.observe(used, is_settled);
+        let is_quiet = state.stirred.is_none_or(|at| at.elapsed() >= timing.quiet);
+        let parts = state.records.iter().filter_map(|held| held.record.part());
+        state.shares.observe(&used, parts, is_settled, is_quiet);
         let is_there = state.answered.is_some_and(|at| at.elapsed() < timing.away);
         let health = |is_healthy: bool| if is_healthy && is_there { HEALTHY } else { UNHEALTHY }.to_owned();
         let shares = state
@@ -338,7 +396,7 @@ impl Node {
     ) -> Result<Vec<String>, Refusal> {
         let state = self.state.lock().await;
         match resource {
-            Resource::Share => state.shares.prefer(&available, &must, size).map_err(Refusal::Impossible),
+            Resource::Share => state.shares.prefer(available, must, size).map_err(Refusal::Impossible),
             Resource::Gpu => {
                 let rest = size.saturating_sub(must.len());
                 if rest == 0 {
@@ -361,44 +419,80 @@ impl Node {
         ids: &[String],
     ) -> Result<ContainerAllocateResponse, Refusal> {
         let mut state = self.state.lock().await;
-        let (gpus, slots) = match resource {
+        let (gpus, slots, waits) = match resource {
             Resource::Share => {
-                let of_one = state.shares.one_gpu(ids.iter().map(String::as_str));
-                let (uuid, slots) = of_one.map_err(Refusal::Impossible)?;
-                (vec![uuid.to_owned()], Some(slots))
+                let slots = state.shares.checked(ids).map_err(Refusal::Impossible)?;
+                let choice = state.shares.choose(&slots, state.parts()).map_err(Refusal::Impossible)?;
+                (vec![choice.gpu.to_owned()], Some(slots), choice.waits)
             }
             Resource::Gpu => {
                 if let Some(unknown) = ids.iter().find(|id| !state.whole.contains(*id)) {
                     return Err(Refusal::Impossible(format!("the GPU {unknown:?} is not set aside")));
                 }
-                (ids.to_vec(), None)
+                (ids.to_vec(), None, false)
             }
         };
         let memory = gpus.iter().filter_map(|uuid| state.memory.get(uuid)).min();
         let memory = *memory.ok_or_else(|| Refusal::Impossible("the kubelet named no devices".to_owned()))?;
         let unavailable = |error: anyhow::Error| Refusal::Unavailable(format!("{error:#}"));
-        let record = Record::new(gpus, slots, memory).map_err(unavailable)?;
+        let record = Record { waits, ..Record::new(gpus, slots, memory).map_err(unavailable)? };
         self.tell(&record).await?;
-        if let Err(error) = record.write(&self.options.cdi_dir, &self.options.library, &self.options.directory) {
+        if let Err(error) =
+            record.write(&self.options.cdi_dir, &self.options.library, &self.options.directory)
+        {
             // If the daemon is away now, the next look tells it.
             drop(self.daemon.release(record.allocation.token).await);
             return Err(unavailable(error));
         }
-        let devices = self.options.gpu_device.iter().flat_map(|template| {
-            record.allocation.gpus.iter().map(|uuid| template.replace(UUID, uuid))
-        });
+        let devices = self
+            .options
+            .gpu_device
+            .iter()
+            .flat_map(|template| record.allocation.gpus.iter().map(|uuid| template.replace(UUID, uuid)));
         let devices = devices.chain([record.device()]).map(|name| CdiDevice { name }).collect();
         tracing::info!(
             device = record.device(),
             gpus = ?record.allocation.gpus,
             share_ppm = record.allocation.share_ppm,
+            waits,
             "a container gets an allocation"
         );
         let since = Instant::now();
-        state.records.push(Held { record, since });
+        state.records.push(Held { record, since, is_seen: false });
         state.allocated = Some(since);
         self.publish(&mut state);
         Ok(ContainerAllocateResponse { cdi_devices: devices, ..Default::default() })
+    }
+
+    /// Waits until the container with these devices can start.
+    ///
+    /// # Errors
+    /// [`Refusal`]. The kubelet tries again later.
+    pub async fn start(&self, ids: &[String]) -> Result<(), Refusal> {
+        let ids: BTreeSet<String> = ids.iter().cloned().collect();
+        let began = Instant::now();
+        loop {
+            let lacking = {
+                let state = self.state.lock().await;
+                let own = || state.records.iter().filter(|held| held.record.ids() == ids);
+                if own().any(|held| !held.record.waits) {
+                    return Ok(());
+                }
+                let Some(held) = own().next() else {
+                    let reason = "the device plugin has no record of the container's devices; delete the pod";
+                    return Err(Refusal::Impossible(reason.to_owned()));
+                };
+                state.lacking(held)
+            };
+            if began.elapsed() >= self.options.timing.hold {
+                return Err(Refusal::Unavailable(format!(
+                    "the container waits for {} {} on one GPU, and {lacking} more have to become free",
+                    ids.len(),
+                    Resource::Share.name()
+                )));
+            }
+            sleep(self.options.timing.look).await;
+        }
     }
 
     /// Puts an allocation on the daemon's record. Waits for a daemon that restarts.

@@ -59,7 +59,7 @@ struct Plugin {
 
 /// The options of the plugin, for the kubelet.
 const OPTIONS: DevicePluginOptions =
-    DevicePluginOptions { pre_start_required: false, get_preferred_allocation_available: true };
+    DevicePluginOptions { pre_start_required: true, get_preferred_allocation_available: true };
 
 impl From<Refusal> for Status {
     fn from(refusal: Refusal) -> Self {
@@ -84,7 +84,7 @@ impl Serve for Plugin {
             }
             path::PREFERRED => grpc::unary(call, |request| Arc::clone(&self).prefer(request)).await,
             path::ALLOCATE => grpc::unary(call, |request| Arc::clone(&self).allocate(request)).await,
-            path::PRE_START => grpc::unary(call, |_: PreStartContainerRequest| async { Ok(Empty {}) }).await,
+            path::PRE_START => grpc::unary(call, |request| Arc::clone(&self).start(request)).await,
             _ => grpc::unknown(&call),
         }
     }
@@ -102,6 +102,11 @@ impl Plugin {
             container_responses.push(ContainerPreferredAllocationResponse { ids: chosen.await? });
         }
         Ok(PreferredAllocationResponse { container_responses })
+    }
+
+    async fn start(self: Arc<Self>, request: PreStartContainerRequest) -> Result<Empty, Status> {
+        self.node.start(&request.ids).await?;
+        Ok(Empty {})
     }
 
     async fn allocate(self: Arc<Self>, request: AllocateRequest) -> Result<AllocateResponse, Status> {

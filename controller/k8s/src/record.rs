@@ -1,7 +1,7 @@
 //! The plugin's record of an allocation: a CDI specification with one device, in a file of its own.
 //! The file is all that the plugin keeps, so the next plugin reads its records from the files.
 
-use crate::shares::{self, GPU_RESOURCE, SHARE_PPM, SHARE_RESOURCE, Slots};
+use crate::shares::{GPU_RESOURCE, Part, SHARE_PPM, SHARE_RESOURCE, SHARES, Slots};
 use anyhow::{Context, Result, bail};
 use deepres_abi::fallback::{FALLBACK_VARIABLE, Fallback};
 use deepres_abi::grant::FailMode;
@@ -31,6 +31,8 @@ const TENANT_VARIABLE: &str = "DEEPRES_TENANT";
 const GPUS_VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
 /// The variable with the kubelet's devices. Whole GPUs have none.
 const SLOTS_VARIABLE: &str = "DEEPRES_SLOTS";
+/// The variable of a container that waits until its GPU has room. A container that starts has none.
+const WAITS_VARIABLE: &str = "DEEPRES_WAITS";
 
 /// An allocation with the kubelet's devices, and its CDI device.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,6 +43,8 @@ pub struct Record {
     pub allocation: Allocation,
     /// The container's shares of its one GPU. `None`: the container has whole GPUs.
     pub slots: Option<Slots>,
+    /// Whether the container waits until its GPU has room.
+    pub waits: bool,
 }
 
 /// Returns random bytes.
@@ -62,8 +66,8 @@ impl Record {
     /// # Errors
     /// The kernel gives no random bytes.
     pub fn new(gpus: Vec<String>, slots: Option<Slots>, memory_bytes: u64) -> Result<Self> {
-        let count = slots.map_or(shares::SHARES, Slots::count);
-        let part = u128::from(memory_bytes) * count as u128 / shares::SHARES as u128;
+        let count = slots.as_ref().map_or(SHARES, Slots::count);
+        let part = u128::from(memory_bytes) * count as u128 / SHARES as u128;
         let name = random::<NAME_BYTES>()?.iter().map(|byte| format!("{byte:02x}")).collect();
         let allocation = Allocation {
             token: Token::of(random()?),
@@ -72,7 +76,7 @@ impl Record {
             gpus,
             holder: None,
         };
-        Ok(Self { name, allocation, slots })
+        Ok(Self { name, allocation, slots, waits: false })
     }
 
     /// Returns the resource of the kubelet's devices.
@@ -82,10 +86,13 @@ impl Record {
 
     /// Returns the kubelet's devices.
     pub fn ids(&self) -> BTreeSet<String> {
-        match (self.slots, self.allocation.gpus.first()) {
-            (Some(slots), Some(uuid)) => shares::ids(uuid, slots),
-            _ => self.allocation.gpus.iter().cloned().collect(),
-        }
+        let whole = || self.allocation.gpus.iter().cloned().collect();
+        self.slots.as_ref().map_or_else(whole, Slots::ids)
+    }
+
+    /// Returns the container's part of a GPU; `None` if the container has whole GPUs.
+    pub fn part(&self) -> Option<Part<'_>> {
+        Some(Part { gpu: self.allocation.gpus.first()?, slots: self.slots.as_ref()?, waits: self.waits })
     }
 
     /// Returns the qualified name of the CDI device.
@@ -122,10 +129,13 @@ impl Record {
             (FALLBACK_VARIABLE, fallback.to_string()),
             (GPUS_VARIABLE, gpus.join(",")),
         ];
-        let slots = self.slots.map(|slots| (SLOTS_VARIABLE, slots.to_string()));
-        let variables = variables.into_iter().chain(slots).map(|(name, value)| format!("{name}={value}"));
+        let slots = self.slots.as_ref().map(|slots| (SLOTS_VARIABLE, slots.to_string()));
+        let waits = self.waits.then(|| (WAITS_VARIABLE, true.to_string()));
+        let variables =
+            variables.into_iter().chain(slots).chain(waits).map(|(name, value)| format!("{name}={value}"));
         let socket = directory.tenant_socket();
-        let socket = socket.file_name().and_then(|name| name.to_str()).context("the tenant socket has no name")?;
+        let socket =
+            socket.file_name().and_then(|name| name.to_str()).context("the tenant socket has no name")?;
         let mut spec = Spec::default();
         spec.put(Device {
             name: format!("{DEVICE_PREFIX}{}", self.name).parse()?,
@@ -202,7 +212,8 @@ impl Record {
         if let Some(fault) = allocation.fault() {
             bail!(fault);
         }
-        Ok(Self { name: name.to_owned(), allocation, slots: slots.transpose()? })
+        let waits = value(WAITS_VARIABLE).is_some();
+        Ok(Self { name: name.to_owned(), allocation, slots: slots.transpose()?, waits })
     }
 }
 
@@ -222,6 +233,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let cdi = folder.path().join("cdi");
         let share = Record::new(vec!["GPU-1".to_owned()], Slots::parse("0-29"), 8 * GIB).unwrap();
+        let share = Record { waits: true, ..share };
         let whole = Record::new(vec!["GPU-2".to_owned(), "GPU-3".to_owned()], None, 8 * GIB).unwrap();
         assert_eq!((share.allocation.share_ppm, share.allocation.memory_bytes), (300_000, 8 * GIB * 3 / 10));
         assert_eq!((whole.allocation.share_ppm, whole.allocation.memory_bytes), (1_000_000, 8 * GIB));

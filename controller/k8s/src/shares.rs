@@ -1,23 +1,23 @@
-//! The shares of a node's GPUs, as devices of the kubelet. Each share is a hundredth of a GPU.
+//! The shares of a node's GPUs, as devices of the kubelet. Each device is a hundredth of some GPU.
 //!
-//! The scheduler counts the free shares of a node, and does not know GPUs. So the plugin publishes as
-//! healthy the shares in use, and of the free shares only those of one GPU, *the hole*: the GPU with
-//! the most free shares. Whatever the scheduler then admits fits on the hole, in any sizes and order.
+//! The scheduler counts the free devices of a node, and does not know GPUs. So a device belongs to no
+//! GPU until a container has it, and the plugin publishes as many free devices as the GPU with the
+//! most room has, *the hole*. What the scheduler then admits fits on the hole, in any sizes and order.
 //!
-//! The scheduler's view lags by up to ten seconds behind the list of devices. Two rules keep pods that
-//! are on their way from failing:
+//! The scheduler's view lags behind the list of devices by up to ten seconds, but it counts the devices
+//! of a container that ends at once. For that time, it can admit a pod for which no GPU has room. Such
+//! a container waits at its node until a GPU has room, and the pod does not fail. Two rules keep the
+//! kubelet from refusing pods that are on their way:
 //!
-//! - The hole changes only to a GPU with more free shares, so everything that was admitted for the old
-//!   hole fits on the new.
-//! - For a while after each allocation the list stays as it is, except for shares that come into use.
-//!   A pod's containers get their devices one after the other, and shares that have just become free
-//!   stay usable for a pod that the scheduler admits because of them.
+//! - Devices that become free stay healthy until it has been quiet on the node for a minute.
+//! - More devices become healthy only a moment after the last allocation, because the containers of a
+//!   pod get their devices one after the other.
 
 use crate::api::{Device, HEALTHY, UNHEALTHY};
 use deepres_abi::PPM;
 use deepres_policy::placement::{GpuSet, Request, Room, Topology, place};
 use std::collections::BTreeSet;
-use std::fmt::Write;
+use std::fmt;
 use std::num::NonZero;
 
 /// The number of shares of a GPU.
@@ -26,60 +26,60 @@ pub const SHARES: usize = 100;
 pub const SHARE_RESOURCE: &str = "deepres.dev/share";
 /// The resource of whole GPUs.
 pub const GPU_RESOURCE: &str = "deepres.dev/gpu";
-/// The text between a GPU's UUID and the number of a share, in a device's id.
-const SEPARATOR: &str = "::";
 /// The share of a GPU's time that one device stands for, parts per million.
 pub const SHARE_PPM: u32 = PPM / SHARES as u32;
+/// The text before the number, in a device's id.
+const PREFIX: &str = "share-";
+/// The most devices of a node.
+const MOST: usize = SHARES * deepres_abi::MAX_GPUS;
 
-/// Shares of one GPU, as bits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub struct Slots(u128);
+/// Devices, by their numbers.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Slots(BTreeSet<usize>);
 
 impl Slots {
-    /// All shares of a GPU.
-    pub const ALL: Self = Self((1 << SHARES) - 1);
-
-    /// Returns the number of shares.
-    pub fn count(self) -> usize {
-        self.0.count_ones() as usize
+    /// Returns the devices with these ids.
+    ///
+    /// # Errors
+    /// The first text that is no id.
+    pub fn of_ids<'a>(ids: impl IntoIterator<Item = &'a str>) -> Result<Self, String> {
+        let slot = |id: &str| {
+            let digits =
+                id.strip_prefix(PREFIX).filter(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()));
+            digits.and_then(|digits| digits.parse().ok()).filter(|slot| *slot < MOST)
+        };
+        ids.into_iter().map(|id| slot(id).ok_or_else(|| id.to_owned())).collect::<Result<_, _>>().map(Self)
     }
 
-    /// Returns these shares without those of `other`.
-    #[must_use]
-    pub fn without(self, other: Self) -> Self {
-        Self(self.0 & !other.0)
+    /// Returns the devices' ids.
+    pub fn ids(&self) -> BTreeSet<String> {
+        self.0.iter().map(|slot| id(*slot)).collect()
     }
 
-    /// Returns the shares of both.
-    #[must_use]
-    pub fn with(self, other: Self) -> Self {
-        Self(self.0 | other.0)
+    /// Returns the number of devices.
+    pub fn count(&self) -> usize {
+        self.0.len()
     }
 
-    /// Returns the numbers of the shares.
-    pub fn iter(self) -> impl Iterator<Item = usize> {
-        (0..SHARES).filter(move |slot| self.0 >> slot & 1 == 1)
-    }
-
-    /// Reads the text that [`std::fmt::Display`] wrote.
+    /// Reads the text that [`fmt::Display`] wrote.
     pub fn parse(text: &str) -> Option<Self> {
-        let mut slots = Self::default();
+        let mut slots = BTreeSet::new();
         for part in text.split(',') {
             let (first, last) = part.split_once('-').unwrap_or((part, part));
             let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
-            if first > last || last >= SHARES {
+            if first > last || last >= MOST {
                 return None;
             }
-            slots = (first..=last).fold(slots, |slots, slot| Self(slots.0 | 1 << slot));
+            slots.extend(first..=last);
         }
-        Some(slots)
+        Some(Self(slots))
     }
 }
 
 /// Writes ranges, for example `0-29,44`.
-impl std::fmt::Display for Slots {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let mut slots = self.iter().peekable();
+impl fmt::Display for Slots {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut slots = self.0.iter().copied().peekable();
         let mut separator = "";
         while let Some(first) = slots.next() {
             let mut last = first;
@@ -99,44 +99,58 @@ impl std::fmt::Display for Slots {
 
 impl FromIterator<usize> for Slots {
     fn from_iter<I: IntoIterator<Item = usize>>(slots: I) -> Self {
-        Self(slots.into_iter().filter(|slot| *slot < SHARES).fold(0, |bits, slot| bits | 1 << slot))
+        Self(slots.into_iter().collect())
     }
 }
 
-/// Returns the id of a share as a device.
-fn id(uuid: &str, slot: usize) -> String {
-    format!("{uuid}{SEPARATOR}{slot:02}")
+impl FromIterator<Slots> for Slots {
+    fn from_iter<I: IntoIterator<Item = Slots>>(parts: I) -> Self {
+        Self(parts.into_iter().flat_map(|slots| slots.0).collect())
+    }
 }
 
-/// Returns the ids of shares of a GPU as devices.
-pub fn ids(uuid: &str, slots: Slots) -> BTreeSet<String> {
-    slots.iter().map(|slot| id(uuid, slot)).collect()
+/// Returns the id of a device.
+fn id(slot: usize) -> String {
+    format!("{PREFIX}{slot:04}")
 }
 
-/// A GPU whose shares are devices.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Gpu {
-    uuid: String,
-    /// The shares that containers have.
-    used: Slots,
-    /// The shares that are healthy without being in use.
-    open: Slots,
+/// The part of a GPU that a container has.
+#[derive(Debug, Clone, Copy)]
+pub struct Part<'a> {
+    /// The GPU's UUID.
+    pub gpu: &'a str,
+    /// The container's devices.
+    pub slots: &'a Slots,
+    /// Whether the container waits until the GPU has room.
+    pub waits: bool,
+}
+
+/// The GPU that a container gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Choice<'a> {
+    /// The GPU's UUID.
+    pub gpu: &'a str,
+    /// Whether the container has to wait until the GPU has room.
+    pub waits: bool,
 }
 
 /// The shares of all GPUs of a node that are not set aside.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Shares {
-    gpus: Vec<Gpu>,
-    hole: Option<usize>,
+    gpus: Vec<String>,
+    healthy: BTreeSet<usize>,
+}
+
+/// Returns the number of devices of containers on a GPU. An init container and a later container of
+/// its pod, which never run together, may have the same devices.
+fn load<'a>(gpu: &str, parts: impl Iterator<Item = Part<'a>>) -> BTreeSet<usize> {
+    parts.filter(|part| part.gpu == gpu).flat_map(|part| part.slots.0.iter().copied()).collect()
 }
 
 impl Shares {
-    /// Returns the shares of these GPUs. None is in use.
-    pub fn new(uuids: impl IntoIterator<Item = String>) -> Self {
-        let gpu = |uuid| Gpu { uuid, used: Slots::default(), open: Slots::default() };
-        let mut shares = Self { gpus: uuids.into_iter().map(gpu).collect(), hole: None };
-        shares.settle();
-        shares
+    /// Returns the shares of these GPUs. None is in use, and none is healthy yet.
+    pub fn new(gpus: impl IntoIterator<Item = String>) -> Self {
+        Self { gpus: gpus.into_iter().collect(), healthy: BTreeSet::new() }
     }
 
     /// Returns whether there are no GPUs.
@@ -144,249 +158,257 @@ impl Shares {
         self.gpus.is_empty()
     }
 
-    /// Records which devices containers have. If `is_settled`, no pod is getting its devices now, and
-    /// the hole may change.
-    pub fn observe<'a>(&mut self, used: impl IntoIterator<Item = &'a str>, is_settled: bool) {
-        let mut now = vec![Slots::default(); self.gpus.len()];
-        for (gpu, slot) in used.into_iter().filter_map(|id| self.find(id)) {
-            now[gpu] = now[gpu].with([slot].into_iter().collect());
-        }
-        for (gpu, now) in self.gpus.iter_mut().zip(now) {
-            gpu.open = gpu.open.with(gpu.used.without(now));
-            gpu.used = now;
-        }
-        if is_settled {
-            self.settle();
-        }
+    fn count(&self) -> usize {
+        self.gpus.len() * SHARES
     }
 
-    /// Chooses the hole, and withdraws the free shares of all other GPUs.
-    fn settle(&mut self) {
-        let free = |gpu: usize| Slots::ALL.without(self.gpus[gpu].used).count();
-        let best = (0..self.gpus.len()).rev().max_by_key(|gpu| (free(*gpu), self.hole == Some(*gpu)));
-        self.hole = best;
-        for (number, gpu) in self.gpus.iter_mut().enumerate() {
-            gpu.open = if best == Some(number) { Slots::ALL.without(gpu.used) } else { Slots::default() };
+    /// Renews the health of the devices. `used` are the devices of all containers, and `parts` say on
+    /// which GPUs. If `is_settled`, no pod is getting its devices now, and more devices may become
+    /// healthy. If `is_quiet`, none has come or gone for a while, and devices may become unhealthy.
+    pub fn observe<'a>(
+        &mut self,
+        used: &Slots,
+        parts: impl Iterator<Item = Part<'a>> + Clone,
+        is_settled: bool,
+        is_quiet: bool,
+    ) {
+        let room = |gpu: &String| SHARES.saturating_sub(load(gpu, parts.clone()).len());
+        let hole = self.gpus.iter().map(room).max().unwrap_or(0);
+        let count = self.count();
+        self.healthy.extend(used.0.iter().copied().filter(|slot| *slot < count));
+        let is_free = |slot: &usize| !used.0.contains(slot);
+        let open: Vec<usize> = self.healthy.iter().copied().filter(is_free).collect();
+        if is_settled && open.len() < hole {
+            let shut = (0..count).filter(|slot| is_free(slot) && !self.healthy.contains(slot));
+            let more: Vec<usize> = shut.take(hole - open.len()).collect();
+            self.healthy.extend(more);
+        }
+        if is_quiet {
+            for slot in open.iter().skip(hole) {
+                self.healthy.remove(slot);
+            }
         }
     }
 
     /// Returns all shares as devices, with their health.
     pub fn devices(&self) -> Vec<Device> {
-        let device = |gpu: &Gpu, slot: usize| {
-            let healthy = gpu.used.with(gpu.open);
-            let health = if healthy.0 >> slot & 1 == 1 { HEALTHY } else { UNHEALTHY };
-            Device { id: id(&gpu.uuid, slot), health: health.to_owned() }
-        };
-        self.gpus.iter().flat_map(|gpu| (0..SHARES).map(move |slot| device(gpu, slot))).collect()
+        let health = |slot| if self.healthy.contains(&slot) { HEALTHY } else { UNHEALTHY };
+        (0..self.count()).map(|slot| Device { id: id(slot), health: health(slot).to_owned() }).collect()
     }
 
-    /// Returns the number of a device's GPU, and the number of the share.
-    fn find(&self, id: &str) -> Option<(usize, usize)> {
-        let (uuid, slot) = id.rsplit_once(SEPARATOR)?;
-        let slot = slot.parse().ok().filter(|slot| *slot < SHARES)?;
-        Some((self.gpus.iter().position(|gpu| gpu.uuid == uuid)?, slot))
-    }
-
-    /// Returns the GPU and the shares of devices that a container gets.
+    /// Returns the devices with these ids, for one container.
     ///
     /// # Errors
-    /// The reason for which no container can have these devices together.
-    pub fn one_gpu<'a>(&self, ids: impl IntoIterator<Item = &'a str>) -> Result<(&str, Slots), String> {
-        let mut of_gpu = vec![Slots::default(); self.gpus.len()];
-        for id in ids {
-            let (gpu, slot) = self.find(id).ok_or_else(|| format!("this node has no device {id:?}"))?;
-            of_gpu[gpu] = of_gpu[gpu].with([slot].into_iter().collect());
+    /// The reason for which no container can have these devices.
+    pub fn checked(&self, ids: &[String]) -> Result<Slots, String> {
+        let slots = Slots::of_ids(ids.iter().map(String::as_str));
+        let slots = slots.map_err(|id| format!("this node has no device {id:?}"))?;
+        if let Some(unknown) = slots.0.iter().find(|slot| **slot >= self.count()) {
+            return Err(format!("this node has no device {:?}", id(*unknown)));
         }
-        let mut used = self.gpus.iter().zip(of_gpu).filter(|(_, slots)| slots.count() > 0);
-        let (gpu, slots) = used.next().ok_or("the kubelet named no devices")?;
-        match used.next() {
-            None => Ok((&gpu.uuid, slots)),
-            Some((other, others)) => Err(format!(
-                "the devices are {} shares of GPU {} and {} of GPU {}, but a container gets its shares from one GPU",
-                slots.count(),
-                gpu.uuid,
-                others.count(),
-                other.uuid
-            )),
-        }
+        check_size(slots.count())?;
+        Ok(slots)
     }
 
-    /// Chooses `size` of the available devices for a container, all on one GPU, among them those that
-    /// the container must get. Of the GPUs with room, placement takes the fullest.
+    /// Chooses `size` of the available devices for a container, among them those that it must get.
+    /// Which devices it gets makes no difference.
     ///
     /// # Errors
-    /// The reason for which no GPU has room.
-    pub fn prefer(&self, available: &[String], must: &[String], size: usize) -> Result<Vec<String>, String> {
-        let count = NonZero::new(size).filter(|size| size.get() <= SHARES).ok_or_else(|| {
-            format!(
-                "a container gets between 1 and {SHARES} of {SHARE_RESOURCE}, the shares of one GPU, not {size}; ask for {GPU_RESOURCE} to get whole GPUs"
-            )
-        })?;
-        let mut free = vec![Slots::default(); self.gpus.len()];
-        for (gpu, slot) in available.iter().filter_map(|id| self.find(id)) {
-            free[gpu] = free[gpu].with([slot].into_iter().collect());
-        }
-        let rooms: Vec<Room> = free
-            .iter()
-            .map(|slots| Room { share_ppm: slots.count() as u32 * SHARE_PPM, ..Room::default() })
-            .collect();
-        let (must, among) = if must.is_empty() {
-            (Slots::default(), GpuSet::first(self.gpus.len()))
-        } else {
-            let (uuid, slots) = self.one_gpu(must.iter().map(String::as_str))?;
-            (slots, self.gpus.iter().position(|gpu| gpu.uuid == uuid).into_iter().collect())
+    /// The reason for which no container can have so many devices.
+    pub fn prefer(
+        &self,
+        available: Vec<String>,
+        must: Vec<String>,
+        size: usize,
+    ) -> Result<Vec<String>, String> {
+        check_size(size)?;
+        let rest = available.into_iter().filter(|id| !must.contains(id)).collect::<BTreeSet<_>>();
+        let missing = size.saturating_sub(must.len());
+        Ok(must.iter().cloned().chain(rest.into_iter().take(missing)).collect())
+    }
+
+    /// Chooses the GPU for a container with these devices, beside the containers of `parts`. Of the GPUs
+    /// with room, placement takes the fullest. Without room, the container waits for the emptiest.
+    ///
+    /// # Errors
+    /// The node has no GPU.
+    pub fn choose<'a>(
+        &self,
+        slots: &Slots,
+        parts: impl Iterator<Item = Part<'a>> + Clone,
+    ) -> Result<Choice<'_>, String> {
+        let room = |gpu: &String| {
+            let others = load(gpu, parts.clone());
+            SHARES.saturating_sub(others.difference(&slots.0).count())
         };
+        let rooms: Vec<usize> = self.gpus.iter().map(room).collect();
+        let as_room = |room: &usize| Room { share_ppm: *room as u32 * SHARE_PPM, ..Room::default() };
         let request = Request {
             gpus: NonZero::<usize>::MIN,
-            share_ppm: count.get() as u32 * SHARE_PPM,
+            share_ppm: slots.count() as u32 * SHARE_PPM,
             memory_bytes: 0,
-            among,
+            among: GpuSet::first(self.gpus.len()),
         };
-        let placed = place(&Topology::unknown(self.gpus.len()), &rooms, &request);
-        let Some(gpu) = placed.ok().and_then(|placement| placement.gpus.iter().next()) else {
-            let mut reason = format!("no GPU has {size} free shares:");
-            for (gpu, slots) in among.iter().map(|gpu| (&self.gpus[gpu].uuid, free[gpu])) {
-                // Writing to a text cannot fail.
-                let _ = write!(reason, " {gpu} has {},", slots.count());
-            }
-            if must.count() > 0 {
-                reason.push_str(" and an earlier container of the pod has its shares there,");
-            }
-            reason.push_str(" and a container gets its shares from one GPU; start the pod again");
-            return Err(reason);
-        };
-        let rest = free[gpu].without(must).iter().take(size - must.count().min(size));
-        let chosen = must.with(rest.collect());
-        Ok(ids(&self.gpus[gpu].uuid, chosen).into_iter().collect())
+        let as_rooms: Vec<Room> = rooms.iter().map(as_room).collect();
+        let placed = place(&Topology::unknown(self.gpus.len()), &as_rooms, &request);
+        let fits = placed.ok().and_then(|placement| placement.gpus.iter().next());
+        let emptiest = || (0..rooms.len()).rev().max_by_key(|gpu| rooms[*gpu]);
+        let gpu = fits.or_else(emptiest).ok_or("this node has no GPU for shares")?;
+        Ok(Choice { gpu: &self.gpus[gpu], waits: fits.is_none() })
     }
+}
+
+fn check_size(size: usize) -> Result<(), String> {
+    if (1..=SHARES).contains(&size) {
+        return Ok(());
+    }
+    Err(format!(
+        "a container gets between 1 and {SHARES} of {SHARE_RESOURCE}, the shares of one GPU, not {size}; ask for {GPU_RESOURCE} to get whole GPUs"
+    ))
+}
+
+/// Returns the room that a waiting container's GPU lacks, in shares; 0 if the container can start.
+/// `before` are the containers that come before it: those that do not wait, and those that have waited
+/// longer.
+pub fn lacking<'a>(slots: &Slots, gpu: &str, before: impl Iterator<Item = Part<'a>>) -> usize {
+    let others = load(gpu, before);
+    others.union(&slots.0).count().saturating_sub(SHARES)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::ops::Range;
 
     fn shares(gpus: usize) -> Shares {
         Shares::new((0..gpus).map(|gpu| format!("GPU-{gpu}")))
     }
 
-    fn take(gpu: usize, slots: std::ops::Range<usize>) -> Vec<String> {
-        ids(&format!("GPU-{gpu}"), slots.collect()).into_iter().collect()
-    }
+    /// The containers of a test: the GPU and the devices of each.
+    struct Node(Vec<(String, Slots, bool)>);
 
-    fn observe(shares: &mut Shares, used: &[Vec<String>], is_settled: bool) {
-        shares.observe(used.iter().flatten().map(String::as_str), is_settled);
-    }
+    impl Node {
+        fn new(containers: &[(usize, Range<usize>)]) -> Self {
+            let container =
+                |(gpu, slots): &(usize, Range<usize>)| (format!("GPU-{gpu}"), slots.clone().collect(), false);
+            Self(containers.iter().map(container).collect())
+        }
 
-    /// Returns the number of healthy devices of each GPU.
-    fn healthy(shares: &Shares) -> Vec<usize> {
-        let devices = shares.devices();
-        let of = |gpu: usize| {
-            let uuid = format!("GPU-{gpu}::");
-            let healthy = |device: &&Device| device.health == HEALTHY && device.id.starts_with(&uuid);
-            devices.iter().filter(healthy).count()
-        };
-        (0..shares.gpus.len()).map(of).collect()
+        fn parts(&self) -> impl Iterator<Item = Part<'_>> + Clone {
+            self.0.iter().map(|(gpu, slots, waits)| Part { gpu, slots, waits: *waits })
+        }
+
+        fn used(&self) -> Slots {
+            self.0.iter().flat_map(|(_, slots, _)| slots.0.iter().copied()).collect()
+        }
+
+        /// Returns the number of healthy devices after this node was observed.
+        fn healthy(&self, shares: &mut Shares, is_settled: bool, is_quiet: bool) -> usize {
+            shares.observe(&self.used(), self.parts(), is_settled, is_quiet);
+            shares.devices().iter().filter(|device| device.health == HEALTHY).count()
+        }
     }
 
     #[test]
     fn slots_are_read_as_they_are_written() {
-        for (slots, text) in [(vec![0], "0"), ((0..30).chain([44]).collect(), "0-29,44"), (vec![98, 99], "98-99")]
+        for (slots, text) in
+            [(vec![0], "0"), ((0..30).chain([44]).collect(), "0-29,44"), (vec![998, 999], "998-999")]
         {
             let slots: Slots = slots.into_iter().collect();
-            assert_eq!((slots.to_string().as_str(), Slots::parse(text)), (text, Some(slots)));
+            assert_eq!((slots.to_string().as_str(), Slots::parse(text)), (text, Some(slots.clone())));
+            assert_eq!(Slots::of_ids(slots.ids().iter().map(String::as_str)), Ok(slots));
         }
-        for garbage in ["", "100", "3-1", "a", "1,", "0-100", "-1"] {
+        for garbage in ["", "9999999", "3-1", "a", "1,", "0-99999", "-1"] {
             assert_eq!(Slots::parse(garbage), None, "{garbage}");
         }
-        assert_eq!(Slots::ALL.count(), SHARES);
+        for garbage in ["", "share-", "share-x", "share-+1", "share--1", "0001", "share-99999"] {
+            assert_eq!(Slots::of_ids([garbage]), Err(garbage.to_owned()));
+        }
     }
 
     #[test]
-    fn an_id_is_short_enough_for_the_kubelet() {
-        let longest = id("GPU-00000000-0000-0000-0000-000000000000", 99);
-        assert!(longest.len() <= 63, "{longest}");
-    }
-
-    #[test]
-    fn of_the_free_shares_only_those_of_the_emptiest_gpu_are_healthy() {
+    fn as_many_free_shares_are_healthy_as_the_emptiest_gpu_has() {
         let mut shares = shares(4);
-        assert_eq!(healthy(&shares), [100, 0, 0, 0]);
-        let used = [take(0, 0..60), take(1, 0..60), take(2, 0..50), take(3, 0..60)];
-        observe(&mut shares, &used, true);
-        assert_eq!(healthy(&shares), [60, 60, 100, 60]);
+        assert_eq!(Node::new(&[]).healthy(&mut shares, true, true), 100);
+        let node = Node::new(&[(0, 0..60), (1, 100..160), (2, 200..250), (3, 300..360)]);
+        assert_eq!(node.healthy(&mut shares, true, true), 230 + 50);
     }
 
     #[test]
-    fn the_hole_stays_until_another_gpu_has_more_free_and_no_pod_is_on_its_way() {
+    fn more_shares_become_healthy_once_a_pod_has_all_its_devices() {
         let mut shares = shares(2);
-        observe(&mut shares, &[take(0, 0..10)], false);
-        assert_eq!(healthy(&shares), [100, 0], "the next container of the pod may need the rest");
-        observe(&mut shares, &[take(0, 0..10)], true);
-        assert_eq!(healthy(&shares), [10, 100]);
-        observe(&mut shares, &[take(0, 0..10), take(1, 0..10)], true);
-        assert_eq!(healthy(&shares), [10, 100], "an equal GPU is no reason");
+        Node::new(&[]).healthy(&mut shares, true, true);
+        let node = Node::new(&[(0, 0..30)]);
+        assert_eq!(node.healthy(&mut shares, false, false), 100);
+        assert_eq!(node.healthy(&mut shares, true, false), 130);
     }
 
     #[test]
-    fn shares_that_become_free_while_a_pod_is_on_its_way_stay_healthy() {
+    fn freed_shares_stay_healthy_until_it_is_quiet() {
         let mut shares = shares(2);
-        observe(&mut shares, &[take(0, 0..95), take(1, 0..60)], true);
-        assert_eq!(healthy(&shares), [95, 100]);
-        observe(&mut shares, &[take(0, 0..95), take(1, 0..100)], false);
-        observe(&mut shares, &[take(1, 0..100)], false);
-        assert_eq!(healthy(&shares), [95, 100]);
-        observe(&mut shares, &[take(1, 0..100)], true);
-        assert_eq!(healthy(&shares), [100, 100]);
+        let full = Node::new(&[(0, 0..95), (1, 95..155), (1, 155..195)]);
+        assert_eq!(full.healthy(&mut shares, true, true), 195 + 5);
+        let ended = Node::new(&[(0, 0..95), (1, 155..195)]);
+        assert_eq!(ended.healthy(&mut shares, true, false), 200, "the scheduler counts 65 free at once");
+        assert_eq!(ended.healthy(&mut shares, true, true), 135 + 60);
     }
 
     #[test]
-    fn a_container_gets_its_shares_from_the_fullest_gpu_with_room() {
+    fn a_container_gets_the_fullest_gpu_with_room() {
         let shares = shares(3);
-        let available = [take(0, 0..30), take(1, 40..80), take(2, 0..100)].concat();
-        let prefer = |size| shares.prefer(&available, &[], size).unwrap();
-        assert_eq!(prefer(30), take(0, 0..30));
-        assert_eq!(prefer(31), take(1, 40..71));
-        assert_eq!(prefer(41), take(2, 0..41));
-    }
-
-    #[test]
-    fn a_container_gets_what_it_must_get_and_the_rest_from_the_same_gpu() {
-        let shares = shares(2);
-        let must = take(0, 50..70);
-        let available = [take(0, 0..70), take(1, 0..100)].concat();
-        let got = shares.prefer(&available, &must, 60).unwrap();
-        assert_eq!(got.len(), 60);
-        assert!(must.iter().all(|id| got.contains(id)) && got.iter().all(|id| id.starts_with("GPU-0")));
-        assert_eq!(shares.prefer(&available, &must, 10).unwrap(), must, "the kubelet takes what it needs");
-        let said = shares.prefer(&available, &must, 80).unwrap_err();
-        assert!(said.contains("GPU-0 has 70") && said.contains("an earlier container"), "{said}");
-        let both = [take(0, 0..1), take(1, 0..1)].concat();
-        assert!(shares.prefer(&available, &both, 10).unwrap_err().contains("one GPU"));
-    }
-
-    #[test]
-    fn a_container_that_no_gpu_has_room_for_is_told_what_is_free() {
-        let shares = shares(2);
-        let available = [take(0, 0..40), take(1, 0..50)].concat();
-        let said = shares.prefer(&available, &[], 60).unwrap_err();
-        assert!(said.contains("no GPU has 60") && said.contains("GPU-0 has 40") && said.contains("GPU-1 has 50"));
-        for size in [0, 101, usize::MAX] {
-            assert!(shares.prefer(&available, &[], size).unwrap_err().contains("deepres.dev/gpu"), "{size}");
-        }
-    }
-
-    #[test]
-    fn devices_of_two_gpus_and_unknown_devices_are_for_no_container() {
-        let shares = shares(2);
-        let one_gpu = |ids: &[String]| {
-            let (uuid, slots) = shares.one_gpu(ids.iter().map(String::as_str))?;
-            Ok::<_, String>((uuid.to_owned(), slots.count()))
+        let node = Node::new(&[(0, 0..70), (1, 70..130)]);
+        let choose = |size: usize| {
+            let slots: Slots = (200..200 + size).collect();
+            shares.choose(&slots, node.parts()).unwrap()
         };
-        assert_eq!(one_gpu(&take(1, 3..33)), Ok(("GPU-1".to_owned(), 30)));
-        assert!(one_gpu(&[take(0, 0..20), take(1, 0..60)].concat()).unwrap_err().contains("20 shares of GPU GPU-0"));
-        for unknown in ["GPU-2::00", "GPU-0::100", "GPU-0", "", "GPU-0::-1"] {
-            assert!(one_gpu(&[unknown.to_owned()]).is_err(), "{unknown}");
+        assert_eq!(choose(30), Choice { gpu: "GPU-0", waits: false });
+        assert_eq!(choose(31), Choice { gpu: "GPU-1", waits: false });
+        assert_eq!(choose(41), Choice { gpu: "GPU-2", waits: false });
+    }
+
+    #[test]
+    fn a_container_for_which_no_gpu_has_room_waits_for_the_emptiest() {
+        let shares = shares(2);
+        let node = Node::new(&[(0, 0..56), (1, 100..154)]);
+        let slots: Slots = (200..262).collect();
+        assert_eq!(shares.choose(&slots, node.parts()), Ok(Choice { gpu: "GPU-1", waits: true }));
+        assert_eq!(lacking(&slots, "GPU-1", node.parts()), 16);
+        let ended = Node::new(&[(0, 0..56)]);
+        assert_eq!(lacking(&slots, "GPU-1", ended.parts()), 0);
+        // The room is for the container that waits: the next goes elsewhere.
+        let mut waiting = Node::new(&[(0, 0..56)]);
+        waiting.0.push(("GPU-1".to_owned(), slots, true));
+        let next: Slots = (300..340).collect();
+        assert_eq!(shares.choose(&next, waiting.parts()), Ok(Choice { gpu: "GPU-0", waits: false }));
+    }
+
+    #[test]
+    fn a_container_may_have_the_devices_of_its_pods_init_container() {
+        let shares = shares(2);
+        let node = Node::new(&[(0, 0..20), (0, 20..50), (1, 100..190)]);
+        let main: Slots = (0..20).chain(50..100).collect();
+        assert_eq!(shares.choose(&main, node.parts()), Ok(Choice { gpu: "GPU-0", waits: false }));
+    }
+
+    #[test]
+    fn the_kubelet_gets_what_it_must_and_any_others() {
+        let shares = shares(2);
+        let ids = |slots: Range<usize>| slots.collect::<Slots>().ids().into_iter().collect::<Vec<_>>();
+        let got = shares.prefer(ids(0..70), ids(50..70), 60).unwrap();
+        assert!(got.len() == 60 && ids(50..70).iter().all(|id| got.contains(id)), "{got:?}");
+        for size in [0, 101, usize::MAX] {
+            let said = shares.prefer(ids(0..200), Vec::new(), size).unwrap_err();
+            assert!(said.contains("deepres.dev/gpu"), "{said}");
         }
-        assert!(one_gpu(&[]).is_err());
+    }
+
+    #[test]
+    fn unknown_devices_and_too_many_are_for_no_container() {
+        let shares = shares(1);
+        let ids = |slots: Range<usize>| slots.collect::<Slots>().ids().into_iter().collect::<Vec<_>>();
+        assert_eq!(shares.checked(&ids(3..33)).map(|slots| slots.count()), Ok(30));
+        assert!(shares.checked(&ids(99..101)).unwrap_err().contains("share-0100"));
+        assert!(shares.checked(&["GPU-1".to_owned()]).unwrap_err().contains("GPU-1"));
+        assert!(shares.checked(&[]).unwrap_err().contains("between 1 and 100"));
     }
 }

@@ -112,7 +112,10 @@ impl Allocation {
     /// Returns a fault in the allocation, as a sentence; `None` if the allocation is possible.
     pub fn fault(&self) -> Option<String> {
         if !(1..=PPM).contains(&self.share_ppm) {
-            return Some(format!("a share of {} parts per million is not between 0 and {PPM}", self.share_ppm));
+            return Some(format!(
+                "a share of {} parts per million is not between 0 and {PPM}",
+                self.share_ppm
+            ));
         }
         if self.memory_bytes == 0 {
             return Some("an allocation without memory is of no use".to_owned());
@@ -124,7 +127,8 @@ impl Allocation {
     }
 }
 
-const _: () = assert!(TOKEN_PREFIX.len() + TOKEN_DIGITS < TENANT_NAME_BYTES, "a token fits where a name fits");
+const _: () =
+    assert!(TOKEN_PREFIX.len() + TOKEN_DIGITS < TENANT_NAME_BYTES, "a token fits where a name fits");
 const _: () = assert!(size_of::<Uuid>() == TOKEN_DIGITS / 2, "a token is as random as a UUID");
 
 #[cfg(test)]

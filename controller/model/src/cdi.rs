@@ -122,7 +122,12 @@ pub struct Mount {
 impl ContainerEdits {
     /// Returns the changes that bring a container the interposer at `library`, and the tenant socket
     /// `socket` in the directory `sockets`. The container has the given further variables.
-    pub fn new(library: &Path, sockets: &Path, socket: &str, variables: impl IntoIterator<Item = String>) -> Self {
+    pub fn new(
+        library: &Path,
+        sockets: &Path,
+        socket: &str,
+        variables: impl IntoIterator<Item = String>,
+    ) -> Self {
         // Only glibc's dynamic linker replaces `$LIB`. The linker of musl finds no file at this path,
         // and starts the program without the interposer. If musl's linker found the interposer, the
         // linker could not link the interposer, and would end the program.

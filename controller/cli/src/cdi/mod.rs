@@ -133,7 +133,8 @@ fn device(args: &Generate, library: &Path, socket: &Path, sockets: &Path) -> Res
     let tenant = args.tenant.as_ref().map(|tenant| format!("{}={tenant}", run::TENANT_VARIABLE));
     let wishes = wishes::variables(&args.wishes.wish).map(|(name, value)| format!("{name}={value}"));
     let way = args.oversubscribe.map(|way| format!("{}={}", run::OVERSUBSCRIBE_VARIABLE, way.name()));
-    let container_edits = ContainerEdits::new(library, sockets, name, tenant.into_iter().chain(wishes).chain(way));
+    let container_edits =
+        ContainerEdits::new(library, sockets, name, tenant.into_iter().chain(wishes).chain(way));
     Ok(Device { name: args.name.clone(), container_edits })
 }
 

@@ -325,7 +325,8 @@ impl Registry {
         let identity = self.identify(claim(hello), &guest.facts);
         self.check_allocation(claim(hello), guest, hello, &identity.key)?;
         let asked = wish(hello)?;
-        let asked = self.allocations.of_key(&identity.key).map_or(asked, |allocation| allocation.bound(asked));
+        let asked =
+            self.allocations.of_key(&identity.key).map_or(asked, |allocation| allocation.bound(asked));
         let oversubscribe = Oversubscribe::from_number(hello.oversubscribe);
         let is_back = hello.sessions_before > 0;
         let can_be_told = role == Role::Keeper && !is_back;

@@ -1,22 +1,28 @@
 //! A fake kubelet: the device manager's behaviour as it was observed on a real kubelet 1.36, with real
 //! gRPC over its sockets. It runs no containers.
 
+use crate::node::SECOND;
 use deepres_k8s::api::{
     AllocateRequest, AllocateResponse, ContainerAllocateRequest, ContainerDevices,
     ContainerPreferredAllocationRequest, ContainerResources, DevicePluginOptions, Empty, HEALTHY,
-    KUBELET_SOCKET, ListAndWatchResponse, ListPodResourcesResponse, PodResources, PreferredAllocationRequest,
-    PreferredAllocationResponse, RegisterRequest, VERSION, path,
+    KUBELET_SOCKET, ListAndWatchResponse, ListPodResourcesResponse, PodResources, PreStartContainerRequest,
+    PreferredAllocationRequest, PreferredAllocationResponse, RegisterRequest, VERSION, path,
 };
 use deepres_k8s::evidence::CHECKPOINT;
 use deepres_k8s::grpc::{self, Answer, Call, Client, Serve};
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
+use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::net::UnixListener;
 use tokio::task::JoinSet;
+use tokio::time::sleep;
 use tokio_stream::StreamExt;
 use tonic::Status;
+
+/// The time after which the kubelet tries again to start a container.
+const RETRY: std::time::Duration = std::time::Duration::from_nanos(SECOND.as_nanos() as u64 * 10);
 
 /// A container's request, and what the kubelet gave it.
 #[derive(Debug, Clone)]
@@ -166,14 +172,16 @@ impl Service {
         };
         let service = Arc::clone(&self);
         tokio::spawn(async move {
-            if let Ok(mut lists) = plugin
-                .streaming::<Empty, ListAndWatchResponse>(path::LIST_AND_WATCH, Empty {})
-                .await
+            if let Ok(mut lists) =
+                plugin.streaming::<Empty, ListAndWatchResponse>(path::LIST_AND_WATCH, Empty {}).await
             {
                 while let Some(Ok(list)) = lists.next().await {
                     let mut state = service.state();
-                    let devices =
-                        list.devices.into_iter().map(|device| (device.id, device.health == HEALTHY)).collect();
+                    let devices = list
+                        .devices
+                        .into_iter()
+                        .map(|device| (device.id, device.health == HEALTHY))
+                        .collect();
                     if let Some(endpoint) = state.endpoints.get_mut(&resource)
                         && endpoint.registration == number
                     {
@@ -202,7 +210,9 @@ impl Service {
         };
         let containers = |pod: &Pod| {
             let shown = pod.containers.iter().filter(|one| !one.is_init && !one.ids.is_empty());
-            shown.map(|one| ContainerResources { name: one.name.clone(), devices: vec![devices(one)] }).collect()
+            shown
+                .map(|one| ContainerResources { name: one.name.clone(), devices: vec![devices(one)] })
+                .collect()
         };
         let pod = |pod: &Pod| PodResources {
             name: pod.name.clone(),
@@ -292,6 +302,40 @@ impl Kubelet {
     pub fn end(&self, name: &str) {
         if let Some(pod) = self.state().pods.get_mut(name) {
             pod.is_over = true;
+        }
+    }
+
+    /// Starts the containers of a pod, one after the other. The kubelet tries again and again while the
+    /// plugin refuses. Returns the refusals once all containers have started, or `None` if the pod is
+    /// over before.
+    pub fn start_pod(&self, name: &str) -> impl Future<Output = Option<Vec<String>>> + Send + use<> {
+        let (state, name) = (Arc::clone(&self.state), name.to_owned());
+        async move {
+            let mut refusals = Vec::new();
+            let containers = state.lock().unwrap().pods.get(&name)?.containers.clone();
+            for one in containers.iter().filter(|one| one.size > 0) {
+                loop {
+                    let socket = {
+                        let state = state.lock().unwrap();
+                        state.pods.get(&name).filter(|pod| !pod.is_over)?;
+                        state.endpoints.get(&one.resource).map(|endpoint| {
+                            assert!(endpoint.options.pre_start_required);
+                            endpoint.socket.clone()
+                        })
+                    };
+                    let request = PreStartContainerRequest { ids: one.ids.iter().cloned().collect() };
+                    let started = async {
+                        let socket = socket.ok_or_else(|| Status::unavailable("no plugin is registered"))?;
+                        Client::connect(&socket).await?.unary(path::PRE_START, request).await
+                    };
+                    match started.await {
+                        Ok(Empty {}) => break,
+                        Err(status) => refusals.push(status.message().to_owned()),
+                    }
+                    sleep(RETRY).await;
+                }
+            }
+            Some(refusals)
         }
     }
 

@@ -1,10 +1,11 @@
 //! A node of a test: a daemon, a kubelet and a plugin.
 
-use crate::kubelet::Kubelet;
+use crate::kubelet::{Container, Kubelet};
 use deepres_daemon_harness::Daemon;
 use deepres_k8s::node::{Options, Timing, run};
 use deepres_model::allocation::Token;
 use deepres_model::config::Config;
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
@@ -12,6 +13,8 @@ use tokio::time::sleep;
 
 /// The time that stands for one second of a real node.
 pub const SECOND: Duration = Duration::from_millis(5);
+/// The time without a daemon after which the devices of a test are unhealthy.
+const AWAY: Duration = Duration::from_secs(1);
 /// The longest wait for anything.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -23,8 +26,10 @@ fn timing() -> Timing {
         look: scaled(real.look),
         young: scaled(real.young),
         settle: scaled(real.settle),
-        away: scaled(real.away),
+        quiet: scaled(real.quiet),
+        hold: scaled(real.hold),
         // The daemon of a test does not restart faster than another.
+        away: AWAY,
         wait: real.wait,
         nudge: scaled(real.nudge),
         retry: scaled(real.retry),
@@ -85,6 +90,24 @@ impl Node {
         let files = files.filter(|path| path.extension().is_some_and(|ending| ending == "json"));
         // A file may go at any moment.
         files.filter_map(|path| std::fs::read_to_string(path).ok()).collect()
+    }
+
+    /// Returns the value of a variable in the CDI specification of a device.
+    pub fn variable(&self, device: &str, name: &str) -> String {
+        let device = device.strip_prefix("deepres.dev/share=").unwrap();
+        let all = self.specifications();
+        let text = all.iter().find(|text| text.contains(device)).expect("the device has a specification");
+        let spec: serde_json::Value = serde_json::from_str(text).unwrap();
+        let env = spec["devices"][0]["containerEdits"]["env"].as_array().unwrap();
+        let begin = format!("{name}=");
+        let values = env.iter().filter_map(|variable| variable.as_str()?.strip_prefix(&begin));
+        values.last().expect("the specification has the variable").to_owned()
+    }
+
+    /// Returns the UUIDs of a container's GPUs.
+    pub fn gpus(&self, container: &Container) -> BTreeSet<String> {
+        let visible = self.variable(container.devices.last().unwrap(), "CUDA_VISIBLE_DEVICES");
+        visible.split(',').map(str::to_owned).collect()
     }
 
     /// Stops the plugin.

@@ -1,12 +1,16 @@
 //! Random pods on a node with four GPUs, with restarts of kubelet, plugin and daemon. A fake scheduler
 //! counts the devices of the node's status, which the kubelet renews every ten seconds.
 
-use crate::behaviour::connect;
+use crate::behaviour::hello_of;
 use crate::kubelet::{Container, Pod};
 use crate::node::{Node, SECOND, pass};
+use deepres_abi::wire::Role;
+use deepres_daemon_harness::shake_hands;
 use deepres_model::wish::Wish;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Instant;
+use tokio::task::JoinSet;
+use zerocopy::IntoBytes;
 
 const SHARE: &str = "deepres.dev/share";
 /// The beginning of the message of a pod that the kubelet did not admit.
@@ -68,22 +72,25 @@ impl Scheduler {
     }
 }
 
-/// Checks what must hold at each moment.
-fn check(node: &Node) {
-    let pods = node.kubelet.pods();
+/// Checks what must hold at each moment. `running` are the names of the pods that run.
+fn check(node: &Node, running: impl Iterator<Item = String>) {
+    let running: BTreeSet<String> = running.collect();
     let mut given = BTreeMap::<String, String>::new();
-    for pod in &pods {
-        let mut own = BTreeSet::new();
-        for one in &pod.containers {
-            let gpus: BTreeSet<&str> = one.ids.iter().map(|id| id.split("::").next().unwrap()).collect();
-            assert!(gpus.len() <= 1, "{} has devices of several GPUs: {one:?}", pod.name);
-            own.extend(one.ids.iter().cloned());
-        }
+    let mut shares = BTreeMap::<String, usize>::new();
+    for pod in &node.kubelet.pods() {
+        let own: BTreeSet<&String> = pod.containers.iter().flat_map(|one| &one.ids).collect();
         for id in own {
             let other = given.insert(id.clone(), pod.name.clone());
             assert_eq!(other, None, "{id} is given twice, also to {}", pod.name);
         }
+        // The init containers of a running pod have ended.
+        for one in pod.containers.iter().filter(|one| running.contains(&pod.name) && !one.is_init) {
+            let gpus = node.gpus(one);
+            assert_eq!(gpus.len(), 1, "{}/{} has several GPUs: {gpus:?}", pod.name, one.name);
+            gpus.into_iter().for_each(|gpu| *shares.entry(gpu).or_default() += one.size);
+        }
     }
+    assert!(shares.values().all(|shares| *shares <= 100), "a GPU has more shares than it has: {shares:?}");
 }
 
 /// Checks that a process of each container of a pod gets the container's share, though it asks for all.
@@ -91,7 +98,10 @@ fn check_shares(node: &Node, pod: &Pod) {
     for one in &pod.containers {
         let device = one.devices.last().unwrap();
         let wish = Wish { share_ppm: Some(1_000_000), ..Wish::default() };
-        let granted = connect(node, device, wish).welcome.fallback().share_ppm;
+        let hello = hello_of(node, Role::Keeper, device, wish);
+        let (_connection, welcome, _) =
+            shake_hands(&node.daemon().directory.tenant_socket(), hello.as_bytes()).unwrap();
+        let granted = welcome.fallback().share_ppm;
         assert_eq!(granted, Some(one.size as u32 * 10_000), "{}/{}", pod.name, one.name);
     }
 }
@@ -99,14 +109,18 @@ fn check_shares(node: &Node, pod: &Pod) {
 async fn run(pods: usize, seed: u64) -> (usize, usize) {
     let mut node = Node::start(GPUS, 0).await;
     let mut random = Random(seed);
-    let mut scheduler =
-        Scheduler { allocatable: node.kubelet.allocatable(SHARE), reported: Instant::now(), bound: BTreeMap::new() };
+    let mut scheduler = Scheduler {
+        allocatable: node.kubelet.allocatable(SHARE),
+        reported: Instant::now(),
+        bound: BTreeMap::new(),
+    };
     let mut waiting = VecDeque::new();
+    let mut starting = JoinSet::<(Option<Vec<String>>, Pod)>::new();
     let mut ends = BTreeMap::<String, Instant>::new();
-    let (mut made, mut admitted, mut run) = (0, 0, 0);
+    let (mut made, mut admitted, mut run, mut waited) = (0, 0, 0, 0);
     let mut next = Instant::now();
     let mut failed = BTreeMap::<String, usize>::new();
-    while made < pods || !waiting.is_empty() || !ends.is_empty() {
+    while made < pods || !waiting.is_empty() || !starting.is_empty() || !ends.is_empty() {
         if made < pods && Instant::now() >= next {
             waiting.push_back(pod(made, &mut random));
             made += 1;
@@ -126,6 +140,15 @@ async fn run(pods: usize, seed: u64) -> (usize, usize) {
             scheduler.bound.remove(&name);
             ends.remove(&name);
         }
+        while let Some(started) = starting.try_join_next() {
+            let (refusals, pod) = started.unwrap();
+            run += 1;
+            waited += usize::from(!refusals.expect("the pod is not over").is_empty());
+            let runs_s = RUNS_S.start + random.below(RUNS_S.end - RUNS_S.start);
+            ends.insert(pod.name.clone(), Instant::now() + SECOND * runs_s as u32);
+            check(&node, ends.keys().cloned());
+            check_shares(&node, &pod);
+        }
         if scheduler.reported.elapsed() >= SECOND * STATUS_S {
             (scheduler.allocatable, scheduler.reported) = (node.kubelet.allocatable(SHARE), Instant::now());
         }
@@ -137,11 +160,8 @@ async fn run(pods: usize, seed: u64) -> (usize, usize) {
             scheduler.bound.insert(name.clone(), pod.request(SHARE));
             match node.kubelet.admit(pod).await {
                 Ok(pod) => {
-                    run += 1;
-                    check(&node);
-                    check_shares(&node, &pod);
-                    let runs_s = RUNS_S.start + random.below(RUNS_S.end - RUNS_S.start);
-                    ends.insert(pod.name, Instant::now() + SECOND * runs_s as u32);
+                    let start = node.kubelet.start_pod(&pod.name);
+                    starting.spawn(async move { (start.await, pod) });
                 }
                 Err(reason) => {
                     scheduler.bound.remove(&name);
@@ -155,13 +175,14 @@ async fn run(pods: usize, seed: u64) -> (usize, usize) {
         }
         pass(1).await;
     }
-    node.until("all allocations are gone", || node.specifications().is_empty() && node.tokens().is_empty()).await;
-    println!("{run} of {admitted} admitted pods ran ({pods} pods); failed: {failed:?}");
+    node.until("all allocations are gone", || node.specifications().is_empty() && node.tokens().is_empty())
+        .await;
+    println!("{run} of {admitted} admitted pods ran, {waited} of them after a wait; failed: {failed:?}");
     (admitted, run)
 }
 
 #[tokio::test]
-async fn random_pods_have_devices_of_one_gpu_which_no_other_pod_has() {
+async fn random_pods_run_on_one_gpu_with_their_shares() {
     let (admitted, run) = run(25, 4711).await;
     assert_eq!(admitted, 25, "each pod gets its turn");
     assert!(run >= 20, "{run} of {admitted}");
