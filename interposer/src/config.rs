@@ -34,6 +34,8 @@ const RECORD: &str = "DEEPRES_RECORD";
 /// variables decide.
 const SHARE_ALIAS: &str = "CUDA_DEVICE_SM_LIMIT";
 const MEMORY_ALIAS: &str = "CUDA_DEVICE_MEMORY_LIMIT";
+/// HAMi's word on its share: `disable` lifts the share; `force` and `default` leave it.
+const SHARE_POLICY: &str = "GPU_CORE_UTILIZATION_POLICY";
 
 /// The limits for which the job asks on one GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -277,8 +279,17 @@ fn limits(
         let every = read(alias);
         std::array::from_fn(|ordinal| read(&format!("{alias}_{ordinal}")).or(every).unwrap_or(0))
     };
+    let is_lifted = match variable(SHARE_POLICY).as_deref() {
+        Some("disable" | "DISABLE") => true,
+        None | Some("default" | "DEFAULT" | "force" | "FORCE") => false,
+        Some(other) => {
+            refuse(format_args!("{SHARE_POLICY}={other} is not one of default, force and disable"));
+            false
+        }
+    };
     let shares: [u64; MAX_GPUS] = match read(SHARE, share, "a share from 1% to 100%, like 30%") {
         Some(ppm) => [ppm; MAX_GPUS],
+        None if is_lifted => [0; MAX_GPUS],
         None => of_each(SHARE_ALIAS, &shares),
     };
     let sizes: [u64; MAX_GPUS] = match read(MEMORY, parse_bytes, "a size like 8GiB") {
@@ -382,6 +393,21 @@ mod tests {
             let (first, _, refused) = read(&[(SHARE_ALIAS, "0"), (MEMORY_ALIAS, zero)]);
             assert_eq!((first, refused.len()), (Limit::default(), 0), "{zero}");
         }
+    }
+
+    #[test]
+    fn hamis_policy_may_lift_its_share_alone() {
+        let of = |policy: &str| read(&[(SHARE_ALIAS, "50"), (MEMORY_ALIAS, "1g"), (SHARE_POLICY, policy)]);
+        for policy in ["default", "DEFAULT", "force", "FORCE"] {
+            assert_eq!(of(policy), (limit(50, 1024), limit(50, 1024), Vec::new()), "{policy}");
+        }
+        for policy in ["disable", "DISABLE"] {
+            assert_eq!(of(policy), (limit(0, 1024), limit(0, 1024), Vec::new()), "{policy}");
+        }
+        let (first, _, refused) = of("Disabled");
+        assert_eq!((first, refused.len()), (limit(50, 1024), 1), "{refused:?}");
+        let ours = [(SHARE, "40%"), (SHARE_POLICY, "disable")];
+        assert_eq!(read(&ours).0, limit(40, 0), "the policy is not about our share");
     }
 
     #[test]

@@ -191,6 +191,23 @@ pub async fn answer(request: Request, shared: &Rc<Shared>) -> Reply {
             status::publish(shared).await;
             Reply::JobEnded { living }
         }
+        Request::Allocate { allocation } => {
+            let recorded = shared.registry.borrow_mut().allocate(*allocation);
+            kept(recorded.map(|()| Reply::Allocated), shared).await
+        }
+        Request::Release { token } => {
+            shared.registry.borrow_mut().release(&token);
+            kept(Ok(Reply::Released), shared).await
+        }
+        Request::Allocations => {
+            let registry = shared.registry.borrow();
+            let tokens = registry.allocations().iter().map(|allocation| allocation.token.clone());
+            Reply::Allocations { tokens: tokens.collect() }
+        }
+        Request::Place { gpus, among } => {
+            let placed = shared.registry.borrow().place_whole(gpus, &among);
+            placed.map_or_else(|message| Reply::Error { message }, |(gpus, why)| Reply::Placed { gpus, why })
+        }
         Request::Set { tenant, wish, unset } => {
             change(&tenant, shared, |registry| registry.set(&tenant, *wish, &unset)).await
         }
@@ -256,6 +273,18 @@ async fn change(
             status::publish(shared).await;
             reply
         }
+    }
+}
+
+/// Returns the answer to an agent, after the state file has the present allocations. If the daemon
+/// cannot write the file, the log says so, and the agent tells the next daemon its allocations.
+async fn kept(answer: Result<Reply, String>, shared: &Shared) -> Reply {
+    match answer {
+        Ok(reply) => {
+            saver::save(shared).await;
+            reply
+        }
+        Err(message) => Reply::Error { message },
     }
 }
 

@@ -9,6 +9,7 @@ use deepres_model::admin::{
     AccountStatus, DaemonStatus, DriverStatus, GpuStatus, PlacementStatus, ProcessCoverage, SessionGpuStatus,
     SessionStatus, Status, TenantStatus, UnmanagedStatus,
 };
+use deepres_model::allocation::Allocation;
 use deepres_model::clock::{NS_PER_MS, monotonic_ns};
 use deepres_policy::TenantId;
 use deepres_policy::lease::Phase;
@@ -71,7 +72,10 @@ async fn now(shared: &Shared) -> Option<Status> {
         gpus: gpus.map(|(index, (gpu, report))| gpu_status(index, gpu, report, &names)).collect(),
         tenants: tenants
             .iter()
-            .map(|(name, tenant)| tenant_status(name, tenant, (&accounts, &sessions), gpu_bytes))
+            .map(|(name, tenant)| {
+                let status = tenant_status(name, tenant, (&accounts, &sessions), gpu_bytes);
+                with_holder(status, registry.allocations().of_key(&tenant.owner.key))
+            })
             .collect(),
         waiting: registry.waiting(),
         unmanaged: with_starters(&registry, board.unmanaged),
@@ -154,6 +158,8 @@ fn tenant_status(
         user: None,
         found: Some(tenant.owner.found.clone()),
         container: tenant.owner.container.clone(),
+        namespace: None,
+        pod: None,
         asked: tenant.terms.asked(),
         granted: Some(granted),
         asked_share_ppm: granted.share_ppm.value,
@@ -182,6 +188,17 @@ fn tenant_status(
             .collect(),
         driver: DriverStatus { sums: tenant.driver.sums(), lately: tenant.driver.lately() },
     }
+}
+
+/// Adds the names of the pod and the container that hold the tenant's allocation.
+fn with_holder(mut status: TenantStatus, allocation: Option<&Allocation>) -> TenantStatus {
+    if let Some(holder) = allocation.and_then(|allocation| allocation.holder.clone()) {
+        (status.namespace, status.pod) = (Some(holder.namespace), Some(holder.pod));
+        if let Some(container) = &mut status.container {
+            container.name = Some(holder.container);
+        }
+    }
+    status
 }
 
 fn gpu_status(index: usize, gpu: &Gpu, report: &Report, names: &BTreeMap<TenantId, &str>) -> GpuStatus {

@@ -25,6 +25,8 @@ pub enum Found {
     Container,
     /// By the process's pod.
     Pod,
+    /// By the token of an allocation, which the process or its container has.
+    Allocation,
     /// By the process's Slurm job.
     Slurm {
         /// The job's number.
@@ -74,6 +76,9 @@ pub struct Container {
     pub runtime: Runtime,
     /// The container's id.
     pub id: String,
+    /// The container's name, if a node's agent told the daemon.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
 }
 
 impl Container {

@@ -18,7 +18,9 @@
 //! | [`clock`] | the only clock |
 
 pub mod admin;
+pub mod allocation;
 pub mod authority;
+pub mod cdi;
 pub mod clock;
 pub mod config;
 pub mod directory;

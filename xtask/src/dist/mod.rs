@@ -23,7 +23,7 @@ use sha2::{Digest as _, Sha256};
 
 use self::needs::Needs;
 use crate::build::{self, Artefacts};
-use crate::{command, ebpf};
+use crate::{command, ebpf, elf};
 
 /// Options of `cargo xtask dist`.
 #[derive(clap::Args)]
@@ -53,6 +53,9 @@ const TARGET: &str = "x86_64-unknown-linux-gnu.2.17";
 const NEWEST_GLIBC: (u32, u32) = (2, 28);
 /// The most bytes of the whole product.
 const SIZE_LIMIT_BYTES: u64 = 64 << 20;
+/// The package and the program of the Kubernetes device plugin. It lies in `dist/`, beside the
+/// packages.
+const PLUGIN: &str = "deepres-k8s";
 /// Version of cargo-zigbuild.
 const ZIGBUILD_VERSION: &str = "0.24.1";
 
@@ -123,12 +126,13 @@ fn compile(target: &Path, dist: &Path) -> Result<Artefacts> {
         .env("CARGO_PROFILE_RELEASE_DEBUG", "none")
         .env("CARGO_ENCODED_RUSTFLAGS", remapped(target)?.join(FLAG_SEPARATOR))
         .env_remove("RUSTFLAGS");
-    for package in build::PRODUCT.iter().chain(build::SIMGPU) {
+    for package in build::PRODUCT.iter().chain([&PLUGIN]).chain(build::SIMGPU) {
         cargo.args(["--package", package]);
     }
     command::run(&mut cargo)?;
     let built = target.join("x86_64-unknown-linux-gnu/release");
     build::lay_out(&built, dist)?;
+    build::install(&built.join(PLUGIN), &dist.join(PLUGIN))?;
     build::lay_out_simgpu(&built, &dist.join("simgpu"))?;
     Ok(Artefacts::in_folder(dist.to_owned()))
 }
@@ -193,13 +197,16 @@ fn epoch_s() -> Result<u64> {
 /// Checks the product against the requirements of users' machines. Returns a description of the
 /// product.
 fn check(artefacts: &Artefacts) -> Result<String> {
-    let Needs { glibc: (major, minor), .. } = Needs::of(artefacts)?;
+    let plugin = artefacts.folder().join(PLUGIN);
+    let image = fs::read(&plugin).with_context(|| format!("cannot read {}", plugin.display()))?;
+    let of_plugin = elf::newest_glibc(&image).with_context(|| plugin.display().to_string())?;
+    let (major, minor) = Needs::of(artefacts)?.glibc.max(of_plugin);
     if (major, minor) > NEWEST_GLIBC {
         bail!("the product needs GLIBC_{major}.{minor}, newer than {}.{}", NEWEST_GLIBC.0, NEWEST_GLIBC.1);
     }
     let mut lines = vec![format!("the product needs GLIBC_{major}.{minor}")];
     let mut total_bytes = 0;
-    for path in [artefacts.library(), artefacts.deepres()] {
+    for path in [artefacts.library(), artefacts.deepres(), plugin] {
         let bytes = fs::metadata(&path).with_context(|| format!("cannot read {}", path.display()))?.len();
         total_bytes += bytes;
         lines.push(format!("{}: {} KiB", path.display(), bytes >> 10));

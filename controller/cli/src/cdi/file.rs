@@ -1,8 +1,8 @@
 //! The file of a CDI specification. One process at a time changes the file, and replaces the whole
 //! file.
 
-use super::spec::Spec;
 use anyhow::{Context, Result, ensure};
+use deepres_model::cdi::Spec;
 use rustix::fs::{FlockOperation, flock};
 use std::fs::{DirBuilder, File, Permissions};
 use std::io::{ErrorKind, Write};
@@ -42,7 +42,7 @@ pub fn update(path: &Path, change: impl FnOnce(&mut Spec) -> Result<()>) -> Resu
     let turn = File::open(directory).with_context(cannot_write)?;
     flock(&turn, FlockOperation::LockExclusive).with_context(cannot_write)?;
 
-    let mut spec = read(path)?.unwrap_or_else(Spec::new);
+    let mut spec = read(path)?.unwrap_or_default();
     change(&mut spec)?;
     if spec.devices().len() == 0 {
         // Container runtimes refuse a specification without devices.
@@ -58,8 +58,8 @@ pub fn update(path: &Path, change: impl FnOnce(&mut Spec) -> Result<()>) -> Resu
 
 #[cfg(test)]
 mod tests {
-    use super::super::spec::{ContainerEdits, Device};
     use super::*;
+    use deepres_model::cdi::{ContainerEdits, Device};
     use std::os::unix::fs::MetadataExt;
 
     fn put(path: &Path, name: &str) -> Result<()> {

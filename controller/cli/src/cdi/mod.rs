@@ -2,16 +2,15 @@
 //! needs no change.
 
 mod file;
-mod spec;
 
 use super::run;
 use crate::wishes::{self, Elsewhere, Wishes};
 use anyhow::{Context, Result, bail};
-use deepres_abi::directory::{DIRECTORY_VARIABLE, SOCKET_VARIABLE};
+use deepres_abi::directory::DIRECTORY_VARIABLE;
 use deepres_abi::oversubscribe::Oversubscribe;
+use deepres_model::cdi::{ContainerEdits, Device, DeviceName, KIND, Spec};
 use deepres_model::directory::{Directory, named_socket};
 use deepres_model::wish::Key;
-use spec::{ContainerEdits, Device, DeviceName, KIND, Mount, Spec};
 use std::ffi::OsStr;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -20,14 +19,6 @@ use std::path::{Path, PathBuf};
 const DEFAULT_FILE: &str = "/etc/cdi/deepres.json";
 /// File name that stands for standard output.
 const STANDARD_OUTPUT: &str = "-";
-/// Place of the library in a container.
-const LIBRARY_PLACE: &str = "/usr/lib/deepres";
-const LIBRARY_NAME: &str = "libdeepres.so";
-/// Names that glibc's dynamic linker may put in the place of `$LIB`: Debian's, Red Hat's and the
-/// plain name.
-const LIB_NAMES: [&str; 3] = ["lib/x86_64-linux-gnu", "lib64", "lib"];
-/// Place of the tenant socket's directory in a container.
-const SOCKET_PLACE: &str = "/run/deepres/tenant";
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -110,7 +101,7 @@ fn generate(args: &Generate) -> Result<()> {
     let qualified = format!("{KIND}={}", args.name);
     let device = device(args, &library, &socket, sockets)?;
     if args.output == Path::new(STANDARD_OUTPUT) {
-        let mut spec = Spec::new();
+        let mut spec = Spec::default();
         spec.put(device)?;
         std::io::stdout().write_all(spec.to_string().as_bytes())?;
     } else {
@@ -139,21 +130,12 @@ fn generate(args: &Generate) -> Result<()> {
 fn device(args: &Generate, library: &Path, socket: &Path, sockets: &Path) -> Result<Device> {
     let name = socket.file_name().and_then(OsStr::to_str);
     let name = name.with_context(|| format!("{} is not the name of a socket", socket.display()))?;
-    // Only glibc's dynamic linker replaces `$LIB`. The linker of musl finds no file at this path,
-    // and starts the program without the interposer. If musl's linker found the interposer, the
-    // linker could not link the interposer, and would end the program.
-    let mut env = vec![
-        format!("{}={LIBRARY_PLACE}/$LIB/{LIBRARY_NAME}", run::PRELOAD_VARIABLE),
-        format!("{SOCKET_VARIABLE}={SOCKET_PLACE}/{name}"),
-    ];
-    env.extend(args.tenant.as_ref().map(|tenant| format!("{}={tenant}", run::TENANT_VARIABLE)));
-    env.extend(wishes::variables(&args.wishes.wish).map(|(name, value)| format!("{name}={value}")));
-    env.extend(args.oversubscribe.map(|way| format!("{}={}", run::OVERSUBSCRIBE_VARIABLE, way.name())));
-    let library_in =
-        |lib| Mount::read_only(library.to_owned(), format!("{LIBRARY_PLACE}/{lib}/{LIBRARY_NAME}"));
-    let mut mounts: Vec<_> = LIB_NAMES.into_iter().map(library_in).collect();
-    mounts.push(Mount::read_only(sockets.to_owned(), SOCKET_PLACE.to_owned()));
-    Ok(Device { name: args.name.clone(), container_edits: ContainerEdits { env, mounts } })
+    let tenant = args.tenant.as_ref().map(|tenant| format!("{}={tenant}", run::TENANT_VARIABLE));
+    let wishes = wishes::variables(&args.wishes.wish).map(|(name, value)| format!("{name}={value}"));
+    let way = args.oversubscribe.map(|way| format!("{}={}", run::OVERSUBSCRIBE_VARIABLE, way.name()));
+    let container_edits =
+        ContainerEdits::new(library, sockets, name, tenant.into_iter().chain(wishes).chain(way));
+    Ok(Device { name: args.name.clone(), container_edits })
 }
 
 fn list(path: &Path) -> Result<()> {

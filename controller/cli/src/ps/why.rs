@@ -173,6 +173,7 @@ fn found(found: &Found) -> String {
         Found::Ancestor { pid } => format!(", by its ancestor {pid}"),
         Found::Container => ", by its container".to_owned(),
         Found::Pod => ", by its pod".to_owned(),
+        Found::Allocation => ", by its allocation".to_owned(),
         Found::Slurm { job } => format!(", by its Slurm job {job}"),
         Found::Tree { root } => format!(", by its process tree from {root} down"),
     }

@@ -193,7 +193,7 @@ fn container(component: &str, above: &[&str]) -> Option<Container> {
         .find_map(|(prefix, runtime)| Some((runtime, name.strip_prefix(prefix)?)))
         .unwrap_or((by_parent, name));
     let is_id = id.len() == ID_DIGITS && id.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-    is_id.then(|| Container { runtime, id: id.to_owned() })
+    is_id.then(|| Container { runtime, id: id.to_owned(), name: None })
 }
 
 /// Returns the uid of the pod whose cgroup has this name. The name is

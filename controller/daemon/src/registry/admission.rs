@@ -60,6 +60,8 @@ pub struct Refused {
     pub kind: RefusalKind,
     /// The reason, as a sentence.
     pub reason: String,
+    /// Whether the launches of the process fail, whatever the configuration's fail mode.
+    pub is_shut: bool,
 }
 
 impl Guest {
@@ -72,7 +74,13 @@ impl Guest {
 impl Refused {
     /// Returns a refusal of this kind, for this reason.
     pub fn new(kind: RefusalKind, reason: impl Into<String>) -> Self {
-        Self { kind, reason: reason.into() }
+        Self { kind, reason: reason.into(), is_shut: false }
+    }
+
+    /// Returns the refusal of a process whose launches fail, whatever the configuration's fail mode.
+    #[must_use]
+    pub fn shut(self) -> Self {
+        Self { is_shut: true, ..self }
     }
 }
 
@@ -304,6 +312,19 @@ impl Registry {
         of_job.unwrap_or_else(|| self.identify(claim(hello), &guest.facts))
     }
 
+    /// Returns the part of the GPUs that a cluster gave to the tenant of this key: by the allocation
+    /// of a node's agent, or by Slurm.
+    fn allotment_of(&self, guest: &Guest, key: &Key) -> Option<Allotment> {
+        let by_agent = self.allocations.of_key(key).map(|allocation| Allotment {
+            share_ppm: allocation.share_ppm,
+            memory_bytes: allocation.memory_bytes,
+            elsewhere_bytes: 0,
+            class: Class::Guaranteed,
+            gpus: Some(allocation.gpus.iter().filter_map(|gpu| self.gpus.number_named(gpu)).collect()),
+        });
+        by_agent.or_else(|| guest.allotment.clone())
+    }
+
     /// Finds or makes the tenant of a process, and returns the tenant's name. The first process
     /// decides the tenant's wishes. The daemon refuses a later `deepres run` with other wishes. A
     /// later process of the job, or a process that was admitted before, only adds wishes that the
@@ -327,6 +348,7 @@ impl Registry {
             }
         }
         let identity = self.identify_guest(guest, hello);
+        self.check_allocation(claim(hello), guest, hello, &identity.key)?;
         let asked = wish(hello)?;
         let oversubscribe = Oversubscribe::from_number(hello.oversubscribe);
         let is_back = hello.sessions_before > 0;
@@ -348,10 +370,11 @@ impl Registry {
         let Some(name) = self.tenants.of_key(&identity.key).map(|(name, _)| name.to_owned()) else {
             return self.make_tenant(guest, identity, terms, oversubscribe, role);
         };
-        let lacks_allotment = self.tenants.get(&name).is_some_and(|own| own.terms.allotment().is_none());
-        if let Some(allotment) = guest.allotment.as_ref().filter(|_| lacks_allotment) {
-            // Slurm did not answer when the job's earlier processes came.
-            drop(self.change(&name, |tenant| tenant.allot(allotment.clone())));
+        let known = self.tenants.get(&name).and_then(|tenant| tenant.terms.allotment());
+        if let Some(allotment) = self.allotment_of(guest, &identity.key).filter(|new| Some(new) != known) {
+            // Slurm did not answer when the job's earlier processes came, or the agent changed the
+            // allocation.
+            drop(self.change(&name, |tenant| tenant.allot(allotment)));
         }
         let keeps_settings = self.keeps_settings(&name, guest.facts.owner, &terms);
         let Some(tenant) = self.tenants.get_mut(&name) else { return Ok(name) };
@@ -400,7 +423,7 @@ impl Registry {
         let user = guest.facts.owner;
         let mut terms =
             Terms::new(asked, self.config.defaults.wish(), self.config.caps_of(user, &guest.groups));
-        guest.allotment.iter().for_each(|allotment| terms.allot(allotment.clone()));
+        self.allotment_of(guest, key).into_iter().for_each(|allotment| terms.allot(allotment));
         let known = self.tenants.of_key(key).filter(|(_, tenant)| !tenant.is_deserted());
         let foresee = || caps::foreseen_part(&self.tenants, self.gpus.count(), user, key, &terms);
         let part = known.map_or_else(foresee, |(_, tenant)| tenant.terms.part());

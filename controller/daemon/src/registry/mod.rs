@@ -8,16 +8,19 @@
 //! | [`crate::tenant`] | one tenant |
 //! | [`crate::memory`] | promises and limits of memory, and NVML's figures |
 //! | `admission` | lets processes in and out |
+//! | `allocations` | the parts of GPUs that a node's agent gave to containers |
 //! | `placing` | chooses the GPUs of a job |
 //! | `settings` | changes of administrators |
 
 mod admission;
+mod allocations;
 mod placing;
 mod settings;
 mod tenants;
 mod waiting;
 
 pub use admission::{Admitted, Guest, Membership, Refused};
+pub use allocations::Allocations;
 pub use settings::Changed;
 pub use tenants::{MAX_DESERTED, Tenants};
 
@@ -97,6 +100,7 @@ pub struct Registry {
     memory: Memory,
     /// The jobs that wait for guaranteed memory.
     waiting: Waiting,
+    allocations: Allocations,
     /// The number of the next tenant, session or keeper.
     next_id: u64,
     beat: Arc<SharedPage<BeatPage>>,
@@ -116,6 +120,7 @@ impl Registry {
             tenants: Tenants::default(),
             memory: Memory::default(),
             waiting: Waiting::default(),
+            allocations: Allocations::default(),
             next_id: 1,
             beat,
             connected: Arc::default(),
@@ -190,6 +195,9 @@ impl Registry {
     /// Returns the identity of the tenant to which a process belongs. The registry may not have the
     /// tenant yet. `claim` is the name that the process gave; empty if the process gave no name.
     pub fn identify(&self, claim: &str, facts: &Facts) -> Identity {
+        if let Some(identity) = self.allocated(claim, facts) {
+            return identity;
+        }
         let ancestors = facts.process.iter().flat_map(identity::read::ancestors);
         let names = Names { shared: &self.config.shared_names, home: self.home.as_ref() };
         // In a user namespace, the kernel's user of a process is made up, so such a process has not
@@ -339,6 +347,7 @@ impl Registry {
         let caps_of = |saved: &SavedTenant| self.config.caps_of(saved.uid, &saved.groups);
         let defaults = self.config.defaults.wish();
         gather::restore(state, &self.gpus, &mut self.tenants, &mut self.next_id, defaults, caps_of)?;
+        self.allocations.restore(&state.allocations);
         let users: BTreeSet<u32> = self.tenants.iter().map(|(_, tenant)| tenant.owner.user).collect();
         users.into_iter().for_each(|user| drop(self.share_out(user)));
         Ok(())

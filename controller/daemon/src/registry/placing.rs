@@ -65,6 +65,25 @@ impl Registry {
         Ok(Placed { gpus, why: why.to_string() })
     }
 
+    /// Chooses `count` whole GPUs among the GPUs with these UUIDs. Returns the UUIDs of the chosen GPUs
+    /// and the reason.
+    ///
+    /// # Errors
+    ///
+    /// Returns the message for the agent that asked, if the machine has too few of these GPUs.
+    pub fn place_whole(&self, count: usize, among: &[String]) -> Result<(Vec<String>, String), String> {
+        let gpus = NonZero::new(count).ok_or("a job needs at least one GPU")?;
+        let among: GpuSet = among.iter().filter_map(|uuid| self.gpus.number_named(uuid)).collect();
+        let whole = Room { share_ppm: PPM, memory_bytes: u64::MAX, singles: 0, gangs: 0 };
+        let rooms: Vec<Room> = self.gpus.numbers().map(|_| whole).collect();
+        let request = Request { gpus, share_ppm: PPM, memory_bytes: 0, among };
+        let Placement { gpus, why } =
+            place(&self.gpus.topology(), &rooms, &request).map_err(|refusal| refusal.to_string())?;
+        let uuids = self.gpus.iter().map(|gpu| gpu.uuid_text.clone());
+        let chosen = uuids.enumerate().filter(|(gpu, _)| gpus.contains(*gpu)).map(|(_, uuid)| uuid);
+        Ok((chosen.collect(), why.to_string()))
+    }
+
     /// Returns the room on a GPU beside all living tenants but `own`. A tenant takes the memory that it
     /// was granted or holds, whichever is more.
     fn room(&self, own: &str, gpu: usize) -> Room {

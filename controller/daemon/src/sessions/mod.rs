@@ -13,6 +13,7 @@ use crate::probes::Announced;
 use crate::probes::metering::{self, Purpose};
 use crate::registry::{Admitted, Guest, Membership, Refused, Registry};
 use connections::{Turn, TurnedAway, Turns};
+use deepres_abi::grant::FailMode;
 use deepres_abi::wire::{self, FrameError, Hello, Notice, Refusal, RefusalKind, Role};
 use deepres_model::clock::monotonic_ns;
 use deepres_model::packet::{self, Packet};
@@ -446,7 +447,8 @@ fn introduce(guest: &Guest, packet: &Packet, registry: &mut Registry) -> Result<
 /// Sends a refusal. If the peer does not read, the refusal is lost.
 fn refuse(connection: BorrowedFd<'_>, refused: &Refused, shared: &Shared) {
     let mut refusal = Refusal::new(refused.kind, &refused.reason);
-    refusal.fail_mode = shared.registry.borrow().config().fail_mode.mode() as u32;
+    let fail_mode = shared.registry.borrow().config().fail_mode.mode();
+    refusal.fail_mode = if refused.is_shut { FailMode::Closed } else { fail_mode } as u32;
     let _ = packet::send(connection, refusal.as_bytes(), &[]);
 }
 

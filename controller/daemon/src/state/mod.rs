@@ -17,6 +17,7 @@ pub use file::{Saved, StateFile};
 use crate::arbiter::{SavedAccount, SavedMeter};
 use crate::identity::Key;
 use crate::tenant::Allotment;
+use deepres_model::allocation::Allocation;
 use deepres_model::authority::Wish;
 use deepres_model::identity::Container;
 use deepres_model::identity::Found;
@@ -65,6 +66,9 @@ pub struct State {
     /// them.
     #[serde(default)]
     pub held: Vec<ProcessKey>,
+    /// The allocations of the node's agent.
+    #[serde(default)]
+    pub allocations: Vec<Allocation>,
     /// Processes of tenants that are suspended, or on their way off the GPUs or back.
     #[serde(default)]
     pub away: Vec<AwayProcess>,
@@ -205,6 +209,7 @@ impl State {
             tenants,
             adopted: Vec::new(),
             held: Vec::new(),
+            allocations: Vec::new(),
             away: Vec::new(),
         }
     }
@@ -216,6 +221,7 @@ impl State {
         self.tenants != other.tenants
             || self.adopted != other.adopted
             || self.held != other.held
+            || self.allocations != other.allocations
             || self.away != other.away
             || !self.gpus.iter().map(idle_aside).eq(other.gpus.iter().map(idle_aside))
     }
@@ -248,6 +254,7 @@ pub fn parse(bytes: &[u8]) -> Result<State, StateError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use deepres_model::allocation::{PodContainer, Token};
 
     /// Returns a state with a value in every field.
     pub fn example() -> State {
@@ -274,9 +281,17 @@ mod tests {
         let gpu = SavedGpu { uuid, handoffs: 3, ..SavedGpu::default() };
         let adopted = vec![Adopted { process, tenant: Some("train".to_owned()) }];
         let away = vec![AwayProcess { tenant: "train".to_owned(), process }];
+        let allocation = Allocation {
+            token: Token::of([7; 16]),
+            share_ppm: 300_000,
+            memory_bytes: 1 << 30,
+            gpus: vec![gpu.uuid.clone()],
+            holder: Some(PodContainer::default()),
+        };
         State {
             adopted,
             held: vec![process],
+            allocations: vec![allocation],
             away,
             ..State::new("this boot", 1_000, vec![gpu], vec![tenant])
         }

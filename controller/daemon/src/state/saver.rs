@@ -1,6 +1,6 @@
 //! Keeps the state file up to date.
 
-use super::{Saved, gather};
+use super::{Saved, State, gather};
 use crate::Shared;
 use crate::gpus::answers;
 use std::rc::Rc;
@@ -78,7 +78,8 @@ pub async fn save(shared: &Shared) -> Saved {
     };
     let mut state = {
         let registry = shared.registry.borrow();
-        gather::state(file.boot(), registry.gpus(), registry.tenants(), &snapshots)
+        let state = gather::state(file.boot(), registry.gpus(), registry.tenants(), &snapshots);
+        State { allocations: registry.allocations().iter().cloned().collect(), ..state }
     };
     let board = shared.watcher.board();
     (state.adopted, state.held) = (board.adopted, board.held);

@@ -1,5 +1,6 @@
 //! The daemon from outside, over real sockets.
 
+mod allocations;
 mod build;
 mod daemon;
 mod hostile;

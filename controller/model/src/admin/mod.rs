@@ -17,6 +17,7 @@ pub(crate) use declared::status;
 pub use declared::{Declared, Field, Measure, Measured, Metric, Role, Unit, info_name};
 pub use share::{GuardStatus, PriorityStatus, ShareStatus, TermStatus};
 
+use crate::allocation::{Allocation, Token};
 use crate::authority::{Granted, Wish};
 use crate::config::Setting;
 use crate::identity::{Container, Found};
@@ -85,6 +86,25 @@ pub enum Request {
         /// The job's number.
         job: u32,
     },
+    /// Records an allocation of the node's agent, or changes the allocation with the same token.
+    Allocate {
+        /// The allocation.
+        allocation: Box<Allocation>,
+    },
+    /// Ends an allocation.
+    Release {
+        /// The allocation's token.
+        token: Token,
+    },
+    /// Asks for the tokens of all allocations.
+    Allocations,
+    /// Asks which GPUs a job with whole GPUs should get, by the machine's topology.
+    Place {
+        /// The number of GPUs.
+        gpus: usize,
+        /// The UUIDs of the GPUs among which to choose.
+        among: Vec<String>,
+    },
 }
 
 impl Request {
@@ -147,6 +167,22 @@ pub enum Reply {
     JobEnded {
         /// The job's tenants that have processes still. The daemon keeps them.
         living: Vec<String>,
+    },
+    /// Reply to [`Request::Allocate`]: the allocation is on record.
+    Allocated,
+    /// Reply to [`Request::Release`]: the allocation is not on record.
+    Released,
+    /// Reply to [`Request::Allocations`].
+    Allocations {
+        /// The tokens.
+        tokens: Vec<Token>,
+    },
+    /// Reply to [`Request::Place`].
+    Placed {
+        /// The UUIDs of the chosen GPUs.
+        gpus: Vec<String>,
+        /// The reason, as a sentence.
+        why: String,
     },
     /// The daemon cannot do what was requested.
     Error {
@@ -294,8 +330,12 @@ status! {
         pub user: Option<String>,
         /// How the daemon found the tenant.
         pub found: Option<Found>,
-        /// The tenant's container.
+        /// The tenant's container. In the metrics: the container's name in its pod, else its id.
         pub container: Option<Container> as Label,
+        /// The namespace of the tenant's pod, if the Kubernetes device plugin told the daemon.
+        pub namespace: Option<String> as Label,
+        /// The name of the tenant's pod, if the Kubernetes device plugin told the daemon.
+        pub pod: Option<String> as Label,
         /// The wishes of the job.
         pub asked: Wish,
         /// The grants, each with its rule.

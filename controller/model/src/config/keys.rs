@@ -48,6 +48,7 @@ pub const TOP: &[Key] = &[
     Key("admin_group", Takes::Text("gpuadmin")),
     Key("metrics", Takes::Text("127.0.0.1:9442")),
     Key("shared_names", Takes::Texts("train")),
+    Key("pods_need_token", Takes::Switch),
     Key("gangs", Takes::Switch),
     Key("quantum", Takes::Section(QUANTUM)),
     Key("caps", Takes::Section(CAPS)),

@@ -82,6 +82,8 @@ pub struct Config {
     /// Names of tenants that span all containers and other processes of a user. Any other name
     /// holds only inside its container.
     pub shared_names: Vec<String>,
+    /// Whether a process in a Kubernetes pod needs the token of an allocation.
+    pub pods_need_token: bool,
     /// Whether a tenant that uses several GPUs at once gets leases on all of them or on none.
     pub gangs: bool,
     /// Bounds of the quantum.
@@ -120,6 +122,7 @@ impl Default for Config {
             admin_group: None,
             metrics: None,
             shared_names: Vec::new(),
+            pods_need_token: false,
             gangs: true,
             quantum: QuantumKeys::default(),
             caps: Caps::default(),

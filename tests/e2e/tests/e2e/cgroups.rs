@@ -3,8 +3,13 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use deepres_e2e::prelude::*;
+use deepres_model::admin::Request;
+use deepres_model::admin::client::Client;
+use deepres_model::allocation::{Allocation, Token};
+use deepres_model::directory::Directory;
 
 /// Mount points of cgroup hierarchies: version 1 with one controller, and version 2 beside version
 /// 1 or alone.
@@ -44,13 +49,18 @@ impl Cgroup {
 
     /// Does the same as [`Self::start`], with these variables.
     pub fn start_with(&self, host: &Host, variables: &[(&str, &str)]) -> Process {
+        host.start(self.client(host, variables), "ready")
+    }
+
+    /// Returns the command that runs a client with these variables in this cgroup.
+    fn client(&self, host: &Host, variables: &[(&str, &str)]) -> Command {
         let mut inside = host.preloaded("sh");
         inside
             .args(["-c", "echo $$ > \"$0\" && exec \"$1\""])
             .arg(self.path.join(PROCESSES))
             .arg(c_client("backlog"))
             .envs(variables.iter().copied());
-        host.start(inside, "ready")
+        inside
     }
 }
 
@@ -135,5 +145,43 @@ fn a_process_without_a_name_in_a_container_with_one_name_has_that_name() {
         let ps = host.await_ps(|ps| ps.find(&own).is_some_and(|own| own.sessions.len() == 1));
         assert_eq!(ps.tenant("train").sessions.len(), 2, "{ps:?}");
         processes.iter_mut().for_each(Process::kill);
+    }
+}
+
+#[test]
+fn a_pod_has_what_its_token_says_and_nothing_without_a_token() {
+    let own = std::process::id();
+    let path = |container: u32| format!("kubepods/pod{own:032x}/{container:08x}{own:056x}");
+    for hierarchy in hierarchies() {
+        let (host, _daemon) = Host::new().config("pods_need_token = true\n").with_daemon();
+        let [with, without] = [1, 2].map(|container| Cgroup::make(hierarchy, &path(container)));
+        let mut admin = Client::connect_to(&Directory::at(host.deepres_dir())).expect("the daemon runs");
+        let gpus = admin.status().expect("the daemon answers").gpus;
+        let allocation = Allocation {
+            token: Token::of([7; 16]),
+            share_ppm: 300_000,
+            memory_bytes: GIB,
+            gpus: vec![gpus[0].uuid.clone()],
+            holder: None,
+        };
+        let token = allocation.token.as_str().to_owned();
+        let allocate = Request::Allocate { allocation: Box::new(allocation) };
+        admin.ask(&allocate).expect("the GPU has room");
+
+        let greedy = [("DEEPRES_SHARE", "99%"), ("DEEPRES_MEMORY", "1TiB")];
+        let done = host.finish(without.client(&host, &greedy));
+        done.refused("needs the token of its allocation");
+        done.refused("800");
+
+        // Another process of the container has lost its variables, or made up others.
+        let variables = [&greedy[..], &[("DEEPRES_TENANT", &token)]].concat();
+        let mut first = with.start_with(&host, &variables);
+        let mut second = with.start_with(&host, &[&greedy[..], &[("DEEPRES_TENANT", "other")]].concat());
+        let ps = host.await_ps(|ps| ps.tenants.iter().any(|tenant| tenant.sessions.len() == 2));
+        let [tenant] = &ps.tenants[..] else { panic!("one tenant: {ps:?}") };
+        assert_eq!(tenant.memory_limit_bytes, Some(GIB));
+        host.await_ps(|ps| ps.tenants.iter().any(|tenant| tenant.entitled_ppm == 300_000));
+        first.kill();
+        second.kill();
     }
 }

@@ -36,6 +36,7 @@ mod joining;
 mod kept;
 mod killed;
 mod known_failures;
+mod kubernetes;
 mod large;
 mod latency;
 mod ledger;

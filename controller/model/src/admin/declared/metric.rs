@@ -90,7 +90,7 @@ impl Measured for String {
 
 impl Measured for Container {
     fn measure(&self) -> Measure<'_> {
-        Measure::Text(self.short_id())
+        Measure::Text(self.name.as_deref().unwrap_or_else(|| self.short_id()))
     }
 }
 

@@ -5,10 +5,11 @@
 //! <https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md> describes the
 //! format.
 
+use deepres_abi::directory::SOCKET_VARIABLE;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 /// The kind of deepres' devices, `vendor/class`. The kind stands before `=NAME` in `podman run
@@ -86,6 +87,17 @@ pub struct Device {
     pub container_edits: ContainerEdits,
 }
 
+/// The variable by which the dynamic linker loads the interposer.
+const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
+/// Place of the library in a container.
+const LIBRARY_PLACE: &str = "/usr/lib/deepres";
+const LIBRARY_NAME: &str = "libdeepres.so";
+/// Names that glibc's dynamic linker may put in the place of `$LIB`: Debian's, Red Hat's and the
+/// plain name.
+const LIB_NAMES: [&str; 3] = ["lib/x86_64-linux-gnu", "lib64", "lib"];
+/// Place of the tenant socket's directory in a container.
+const SOCKET_PLACE: &str = "/run/deepres/tenant";
+
 /// The changes that a device makes to a container.
 #[derive(Debug, Serialize)]
 pub struct ContainerEdits {
@@ -107,6 +119,31 @@ pub struct Mount {
     pub options: [&'static str; 4],
 }
 
+impl ContainerEdits {
+    /// Returns the changes that bring a container the interposer at `library`, and the tenant socket
+    /// `socket` in the directory `sockets`. The container has the given further variables.
+    pub fn new(
+        library: &Path,
+        sockets: &Path,
+        socket: &str,
+        variables: impl IntoIterator<Item = String>,
+    ) -> Self {
+        // Only glibc's dynamic linker replaces `$LIB`. The linker of musl finds no file at this path,
+        // and starts the program without the interposer. If musl's linker found the interposer, the
+        // linker could not link the interposer, and would end the program.
+        let mut env = vec![
+            format!("{PRELOAD_VARIABLE}={LIBRARY_PLACE}/$LIB/{LIBRARY_NAME}"),
+            format!("{SOCKET_VARIABLE}={SOCKET_PLACE}/{socket}"),
+        ];
+        env.extend(variables);
+        let library_in =
+            |lib| Mount::read_only(library.to_owned(), format!("{LIBRARY_PLACE}/{lib}/{LIBRARY_NAME}"));
+        let mut mounts: Vec<_> = LIB_NAMES.into_iter().map(library_in).collect();
+        mounts.push(Mount::read_only(sockets.to_owned(), SOCKET_PLACE.to_owned()));
+        Self { env, mounts }
+    }
+}
+
 impl Mount {
     /// Returns a mount that the container's root cannot write to. Set-user-ID programs and device
     /// files in the mount have no effect.
@@ -122,15 +159,17 @@ pub struct Spec {
     devices: Vec<(DeviceName, Value)>,
 }
 
-impl Spec {
+impl Default for Spec {
     /// Returns a CDI specification without devices.
-    pub fn new() -> Self {
+    fn default() -> Self {
         let mut root = Map::new();
         root.insert("cdiVersion".to_owned(), json!(VERSION));
         root.insert("kind".to_owned(), json!(KIND));
         Self { root, devices: Vec::new() }
     }
+}
 
+impl Spec {
     /// Reads a document.
     ///
     /// # Errors
@@ -163,6 +202,9 @@ impl Spec {
     }
 
     /// Puts a device in. Replaces a device of the same name.
+    ///
+    /// # Errors
+    /// [`SpecError::NotJson`] if the device has no form in JSON.
     pub fn put(&mut self, device: Device) -> Result<(), SpecError> {
         let entry = (device.name.clone(), serde_json::to_value(&device)?);
         match self.find(&device.name) {
@@ -229,7 +271,7 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read_again() {
-        let mut spec = Spec::new();
+        let mut spec = Spec::default();
         spec.put(device("a", "X=1")).unwrap();
         let text = spec.to_string();
         let value: Value = serde_json::from_str(&text).unwrap();

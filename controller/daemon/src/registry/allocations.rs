@@ -1,0 +1,150 @@
+//! The allocations of which a node's agent has told the daemon, and the processes that have them.
+//!
+//! The agent alone divides the GPUs: an init container and the containers after it may have the same
+//! part of a GPU, so the daemon does not add up allocations.
+//!
+//! A process shows its allocation by a token. From then on, all processes of its container have the
+//! allocation, whatever names and tokens they give.
+
+use super::{Guest, Refused, Registry};
+use crate::identity::{Facts, Identity, Key, ROOT, cgroup::Kind};
+use deepres_abi::wire::{Hello, RefusalKind};
+use deepres_model::allocation::{Allocation, TOKEN_PREFIX, Token};
+use deepres_model::identity::Found;
+use deepres_model::text::harmless;
+use std::collections::BTreeMap;
+
+/// The place in the key of an allocation's tenant. No cgroup has this path.
+const PLACE: &str = "allocation";
+
+/// The daemon's record of allocations, by token.
+#[derive(Debug, Default)]
+pub struct Allocations(BTreeMap<Token, Allocation>);
+
+/// Returns the key of the tenant that has the allocation of this token.
+fn key(token: &Token) -> Key {
+    Key::Name { user: ROOT, name: token.as_str().to_owned(), place: Some(PLACE.to_owned()) }
+}
+
+/// Returns the token in the key of a tenant.
+fn token_of(key: &Key) -> Option<Token> {
+    match key {
+        Key::Name { user: ROOT, name, place: Some(place) } if place == PLACE => {
+            Token::try_from(name.clone()).ok()
+        }
+        _ => None,
+    }
+}
+
+impl Allocations {
+    /// Returns the allocation of the tenant with this key.
+    pub fn of_key(&self, key: &Key) -> Option<&Allocation> {
+        self.0.get(&token_of(key)?)
+    }
+
+    /// Returns all allocations.
+    pub fn iter(&self) -> impl Iterator<Item = &Allocation> {
+        self.0.values()
+    }
+
+    /// Replaces all allocations by those that the previous daemon saved.
+    pub fn restore(&mut self, saved: &[Allocation]) {
+        self.0 = saved.iter().map(|allocation| (allocation.token.clone(), allocation.clone())).collect();
+    }
+}
+
+impl Registry {
+    /// Returns the record of allocations.
+    pub fn allocations(&self) -> &Allocations {
+        &self.allocations
+    }
+
+    /// Records an allocation, or replaces the allocation of the same token.
+    ///
+    /// # Errors
+    ///
+    /// Returns the message for the agent if the allocation is impossible.
+    pub fn allocate(&mut self, allocation: Allocation) -> Result<(), String> {
+        if let Some(fault) = allocation.fault() {
+            return Err(fault);
+        }
+        for gpu in &allocation.gpus {
+            if self.gpus.number_named(gpu).is_none() {
+                return Err(format!("the daemon does not manage the GPU {}", harmless(gpu)));
+            }
+        }
+        tracing::info!(gpus = ?allocation.gpus, share_ppm = allocation.share_ppm, holder = ?allocation.holder, "an allocation is on record");
+        self.allocations.0.insert(allocation.token.clone(), allocation);
+        Ok(())
+    }
+
+    /// Removes an allocation from the record. Does nothing if there is no such allocation.
+    pub fn release(&mut self, token: &Token) {
+        if let Some(allocation) = self.allocations.0.remove(token) {
+            tracing::info!(gpus = ?allocation.gpus, holder = ?allocation.holder, "an allocation ended");
+        }
+    }
+
+    /// Returns the identity of a process that has an allocation: by its token, or because its
+    /// container's processes have one.
+    pub(super) fn allocated(&self, claim: &str, facts: &Facts) -> Option<Identity> {
+        let by_token = || {
+            let allocation = self.allocations.0.get(&Token::try_from(claim.to_owned()).ok()?)?;
+            let place = || facts.place.as_ref().map(|place| place.name());
+            let name = allocation.holder.as_ref().map(|holder| harmless(&holder.to_string())).or_else(place);
+            Some((key(&allocation.token), name.unwrap_or_else(|| PLACE.to_owned())))
+        };
+        let by_container = || {
+            let container = facts.place.as_ref()?.container()?;
+            let (name, tenant) = self.tenants.iter().find(|(_, tenant)| {
+                tenant.owner.container.as_ref() == Some(container)
+                    && self.allocations.of_key(&tenant.owner.key).is_some()
+            })?;
+            Some((tenant.owner.key.clone(), name.to_owned()))
+        };
+        let (key, name) = by_token().or_else(by_container)?;
+        Some(Identity { key, name, found: Found::Allocation })
+    }
+
+    /// Refuses a process that must have an allocation and has none, or that sees GPUs beyond its
+    /// allocation. The launches of a refused process fail, because its own variables may claim any
+    /// share.
+    pub(super) fn check_allocation(
+        &self,
+        claim: &str,
+        guest: &Guest,
+        hello: &Hello,
+        key: &Key,
+    ) -> Result<(), Refused> {
+        let refused = |kind, reason: &str| Err(Refused::new(kind, reason).shut());
+        if let Some(allocation) = self.allocations.of_key(key) {
+            let named = |gpu: &String| self.gpus.number_named(gpu);
+            let own: Vec<usize> = allocation.gpus.iter().filter_map(named).collect();
+            let mut seen = hello.gpus().iter().filter_map(|uuid| self.gpus.number_of(uuid));
+            return match seen.find(|gpu| !own.contains(gpu)) {
+                Some(gpu) => refused(
+                    RefusalKind::Request,
+                    &format!(
+                        "the process sees GPU {gpu}, which its allocation does not have; leave CUDA_VISIBLE_DEVICES as the device plugin set it"
+                    ),
+                ),
+                None => Ok(()),
+            };
+        }
+        if token_of(key).is_some() || claim.starts_with(TOKEN_PREFIX) {
+            // The agent tells a new daemon its allocations within a second.
+            return refused(
+                RefusalKind::Stopping,
+                "the daemon does not know the allocation of this token; the device plugin may have ended it",
+            );
+        }
+        let is_pod = guest.facts.place.as_ref().is_some_and(|place| matches!(place.kind, Kind::Pod { .. }));
+        if self.config.pods_need_token && is_pod {
+            return refused(
+                RefusalKind::Request,
+                "a process in a pod needs the token of its allocation (pods_need_token); ask for deepres.dev/share, and leave DEEPRES_TENANT as the device plugin set it",
+            );
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,164 @@
+//! The kubelet's word on which containers have which devices.
+//!
+//! PodResources lists the containers of all pods that are not over, with their names, but no init
+//! containers. The kubelet's checkpoint lists init containers too, and lasts over the kubelet's
+//! restart, when PodResources is empty for a time. The checkpoint lags: the kubelet writes it when a
+//! container gets devices, and when a plugin sends a list. So a container counts while either has it.
+
+use crate::api::ListPodResourcesResponse;
+use crate::shares::{GPU_RESOURCE, SHARE_RESOURCE};
+use deepres_model::allocation::PodContainer;
+use serde::Deserialize;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The name of the kubelet's checkpoint in the folder of device plugins.
+pub const CHECKPOINT: &str = "kubelet_internal_checkpoint";
+
+/// The devices of one container, of one resource.
+type Ids = BTreeSet<String>;
+
+/// The containers with devices of this plugin, by their devices.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Evidence(BTreeMap<Ids, Holders>);
+
+/// The containers with the same devices: an init container and a later container of its pod.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+struct Holders {
+    /// The containers in PodResources.
+    listed: Vec<PodContainer>,
+    /// The number of containers in the checkpoint.
+    in_checkpoint: usize,
+}
+
+#[derive(Deserialize)]
+struct Checkpoint {
+    #[serde(rename = "Data")]
+    data: Data,
+}
+
+#[derive(Deserialize)]
+struct Data {
+    #[serde(rename = "PodDeviceEntries")]
+    entries: Option<Vec<Entry>>,
+}
+
+#[derive(Deserialize)]
+struct Entry {
+    #[serde(rename = "ResourceName")]
+    resource: String,
+    /// The devices by NUMA node.
+    #[serde(rename = "DeviceIDs")]
+    ids: Option<BTreeMap<String, Vec<String>>>,
+}
+
+fn is_ours(resource: &str) -> bool {
+    [SHARE_RESOURCE, GPU_RESOURCE].contains(&resource)
+}
+
+impl Evidence {
+    /// Returns the containers in an answer of PodResources and in the text of a checkpoint. A text that
+    /// is no checkpoint has no containers.
+    pub fn new(listed: ListPodResourcesResponse, checkpoint: &str) -> Self {
+        let mut all = BTreeMap::<Ids, Holders>::new();
+        for pod in listed.pod_resources {
+            for container in pod.containers {
+                // The kubelet lists a resource once for each NUMA node.
+                let mut by_resource = BTreeMap::<String, Ids>::new();
+                for devices in container.devices.into_iter().filter(|devices| is_ours(&devices.resource_name))
+                {
+                    by_resource.entry(devices.resource_name).or_default().extend(devices.ids);
+                }
+                for ids in by_resource.into_values() {
+                    all.entry(ids).or_default().listed.push(PodContainer {
+                        namespace: pod.namespace.clone(),
+                        pod: pod.name.clone(),
+                        container: container.name.clone(),
+                    });
+                }
+            }
+        }
+        let checkpoint = serde_json::from_str(checkpoint).map(|Checkpoint { data }| data.entries);
+        for entry in checkpoint.ok().flatten().into_iter().flatten().filter(|entry| is_ours(&entry.resource))
+        {
+            let ids: Ids = entry.ids.into_iter().flat_map(BTreeMap::into_values).flatten().collect();
+            all.entry(ids).or_default().in_checkpoint += 1;
+        }
+        Self(all)
+    }
+
+    /// Returns the number of containers that have exactly these devices.
+    pub fn count(&self, ids: &BTreeSet<String>) -> usize {
+        self.0.get(ids).map_or(0, |holders| holders.listed.len().max(holders.in_checkpoint))
+    }
+
+    /// Returns the container that has exactly these devices, as PodResources says. If an init container
+    /// had the same devices, the result is the later container.
+    pub fn holder(&self, ids: &BTreeSet<String>) -> Option<&PodContainer> {
+        self.0.get(ids)?.listed.last()
+    }
+
+    /// Returns all devices that containers have.
+    pub fn ids(&self) -> impl Iterator<Item = &str> {
+        self.0.keys().flatten().map(String::as_str)
+    }
+
+    /// Returns whether the checkpoint has a container that PodResources does not list: an init
+    /// container, or a container whose end the kubelet has not written yet.
+    pub fn is_doubtful(&self) -> bool {
+        self.0.values().any(|holders| holders.in_checkpoint > holders.listed.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::{ContainerDevices, ContainerResources, PodResources};
+
+    fn ids(ids: &[&str]) -> BTreeSet<String> {
+        ids.iter().map(|id| (*id).to_owned()).collect()
+    }
+
+    fn listed(pod: &str, container: &str, parts: &[(&str, &[&str])]) -> ListPodResourcesResponse {
+        let devices = parts.iter().map(|(resource, ids)| ContainerDevices {
+            resource_name: (*resource).to_owned(),
+            ids: ids.iter().map(|id| (*id).to_owned()).collect(),
+        });
+        let container = ContainerResources { name: container.to_owned(), devices: devices.collect() };
+        let pod = PodResources {
+            name: pod.to_owned(),
+            namespace: "default".to_owned(),
+            containers: vec![container],
+        };
+        ListPodResourcesResponse { pod_resources: vec![pod] }
+    }
+
+    /// A checkpoint as the kubelet writes it.
+    const CHECKPOINT: &str = r#"{"Data":{"PodDeviceEntries":[
+        {"PodUID":"0d0f","ContainerName":"init","ResourceName":"deepres.dev/share","DeviceIDs":{"-1":["a","b"]},"AllocResp":"Kh0="},
+        {"PodUID":"0d0f","ContainerName":"main","ResourceName":"deepres.dev/share","DeviceIDs":{"0":["a"],"1":["b"]},"AllocResp":""},
+        {"PodUID":"1111","ContainerName":"main","ResourceName":"nvidia.com/gpu","DeviceIDs":{"-1":["a"]},"AllocResp":""}
+        ],"RegisteredDevices":{"deepres.dev/share":["a","b","c"]}},"Checksum":1234}"#;
+
+    #[test]
+    fn a_container_counts_while_either_source_has_it() {
+        let parts: &[(&str, &[&str])] = &[("deepres.dev/share", &["a"]), ("deepres.dev/share", &["b"])];
+        let evidence = Evidence::new(listed("pod", "main", parts), CHECKPOINT);
+        assert_eq!(evidence.count(&ids(&["a", "b"])), 2, "the init container and the main container");
+        assert_eq!(evidence.count(&ids(&["a"])), 0);
+        assert_eq!(evidence.holder(&ids(&["a", "b"])).unwrap().to_string(), "default/pod/main");
+        assert!(evidence.is_doubtful());
+        let restarted = Evidence::new(ListPodResourcesResponse::default(), CHECKPOINT);
+        assert_eq!(restarted.count(&ids(&["a", "b"])), 2);
+        assert_eq!(restarted.holder(&ids(&["a", "b"])), None);
+    }
+
+    #[test]
+    fn what_is_no_checkpoint_and_what_belongs_to_others_is_left_out() {
+        let parts: &[(&str, &[&str])] = &[("deepres.dev/gpu", &["GPU-1"]), ("cpu.dev/x", &["x"])];
+        for garbage in ["", "{}", "[]", r#"{"Data":{"PodDeviceEntries":null}}"#, "\0"] {
+            let evidence = Evidence::new(listed("pod", "main", parts), garbage);
+            assert_eq!(evidence.ids().collect::<Vec<_>>(), ["GPU-1"], "{garbage}");
+            assert!(!evidence.is_doubtful());
+        }
+    }
+}

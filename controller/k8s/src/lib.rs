@@ -1,0 +1,21 @@
+//! The Kubernetes device plugin of deepres: gives pods shares of GPUs that bind.
+//!
+//! | module | job |
+//! |---|---|
+//! | [`shares`] | which devices the kubelet may give away, and which a container gets; pure |
+//! | [`evidence`] | which containers have which devices, by the kubelet's word; pure |
+//! | [`record`] | the record of an allocation, which is its CDI specification |
+//! | [`node`] | brings daemon, kubelet and records together |
+//! | [`plugin`] | registers at the kubelet, and answers its calls |
+//! | [`daemon`], [`grpc`], [`api`] | the daemon's admin socket, gRPC, and the kubelet's messages |
+//!
+//! docs/kubernetes.md describes the plugin for users.
+
+pub mod api;
+pub mod daemon;
+pub mod evidence;
+pub mod grpc;
+pub mod node;
+pub mod plugin;
+pub mod record;
+pub mod shares;

@@ -1,0 +1,291 @@
+//! The plugin's record of an allocation: a CDI specification with one device, in a file of its own.
+//! The file is all that the plugin keeps, so the next plugin reads its records from the files.
+
+use crate::shares::{GPU_RESOURCE, Part, SHARE_PPM, SHARE_RESOURCE, SHARES, Slots};
+use anyhow::{Context, Result, bail};
+use deepres_abi::fallback::{FALLBACK_VARIABLE, Fallback};
+use deepres_abi::grant::FailMode;
+use deepres_abi::wish::{Key, Value};
+use deepres_model::allocation::{Allocation, PodContainer, Token};
+use deepres_model::cdi::{ContainerEdits, Device, KIND, Spec};
+use deepres_model::directory::Directory;
+use rustix::rand::{GetRandomFlags, getrandom};
+use std::collections::BTreeSet;
+use std::fs::Permissions;
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+/// The beginning and the ending of the files' names.
+const FILE_PREFIX: &str = "deepres-k8s-";
+const FILE_ENDING: &str = ".json";
+/// The beginning of the devices' names.
+const DEVICE_PREFIX: &str = "k8s-";
+/// Random bytes in the name of a device.
+const NAME_BYTES: usize = 8;
+/// Only root reads the file, because it has the token.
+const FILE_MODE: u32 = 0o600;
+/// The variable with the token.
+const TENANT_VARIABLE: &str = "DEEPRES_TENANT";
+/// The variable by which the driver shows a process only the container's GPUs.
+const GPUS_VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
+/// The variable with the kubelet's devices. Whole GPUs have none.
+const SLOTS_VARIABLE: &str = "DEEPRES_SLOTS";
+/// The variable of a container that waits until its GPU has room. A container that starts has none.
+const WAITS_VARIABLE: &str = "DEEPRES_WAITS";
+
+/// An allocation with the kubelet's devices, and its CDI device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Record {
+    /// The part of the CDI device's name that no other record has.
+    pub name: String,
+    /// The allocation, as the daemon knows it.
+    pub allocation: Allocation,
+    /// The container's shares of its one GPU. `None`: the container has whole GPUs.
+    pub slots: Option<Slots>,
+    /// Whether the container waits until its GPU has room.
+    pub waits: bool,
+}
+
+/// Returns random bytes.
+///
+/// # Errors
+/// The kernel gives none.
+fn random<const BYTES: usize>() -> Result<[u8; BYTES]> {
+    let mut bytes = [0; BYTES];
+    if getrandom(&mut bytes, GetRandomFlags::empty()).context("the kernel gave no random bytes")? != BYTES {
+        bail!("the kernel gave too few random bytes");
+    }
+    Ok(bytes)
+}
+
+impl Record {
+    /// Returns the record of a new allocation: shares of one GPU, or whole GPUs. `memory_bytes` is the
+    /// memory of the GPU, or the least memory of the GPUs.
+    ///
+    /// # Errors
+    /// The kernel gives no random bytes.
+    pub fn new(gpus: Vec<String>, slots: Option<Slots>, memory_bytes: u64) -> Result<Self> {
+        let count = slots.as_ref().map_or(SHARES, Slots::count);
+        let part = u128::from(memory_bytes) * count as u128 / SHARES as u128;
+        let name = random::<NAME_BYTES>()?.iter().map(|byte| format!("{byte:02x}")).collect();
+        let allocation = Allocation {
+            token: Token::of(random()?),
+            share_ppm: count as u32 * SHARE_PPM,
+            memory_bytes: u64::try_from(part)?,
+            gpus,
+            holder: None,
+        };
+        Ok(Self { name, allocation, slots, waits: false })
+    }
+
+    /// Returns the resource of the kubelet's devices.
+    pub fn resource(&self) -> &'static str {
+        if self.slots.is_some() { SHARE_RESOURCE } else { GPU_RESOURCE }
+    }
+
+    /// Returns the kubelet's devices.
+    pub fn ids(&self) -> BTreeSet<String> {
+        let whole = || self.allocation.gpus.iter().cloned().collect();
+        self.slots.as_ref().map_or_else(whole, Slots::ids)
+    }
+
+    /// Returns the container's part of a GPU; `None` if the container has whole GPUs.
+    pub fn part(&self) -> Option<Part<'_>> {
+        Some(Part { gpu: self.allocation.gpus.first()?, slots: self.slots.as_ref()?, waits: self.waits })
+    }
+
+    /// Returns the qualified name of the CDI device.
+    pub fn device(&self) -> String {
+        format!("{KIND}={DEVICE_PREFIX}{}", self.name)
+    }
+
+    fn file(&self, folder: &Path) -> PathBuf {
+        folder.join(format!("{FILE_PREFIX}{}{FILE_ENDING}", self.name))
+    }
+
+    /// Returns the container that has the allocation, if it is known.
+    pub fn holder(&self) -> Option<&PodContainer> {
+        self.allocation.holder.as_ref()
+    }
+
+    /// Writes the CDI specification. The container gets the interposer at `library`, and the tenant
+    /// socket of the daemon in `directory`.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write(&self, folder: &Path, library: &Path, directory: &Directory) -> Result<()> {
+        let Allocation { token, share_ppm, memory_bytes, gpus, .. } = &self.allocation;
+        // The driver in the container may come without a daemon for a time. The process then keeps
+        // these limits by itself.
+        let fallback = Fallback {
+            share_ppm: Some(*share_ppm),
+            memory_bytes: Some(*memory_bytes),
+            fail_mode: FailMode::Open,
+        };
+        let variables = [
+            (TENANT_VARIABLE, token.as_str().to_owned()),
+            (Key::Share.variable(), Value::Share(*share_ppm).to_string()),
+            (FALLBACK_VARIABLE, fallback.to_string()),
+            (GPUS_VARIABLE, gpus.join(",")),
+        ];
+        let slots = self.slots.as_ref().map(|slots| (SLOTS_VARIABLE, slots.to_string()));
+        let waits = self.waits.then(|| (WAITS_VARIABLE, true.to_string()));
+        let variables =
+            variables.into_iter().chain(slots).chain(waits).map(|(name, value)| format!("{name}={value}"));
+        let socket = directory.tenant_socket();
+        let socket =
+            socket.file_name().and_then(|name| name.to_str()).context("the tenant socket has no name")?;
+        let mut spec = Spec::default();
+        spec.put(Device {
+            name: format!("{DEVICE_PREFIX}{}", self.name).parse()?,
+            container_edits: ContainerEdits::new(library, &directory.tenant_directory(), socket, variables),
+        })?;
+        let file = self.file(folder);
+        let cannot_write = || format!("cannot write {}", file.display());
+        std::fs::create_dir_all(folder).with_context(cannot_write)?;
+        // The temporary name lacks the ending, so no runtime reads the file before it is complete.
+        let mut new = tempfile::NamedTempFile::new_in(folder).with_context(cannot_write)?;
+        write!(new, "{spec}").with_context(cannot_write)?;
+        new.as_file().set_permissions(Permissions::from_mode(FILE_MODE)).with_context(cannot_write)?;
+        new.as_file().sync_all().with_context(cannot_write)?;
+        new.persist(&file).map(drop).with_context(cannot_write)
+    }
+
+    /// Removes the CDI specification.
+    ///
+    /// # Errors
+    /// The file cannot be removed.
+    pub fn remove(&self, folder: &Path) -> Result<()> {
+        let file = self.file(folder);
+        match std::fs::remove_file(&file) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                Err(error).with_context(|| format!("cannot remove {}", file.display()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Reads the records of earlier plugins. Logs and leaves out files that are no records.
+    ///
+    /// # Errors
+    /// The folder cannot be read.
+    pub fn read_all(folder: &Path) -> Result<Vec<Self>> {
+        let entries = match std::fs::read_dir(folder) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.with_context(|| format!("cannot read {}", folder.display()))?,
+        };
+        let mut records = Vec::new();
+        for entry in entries {
+            let path = entry.with_context(|| format!("cannot read {}", folder.display()))?.path();
+            let name = path.file_name().and_then(|name| name.to_str());
+            let name = name.and_then(|name| name.strip_prefix(FILE_PREFIX)?.strip_suffix(FILE_ENDING));
+            let Some(name) = name else { continue };
+            match Self::read(&path, name) {
+                Ok(record) => records.push(record),
+                Err(error) => {
+                    let path = path.display();
+                    tracing::warn!("{path} is not an allocation of this plugin ({error:#}); remove the file");
+                }
+            }
+        }
+        Ok(records)
+    }
+
+    fn read(path: &Path, name: &str) -> Result<Self> {
+        let spec = Spec::parse(&std::fs::read_to_string(path)?)?;
+        let (_, env) = spec.devices().next().context("it has no device")?;
+        let value = |name: &str| {
+            let values = env.iter().filter_map(|variable| variable.split_once('='));
+            values.filter(|(own, _)| *own == name).map(|(_, value)| value).next()
+        };
+        let needed = |name: &'static str| value(name).with_context(|| format!("it has no {name}"));
+        let fallback = Fallback::parse(needed(FALLBACK_VARIABLE)?).context("its limits cannot be read")?;
+        let slots = value(SLOTS_VARIABLE).map(|text| Slots::parse(text).context("its shares cannot be read"));
+        let allocation = Allocation {
+            token: Token::try_from(needed(TENANT_VARIABLE)?.to_owned())?,
+            share_ppm: fallback.share_ppm.context("it has no share")?,
+            memory_bytes: fallback.memory_bytes.context("it has no memory")?,
+            gpus: needed(GPUS_VARIABLE)?.split(',').map(str::to_owned).collect(),
+            holder: None,
+        };
+        if let Some(fault) = allocation.fault() {
+            bail!(fault);
+        }
+        let waits = value(WAITS_VARIABLE).is_some();
+        Ok(Self { name: name.to_owned(), allocation, slots: slots.transpose()?, waits })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::MetadataExt;
+
+    const GIB: u64 = 1 << 30;
+
+    fn write(record: &Record, folder: &Path) {
+        record.write(folder, Path::new("/lib/libdeepres.so"), &Directory::at("/run/deepres")).unwrap();
+    }
+
+    #[test]
+    fn a_record_is_read_as_it_was_written_and_its_file_is_roots() {
+        let folder = tempfile::tempdir().unwrap();
+        let cdi = folder.path().join("cdi");
+        let share = Record::new(vec!["GPU-1".to_owned()], Slots::parse("0-29"), 8 * GIB).unwrap();
+        let share = Record { waits: true, ..share };
+        let whole = Record::new(vec!["GPU-2".to_owned(), "GPU-3".to_owned()], None, 8 * GIB).unwrap();
+        assert_eq!((share.allocation.share_ppm, share.allocation.memory_bytes), (300_000, 8 * GIB * 3 / 10));
+        assert_eq!((whole.allocation.share_ppm, whole.allocation.memory_bytes), (1_000_000, 8 * GIB));
+        assert_eq!((share.resource(), share.ids().len()), ("deepres.dev/share", 30));
+        assert_eq!((whole.resource(), whole.ids().len()), ("deepres.dev/gpu", 2));
+        write(&share, &cdi);
+        write(&whole, &cdi);
+        assert_eq!(std::fs::metadata(share.file(&cdi)).unwrap().mode() & 0o777, FILE_MODE);
+        let mut read = Record::read_all(&cdi).unwrap();
+        read.sort_by_key(|record| record.slots.is_none());
+        assert_eq!(read, [share.clone(), whole.clone()]);
+        share.remove(&cdi).unwrap();
+        share.remove(&cdi).unwrap();
+        assert_eq!(Record::read_all(&cdi).unwrap(), [whole]);
+        assert!(Record::read_all(&folder.path().join("none")).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_specification_has_the_limits_the_gpu_and_the_token() {
+        let folder = tempfile::tempdir().unwrap();
+        let record = Record::new(vec!["GPU-1".to_owned()], Slots::parse("0-29"), 10 * GIB).unwrap();
+        write(&record, folder.path());
+        let text = std::fs::read_to_string(record.file(folder.path())).unwrap();
+        let spec: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let device = &spec["devices"][0];
+        assert_eq!(device["name"], format!("k8s-{}", record.name));
+        let token = record.allocation.token.as_str();
+        let expected = [
+            "LD_PRELOAD=/usr/lib/deepres/$LIB/libdeepres.so".to_owned(),
+            "DEEPRES_SOCKET=/run/deepres/tenant/tenant.sock".to_owned(),
+            format!("DEEPRES_TENANT={token}"),
+            "DEEPRES_SHARE=30%".to_owned(),
+            "DEEPRES_FALLBACK=share=30%,memory=3221225472".to_owned(),
+            "CUDA_VISIBLE_DEVICES=GPU-1".to_owned(),
+            "DEEPRES_SLOTS=0-29".to_owned(),
+        ];
+        assert_eq!(device["containerEdits"]["env"], serde_json::json!(expected));
+        assert!(!record.device().contains(token), "names of devices are no secrets");
+    }
+
+    #[test]
+    fn other_files_are_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, text) in [
+            ("deepres.json", "{}"),
+            ("deepres-k8s-1.json", "{}"),
+            ("deepres-k8s-2.json", r#"{"kind": "deepres.dev/share", "devices": [{"name": "a"}]}"#),
+            ("nvidia.yaml", ""),
+        ] {
+            std::fs::write(folder.path().join(name), text).unwrap();
+        }
+        assert!(Record::read_all(folder.path()).unwrap().is_empty());
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 4);
+    }
+}

@@ -1,0 +1,307 @@
+//! How the plugin behaves at the kubelet: each behaviour of a real kubelet as a test.
+
+use crate::kubelet::{Container, Pod};
+use crate::node::{Node, pass};
+use deepres_abi::wire::{self, Hello, Role};
+use deepres_daemon_harness::{Daemon, Tenant, hello};
+use deepres_model::wish::Wish;
+use std::collections::BTreeSet;
+
+const SHARE: &str = "deepres.dev/share";
+const GPU: &str = "deepres.dev/gpu";
+
+/// Returns the hello of a process of the container with this CDI device, which asks for `wish`.
+pub fn hello_of(node: &Node, role: Role, device: &str, wish: Wish) -> Hello {
+    let gpu = node.variable(device, "CUDA_VISIBLE_DEVICES");
+    let gpu = node.daemon().gpus.iter().find(|own| own.uuid_text == gpu).unwrap();
+    let mut hello = hello(role, &node.variable(device, "DEEPRES_TENANT"), &[gpu.uuid]);
+    hello.wishes = wish.encode();
+    hello
+}
+
+fn connect(node: &Node, device: &str, wish: Wish) -> Tenant {
+    let hello = hello_of(node, Role::Session, device, wish);
+    Tenant::connect(&node.daemon().directory.tenant_socket(), &hello).unwrap()
+}
+
+#[tokio::test]
+async fn the_plugin_registers_each_resource_with_its_options() {
+    let node = Node::start(3, 1).await;
+    let mut registered = node.kubelet.registered();
+    registered.sort_by(|one, other| one.resource_name.cmp(&other.resource_name));
+    let said =
+        registered.iter().map(|request| (&*request.resource_name, &*request.endpoint, &*request.version));
+    let expected = [(GPU, "deepres-gpu.sock", "v1beta1"), (SHARE, "deepres-share.sock", "v1beta1")];
+    assert_eq!(said.collect::<Vec<_>>(), expected);
+    for request in registered {
+        let options = request.options.unwrap();
+        assert!(options.get_preferred_allocation_available && options.pre_start_required);
+    }
+    assert_eq!((node.kubelet.allocatable(SHARE), node.kubelet.capacity(SHARE)), (100, 200));
+    assert_eq!((node.kubelet.allocatable(GPU), node.kubelet.capacity(GPU)), (1, 1));
+}
+
+#[tokio::test]
+async fn a_container_gets_share_memory_gpu_and_token_by_cdi() {
+    let node = Node::start(2, 0).await;
+    let pod = node.kubelet.admit(Pod::of_shares("a", 30)).await.unwrap();
+    let main = &pod.containers[0];
+    assert_eq!(main.ids.len(), 30);
+    let [gpu, own] = &main.devices[..] else { panic!("{:?}", main.devices) };
+    let uuid = node.variable(own, "CUDA_VISIBLE_DEVICES");
+    assert_eq!(*gpu, format!("nvidia.com/gpu={uuid}"));
+    assert!(node.daemon().gpus.iter().any(|own| own.uuid_text == uuid));
+    assert_eq!(node.variable(own, "DEEPRES_SHARE"), "30%");
+    let memory = (1_u64 << 30) * 30 / 100;
+    assert_eq!(node.variable(own, "DEEPRES_FALLBACK"), format!("share=30%,memory={memory}"));
+    let token = node.variable(own, "DEEPRES_TENANT");
+    assert_eq!(node.tokens().iter().map(|token| token.as_str()).collect::<Vec<_>>(), [token]);
+}
+
+#[tokio::test]
+async fn the_daemons_record_binds_a_process_whatever_it_asks_for() {
+    let node = Node::start(2, 0).await;
+    let pod = node.kubelet.admit(Pod::of_shares("greedy", 30)).await.unwrap();
+    let device = &pod.containers[0].devices[1];
+    node.until("the daemon knows the container", || {
+        let wish = Wish::default();
+        let tenant = connect(&node, device, wish);
+        let status = node.daemon().status();
+        drop(tenant);
+        status.tenants.iter().any(|tenant| tenant.pod.as_deref() == Some("greedy"))
+    })
+    .await;
+    let memory = (1_u64 << 30) * 30 / 100;
+    for (asked_memory, granted) in [(1 << 40, memory), (1 << 20, 1 << 20)] {
+        let is_gone = || node.daemon().status().tenants.iter().all(|tenant| tenant.sessions.is_empty());
+        node.until("no process is left", is_gone).await;
+        let wish = Wish { share_ppm: Some(990_000), memory_bytes: Some(asked_memory), ..Wish::default() };
+        let _tenant = connect(&node, device, wish);
+        let status = node.daemon().status();
+        let tenant = status.tenants.iter().find(|tenant| !tenant.sessions.is_empty()).unwrap();
+        assert_eq!(tenant.asked_share_ppm, Some(300_000));
+        assert_eq!(tenant.memory_limit_bytes, Some(granted), "a process may ask for less memory");
+        let labels = (tenant.namespace.as_deref(), tenant.pod.as_deref());
+        assert_eq!(labels, (Some("default"), Some("greedy")));
+        assert!(
+            tenant.name.starts_with("default/greedy/main") || tenant.name == "allocation",
+            "{}",
+            tenant.name
+        );
+    }
+}
+
+/// Sends the hello of a session with this tenant's name on these GPUs. Returns the daemon's reason.
+fn refused(daemon: &Daemon, tenant: &str, gpus: &[wire::Uuid]) -> String {
+    let hello = hello(Role::Session, tenant, gpus);
+    Tenant::connect(&daemon.directory.tenant_socket(), &hello).map(drop).unwrap_err().1
+}
+
+#[tokio::test]
+async fn a_wrong_token_and_a_gpu_beyond_the_allocation_get_nothing() {
+    let node = Node::start(2, 0).await;
+    let daemon = node.daemon();
+    let said = refused(daemon, &format!("allocation:{}", "0".repeat(32)), &daemon.uuids());
+    assert!(said.contains("does not know the allocation"), "{said}");
+    let pod = node.kubelet.admit(Pod::of_shares("a", 30)).await.unwrap();
+    let token = node.variable(&pod.containers[0].devices[1], "DEEPRES_TENANT");
+    let said = refused(daemon, &token, &daemon.uuids());
+    assert!(said.contains("which its allocation does not have"), "{said}");
+    assert!(node.daemon().status().tenants.is_empty());
+}
+
+#[tokio::test]
+async fn whatever_the_scheduler_admits_fits_on_one_gpu() {
+    let node = Node::start(4, 0).await;
+    let mut gpus = BTreeSet::new();
+    for name in ["a", "b", "c", "d"] {
+        let pod = node.kubelet.admit(Pod::of_shares(name, 60)).await.unwrap();
+        gpus.extend(node.gpus(&pod.containers[0]));
+        let used = node.kubelet.pods().len() * 60;
+        let next = if used == 240 { 40 } else { 100 };
+        node.until("the next hole is open", || node.kubelet.allocatable(SHARE) == used + next).await;
+    }
+    assert_eq!(gpus.len(), 4);
+    // 160 are free, but the scheduler sees 40: a pod of 90 waits there and does not fail here.
+    assert_eq!((node.kubelet.allocatable(SHARE), node.kubelet.capacity(SHARE)), (280, 400));
+    node.kubelet.admit(Pod::of_shares("e", 40)).await.unwrap();
+    assert_eq!(node.kubelet.start_pod("e").await, Some(Vec::new()));
+    let said = node.kubelet.admit(Pod::of_shares("f", 90)).await.unwrap_err();
+    assert!(said.contains("requested number of devices unavailable"), "{said}");
+}
+
+#[tokio::test]
+async fn a_container_of_more_than_a_gpu_fails_with_the_reason() {
+    let node = Node::start(2, 0).await;
+    node.kubelet.admit(Pod::of_shares("a", 60)).await.unwrap();
+    node.until("the other GPU is the hole", || node.kubelet.allocatable(SHARE) == 160).await;
+    node.kubelet.end("a");
+    // The freed shares stay healthy for a while, so the kubelet asks the plugin.
+    let said = node.kubelet.admit(Pod::of_shares("b", 120)).await.unwrap_err();
+    assert!(said.contains("between 1 and 100") && said.contains("deepres.dev/gpu"), "{said}");
+}
+
+#[tokio::test]
+async fn a_container_for_which_no_gpu_has_room_waits_and_then_runs() {
+    let mut node = Node::start(2, 0).await;
+    for (name, size, healthy) in [("a", 56, 156), ("b", 54, 156), ("c", 40, 196)] {
+        node.kubelet.admit(Pod::of_shares(name, size)).await.unwrap();
+        node.until("the hole is open", || node.kubelet.allocatable(SHARE) == healthy).await;
+    }
+    node.kubelet.end("c");
+    // The scheduler counts c's shares at once, and the plugin's list does not lag behind.
+    let late = node.kubelet.admit(Pod::of_shares("late", 62)).await.unwrap();
+    let start = tokio::spawn(node.kubelet.start_pod("late"));
+    // A smaller pod fits on the other GPU, and the room is not taken from the pod that waits.
+    let small = node.kubelet.admit(Pod::of_shares("small", 20)).await.unwrap();
+    assert_eq!(node.kubelet.start_pod("small").await, Some(Vec::new()));
+    assert_ne!(node.gpus(&small.containers[0]), node.gpus(&late.containers[0]));
+    pass(30).await;
+    assert!(!start.is_finished());
+    node.restart_plugin().await;
+    pass(5).await;
+    node.kubelet.end("b");
+    let refusals = start.await.unwrap().unwrap();
+    let said = refusals.first().expect("the kubelet tried in vain");
+    assert!(said.contains("waits for 62 deepres.dev/share on one GPU, and 16 more"), "{said}");
+    node.until("the wait is over", || !node.specifications().concat().contains("DEEPRES_WAITS")).await;
+}
+
+#[tokio::test]
+async fn an_init_container_and_its_pod_are_on_one_gpu() {
+    let node = Node::start(2, 0).await;
+    node.kubelet.admit(Pod::of_shares("other", 30)).await.unwrap();
+    node.until("the other GPU is the hole", || node.kubelet.allocatable(SHARE) == 130).await;
+    for (name, init, main) in [("small", 20, 80), ("large", 90, 10), ("same", 50, 50)] {
+        let containers =
+            vec![Container::new("init", SHARE, init).init(), Container::new("main", SHARE, main)];
+        let pod = node.kubelet.admit(Pod::new(name, containers)).await.unwrap();
+        assert_eq!(node.kubelet.start_pod(name).await, Some(Vec::new()), "{name}");
+        assert!(pod.containers.iter().all(|one| node.gpus(one).len() == 1), "{name}");
+        // Longer than the plugin waits for a container to be listed: the init container never is.
+        pass(30).await;
+        assert_eq!(node.specifications().len(), 3, "{name}: both containers keep their devices");
+        node.kubelet.end(name);
+        node.until("the allocations end with the pod", || node.specifications().len() == 1).await;
+        node.until("it is quiet", || node.kubelet.allocatable(SHARE) == 130).await;
+    }
+}
+
+#[tokio::test]
+async fn an_init_container_that_asks_alone_keeps_its_shares_while_its_pod_is_there() {
+    let node = Node::start(1, 0).await;
+    let pod = Pod::new("setup", vec![Container::new("init", SHARE, 50).init()]);
+    node.kubelet.admit(pod).await.unwrap();
+    pass(40).await;
+    assert_eq!((node.specifications().len(), node.tokens().len()), (1, 1));
+    node.kubelet.end("setup");
+    node.until("the allocation ends with the pod", || node.specifications().is_empty()).await;
+}
+
+#[tokio::test]
+async fn the_allocation_of_a_pod_ends_with_the_pod_also_after_restarts() {
+    let mut node = Node::start(2, 0).await;
+    for name in ["a", "b"] {
+        node.kubelet.admit(Pod::of_shares(name, 50)).await.unwrap();
+    }
+    node.stop_plugin().await;
+    node.kubelet.end("a");
+    node.restart_daemon().await;
+    assert_eq!((node.tokens().len(), node.specifications().len()), (2, 2), "the daemon's state has both");
+    node.start_plugin();
+    node.until("a's allocation is gone", || node.specifications().len() == 1 && node.tokens().len() == 1)
+        .await;
+    pass(30).await;
+    assert_eq!(node.specifications().len(), 1, "b's is not");
+}
+
+#[tokio::test]
+async fn a_pod_that_fails_half_way_leaves_nothing() {
+    let node = Node::start(2, 0).await;
+    let containers = vec![Container::new("one", SHARE, 60), Container::new("two", SHARE, 60)];
+    let said = node.kubelet.admit(Pod::new("a", containers)).await.unwrap_err();
+    assert!(said.contains("requested number of devices unavailable"), "{said}");
+    assert_eq!(node.specifications().len(), 1);
+    node.until("the first container's allocation ends", || {
+        node.specifications().is_empty() && node.tokens().is_empty()
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_kubelet_that_restarts_gets_the_devices_again_and_keeps_its_pods() {
+    let mut node = Node::start(2, 0).await;
+    let before = node.kubelet.admit(Pod::of_shares("a", 60)).await.unwrap();
+    for restart in 2..5 {
+        // The new socket often has the old inode number.
+        node.kubelet.restart();
+        assert_eq!(node.kubelet.allocatable(SHARE), 0);
+        let said = node.kubelet.admit(Pod::of_shares("early", 10)).await.unwrap_err();
+        assert!(said.contains("unregistered"), "{said}");
+        node.until("the plugin registered again", || node.kubelet.allocatable(SHARE) == 160).await;
+        assert_eq!(node.kubelet.registered().len(), restart);
+    }
+    pass(30).await;
+    assert_eq!(node.tokens().len(), 1);
+    let device = &before.containers[0].devices[1];
+    assert_eq!(node.variable(device, "DEEPRES_SHARE"), "60%");
+}
+
+#[tokio::test]
+async fn a_plugin_that_restarts_makes_its_socket_again() {
+    let mut node = Node::start(2, 0).await;
+    node.kubelet.admit(Pod::of_shares("a", 60)).await.unwrap();
+    node.stop_plugin().await;
+    node.until("the devices are unhealthy", || node.kubelet.allocatable(SHARE) == 0).await;
+    node.start_plugin();
+    node.until("the devices are back", || node.kubelet.allocatable(SHARE) == 160).await;
+    std::fs::remove_file(node.kubelet.plugins.join("deepres-share.sock")).unwrap();
+    let before = node.kubelet.registered().len();
+    node.until("the plugin noticed the loss", || node.kubelet.registered().len() > before).await;
+}
+
+#[tokio::test]
+async fn a_daemon_that_restarts_costs_nothing_and_one_that_stays_away_costs_the_health() {
+    let mut node = Node::start(2, 0).await;
+    node.kubelet.admit(Pod::of_shares("a", 60)).await.unwrap();
+    node.restart_daemon().await;
+    assert_eq!(node.tokens().len(), 1, "the state file has the allocation");
+    node.kubelet.admit(Pod::of_shares("b", 30)).await.unwrap();
+    drop(node.daemon.take());
+    node.until("all devices are unhealthy", || node.kubelet.allocatable(SHARE) == 0).await;
+}
+
+#[tokio::test]
+async fn whole_gpus_are_apart_from_shares() {
+    let node = Node::start(4, 2).await;
+    let containers = vec![Container::new("main", GPU, 2)];
+    let pod = node.kubelet.admit(Pod::new("big", containers)).await.unwrap();
+    let [one, other, own] = &pod.containers[0].devices[..] else { panic!("{:?}", pod.containers[0]) };
+    assert!(
+        one.starts_with("nvidia.com/gpu=GPU-") && other.starts_with("nvidia.com/gpu=GPU-") && one != other
+    );
+    assert_eq!(node.variable(own, "DEEPRES_SHARE"), "100%");
+    let visible = node.variable(own, "CUDA_VISIBLE_DEVICES");
+    assert_eq!(visible.split(',').map(str::to_owned).collect::<BTreeSet<_>>(), pod.containers[0].ids);
+    assert_eq!(node.kubelet.start_pod("big").await, Some(Vec::new()));
+    let share = node.kubelet.admit(Pod::of_shares("small", 100)).await.unwrap();
+    assert!(node.gpus(&share.containers[0]).is_disjoint(&node.gpus(&pod.containers[0])));
+    let said = node.kubelet.admit(Pod::new("more", vec![Container::new("main", GPU, 1)])).await.unwrap_err();
+    assert!(said.contains("unavailable"), "{said}");
+}
+
+#[tokio::test]
+async fn the_ids_of_a_pod_that_ended_serve_the_next() {
+    let node = Node::start(1, 0).await;
+    for round in 0..20 {
+        let name = format!("pod-{round}");
+        let pod = node.kubelet.admit(Pod::of_shares(&name, 40 + round)).await.unwrap();
+        let device = &pod.containers[0].devices[1];
+        assert_eq!(node.variable(device, "DEEPRES_SHARE"), format!("{}%", 40 + round));
+        node.kubelet.end(&name);
+    }
+    node.until("the last allocation is gone", || {
+        node.specifications().is_empty() && node.tokens().is_empty()
+    })
+    .await;
+}

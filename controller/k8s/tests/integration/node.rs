@@ -1,0 +1,165 @@
+//! A node of a test: a daemon, a kubelet and a plugin.
+
+use crate::kubelet::{Container, Kubelet};
+use deepres_daemon_harness::Daemon;
+use deepres_k8s::node::{Options, Timing, run};
+use deepres_model::allocation::Token;
+use deepres_model::config::Config;
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
+
+/// The time that stands for one second of a real node.
+pub const SECOND: Duration = Duration::from_millis(5);
+/// The time without a daemon after which the devices of a test are unhealthy.
+const AWAY: Duration = Duration::from_secs(1);
+/// The longest wait for anything.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Returns the times of a plugin on this node.
+fn timing() -> Timing {
+    let real = Timing::default();
+    let scaled = |time: Duration| SECOND.mul_f64(time.as_secs_f64());
+    Timing {
+        look: scaled(real.look),
+        young: scaled(real.young),
+        settle: scaled(real.settle),
+        quiet: scaled(real.quiet),
+        hold: scaled(real.hold),
+        // The daemon of a test does not restart faster than another.
+        away: AWAY,
+        wait: real.wait,
+        nudge: scaled(real.nudge),
+        retry: scaled(real.retry),
+    }
+}
+
+/// A node of a test.
+pub struct Node {
+    pub daemon: Option<Daemon>,
+    pub kubelet: Kubelet,
+    plugin: JoinHandle<()>,
+    options: Options,
+    _folder: tempfile::TempDir,
+}
+
+impl Node {
+    /// Starts a node, of whose GPUs the last `whole` are set aside. Returns once the kubelet has all
+    /// devices.
+    pub async fn start(gpus: usize, whole: usize) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let daemon = Daemon::start(gpus, Config { pods_need_token: true, ..Config::default() });
+        let kubelet = Kubelet::start(folder.path());
+        let options = Options {
+            kubelet_dir: kubelet.plugins.clone(),
+            pod_resources: kubelet.pod_resources.clone(),
+            cdi_dir: folder.path().join("cdi"),
+            library: PathBuf::from("/usr/lib/libdeepres.so"),
+            gpu_device: Some("nvidia.com/gpu={uuid}".to_owned()),
+            whole: (gpus - whole..gpus).map(|gpu| gpu.to_string()).collect(),
+            directory: daemon.directory.clone(),
+            timing: timing(),
+        };
+        let plugin = spawn(&options);
+        let node = Self { daemon: Some(daemon), kubelet, plugin, options, _folder: folder };
+        node.until("all devices are known", || {
+            node.kubelet.capacity("deepres.dev/share") == (gpus - whole) * 100
+                && node.kubelet.capacity("deepres.dev/gpu") == whole
+        })
+        .await;
+        node
+    }
+
+    /// Returns the tokens of the allocations on the daemon's record.
+    pub fn tokens(&self) -> Vec<Token> {
+        let asked = self.daemon().client().ask(&deepres_model::admin::Request::Allocations).unwrap();
+        let deepres_model::admin::Reply::Allocations { tokens } = asked else { panic!("{asked:?}") };
+        tokens
+    }
+
+    pub fn daemon(&self) -> &Daemon {
+        self.daemon.as_ref().unwrap()
+    }
+
+    /// Returns the texts of the CDI specifications.
+    pub fn specifications(&self) -> Vec<String> {
+        let Ok(entries) = std::fs::read_dir(&self.options.cdi_dir) else { return Vec::new() };
+        let files = entries.map(|entry| entry.unwrap().path());
+        let files = files.filter(|path| path.extension().is_some_and(|ending| ending == "json"));
+        // A file may go at any moment.
+        files.filter_map(|path| std::fs::read_to_string(path).ok()).collect()
+    }
+
+    /// Returns the value of a variable in the CDI specification of a device.
+    pub fn variable(&self, device: &str, name: &str) -> String {
+        let device = device.strip_prefix("deepres.dev/share=").unwrap();
+        let all = self.specifications();
+        let text = all.iter().find(|text| text.contains(device)).expect("the device has a specification");
+        let spec: serde_json::Value = serde_json::from_str(text).unwrap();
+        let env = spec["devices"][0]["containerEdits"]["env"].as_array().unwrap();
+        let begin = format!("{name}=");
+        let values = env.iter().filter_map(|variable| variable.as_str()?.strip_prefix(&begin));
+        values.last().expect("the specification has the variable").to_owned()
+    }
+
+    /// Returns the UUIDs of a container's GPUs.
+    pub fn gpus(&self, container: &Container) -> BTreeSet<String> {
+        let visible = self.variable(container.devices.last().unwrap(), "CUDA_VISIBLE_DEVICES");
+        visible.split(',').map(str::to_owned).collect()
+    }
+
+    /// Stops the plugin.
+    pub async fn stop_plugin(&mut self) {
+        self.plugin.abort();
+        let _ = (&mut self.plugin).await;
+    }
+
+    /// Starts a plugin after [`Self::stop_plugin`].
+    pub fn start_plugin(&mut self) {
+        self.plugin = spawn(&self.options);
+    }
+
+    /// Kills the plugin and starts the next.
+    pub async fn restart_plugin(&mut self) {
+        self.stop_plugin().await;
+        self.start_plugin();
+    }
+
+    /// Stops the daemon and starts the next in its place.
+    pub async fn restart_daemon(&mut self) {
+        let daemon = self.daemon.take().unwrap();
+        self.daemon = Some(tokio::task::spawn_blocking(|| daemon.restart()).await.unwrap());
+    }
+
+    /// Waits until a condition holds.
+    pub async fn until(&self, what: &str, condition: impl Fn() -> bool) {
+        let began = Instant::now();
+        while !condition() {
+            assert!(began.elapsed() < PATIENCE, "not within {} s: {what}", PATIENCE.as_secs());
+            sleep(Duration::from_millis(1)).await;
+        }
+    }
+}
+
+/// Waits for as long as `seconds` on a real node.
+pub async fn pass(seconds: u32) {
+    sleep(SECOND * seconds).await;
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.plugin.abort();
+    }
+}
+
+fn spawn(options: &Options) -> JoinHandle<()> {
+    let options = options.clone();
+    tokio::spawn(async move {
+        match run(options).await {
+            Ok(never) => match never {},
+            Err(error) => panic!("{error:#}"),
+        }
+    })
+}

@@ -1,0 +1,197 @@
+//! Random pods on a node with four GPUs, with restarts of kubelet, plugin and daemon. A fake scheduler
+//! counts the devices of the node's status, which the kubelet renews every ten seconds.
+
+use crate::behaviour::hello_of;
+use crate::kubelet::{Container, Pod};
+use crate::node::{Node, SECOND, pass};
+use deepres_abi::wire::Role;
+use deepres_daemon_harness::shake_hands;
+use deepres_model::wish::Wish;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Instant;
+use tokio::task::JoinSet;
+use zerocopy::IntoBytes;
+
+const SHARE: &str = "deepres.dev/share";
+/// The beginning of the message of a pod that the kubelet did not admit.
+const ADMISSION_ERROR: &str = "UnexpectedAdmissionError: Allocate failed due to ";
+const GPUS: usize = 4;
+/// Seconds between two reports of the node's status.
+const STATUS_S: u32 = 10;
+/// Seconds for which a pod runs, at least and at most.
+const RUNS_S: std::ops::Range<u64> = 20..240;
+/// Mean seconds between two pods.
+const APART_S: u64 = 16;
+/// Pods between two restarts of something.
+const RESTART_EACH: usize = 40;
+/// The most pods of 1,000 that the scheduler admitted and that do not run.
+const FAILED_PER_MILLE: usize = 10;
+
+/// A simple source of random numbers (xorshift).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % bound
+    }
+}
+
+/// Returns a random pod: one container, or two, a part of them with an init container.
+fn pod(number: usize, random: &mut Random) -> Pod {
+    let mut share = |name: &str| Container::new(name, SHARE, 1 + random.below(100) as usize);
+    let main = share("main");
+    let second = share("second");
+    let init = share("init").init();
+    let mut containers = Vec::new();
+    if random.below(4) == 0 {
+        containers.push(init);
+    }
+    // Two containers together may need no more than a GPU, or no GPU would ever have room for them.
+    let has_room = main.size + second.size <= 100;
+    containers.push(main);
+    if has_room && random.below(4) == 0 {
+        containers.push(second);
+    }
+    Pod::new(&format!("pod-{number}"), containers)
+}
+
+/// The devices that the scheduler believes the node to have.
+struct Scheduler {
+    allocatable: usize,
+    reported: Instant,
+    /// The requests of the pods that it has bound and that are not over.
+    bound: BTreeMap<String, usize>,
+}
+
+impl Scheduler {
+    fn free(&self) -> usize {
+        self.allocatable.saturating_sub(self.bound.values().sum())
+    }
+}
+
+/// Checks what must hold at each moment. `running` are the names of the pods that run.
+fn check(node: &Node, running: impl Iterator<Item = String>) {
+    let running: BTreeSet<String> = running.collect();
+    let mut given = BTreeMap::<String, String>::new();
+    let mut shares = BTreeMap::<String, usize>::new();
+    for pod in &node.kubelet.pods() {
+        let own: BTreeSet<&String> = pod.containers.iter().flat_map(|one| &one.ids).collect();
+        for id in own {
+            let other = given.insert(id.clone(), pod.name.clone());
+            assert_eq!(other, None, "{id} is given twice, also to {}", pod.name);
+        }
+        // The init containers of a running pod have ended.
+        for one in pod.containers.iter().filter(|one| running.contains(&pod.name) && !one.is_init) {
+            let gpus = node.gpus(one);
+            assert_eq!(gpus.len(), 1, "{}/{} has several GPUs: {gpus:?}", pod.name, one.name);
+            gpus.into_iter().for_each(|gpu| *shares.entry(gpu).or_default() += one.size);
+        }
+    }
+    assert!(shares.values().all(|shares| *shares <= 100), "a GPU has more shares than it has: {shares:?}");
+}
+
+/// Checks that a process of each container of a pod gets the container's share, though it asks for all.
+fn check_shares(node: &Node, pod: &Pod) {
+    for one in &pod.containers {
+        let device = one.devices.last().unwrap();
+        let wish = Wish { share_ppm: Some(1_000_000), ..Wish::default() };
+        let hello = hello_of(node, Role::Keeper, device, wish);
+        let (_connection, welcome, _) =
+            shake_hands(&node.daemon().directory.tenant_socket(), hello.as_bytes()).unwrap();
+        let granted = welcome.fallback().share_ppm;
+        assert_eq!(granted, Some(one.size as u32 * 10_000), "{}/{}", pod.name, one.name);
+    }
+}
+
+async fn run(pods: usize, seed: u64) -> (usize, usize) {
+    let mut node = Node::start(GPUS, 0).await;
+    let mut random = Random(seed);
+    let mut scheduler = Scheduler {
+        allocatable: node.kubelet.allocatable(SHARE),
+        reported: Instant::now(),
+        bound: BTreeMap::new(),
+    };
+    let mut waiting = VecDeque::new();
+    let mut starting = JoinSet::<(Option<Vec<String>>, Pod)>::new();
+    let mut ends = BTreeMap::<String, Instant>::new();
+    let (mut made, mut admitted, mut run, mut waited) = (0, 0, 0, 0);
+    let mut next = Instant::now();
+    let mut failed = BTreeMap::<String, usize>::new();
+    while made < pods || !waiting.is_empty() || !starting.is_empty() || !ends.is_empty() {
+        if made < pods && Instant::now() >= next {
+            waiting.push_back(pod(made, &mut random));
+            made += 1;
+            next += SECOND * random.below(2 * APART_S) as u32;
+            if made % RESTART_EACH == 0 {
+                match random.below(3) {
+                    0 => node.kubelet.restart(),
+                    1 => node.restart_plugin().await,
+                    _ => node.restart_daemon().await,
+                }
+            }
+        }
+        let over: Vec<String> =
+            ends.iter().filter(|(_, end)| **end <= Instant::now()).map(|(name, _)| name.clone()).collect();
+        for name in over {
+            node.kubelet.end(&name);
+            scheduler.bound.remove(&name);
+            ends.remove(&name);
+        }
+        while let Some(started) = starting.try_join_next() {
+            let (refusals, pod) = started.unwrap();
+            run += 1;
+            waited += usize::from(!refusals.expect("the pod is not over").is_empty());
+            let runs_s = RUNS_S.start + random.below(RUNS_S.end - RUNS_S.start);
+            ends.insert(pod.name.clone(), Instant::now() + SECOND * runs_s as u32);
+            check(&node, ends.keys().cloned());
+            check_shares(&node, &pod);
+        }
+        if scheduler.reported.elapsed() >= SECOND * STATUS_S {
+            (scheduler.allocatable, scheduler.reported) = (node.kubelet.allocatable(SHARE), Instant::now());
+        }
+        // The scheduler tries all waiting pods, the oldest first.
+        let fits = waiting.iter().position(|pod: &Pod| pod.request(SHARE) <= scheduler.free());
+        if let Some(pod) = fits.and_then(|place| waiting.remove(place)) {
+            admitted += 1;
+            let name = pod.name.clone();
+            scheduler.bound.insert(name.clone(), pod.request(SHARE));
+            match node.kubelet.admit(pod).await {
+                Ok(pod) => {
+                    let start = node.kubelet.start_pod(&pod.name);
+                    starting.spawn(async move { (start.await, pod) });
+                }
+                Err(reason) => {
+                    scheduler.bound.remove(&name);
+                    let reason = reason.strip_prefix(ADMISSION_ERROR).expect("a failed pod has the reason");
+                    assert!(!reason.is_empty());
+                    let kind: String = reason.chars().filter(|c| !c.is_ascii_digit()).take(60).collect();
+                    *failed.entry(kind).or_default() += 1;
+                }
+            }
+            continue;
+        }
+        pass(1).await;
+    }
+    node.until("all allocations are gone", || node.specifications().is_empty() && node.tokens().is_empty())
+        .await;
+    println!("{run} of {admitted} admitted pods ran, {waited} of them after a wait; failed: {failed:?}");
+    (admitted, run)
+}
+
+#[tokio::test]
+async fn random_pods_run_on_one_gpu_with_their_shares() {
+    let (admitted, run) = run(25, 4711).await;
+    assert_eq!(admitted, 25, "each pod gets its turn");
+    assert!(run >= 20, "{run} of {admitted}");
+}
+
+#[tokio::test]
+#[ignore = "deep: a minute and a half of random pods"]
+async fn of_a_thousand_random_pods_that_the_scheduler_admits_nearly_all_run() {
+    let (admitted, run) = run(1_000, 0x00D5_EED5).await;
+    assert_eq!(admitted, 1_000, "each pod gets its turn");
+    assert!((admitted - run) * 1_000 <= FAILED_PER_MILLE * admitted, "{run} of {admitted}");
+}

@@ -1,0 +1,121 @@
+//! Containers that get a share by the answer of the Kubernetes device plugin, with the CDI device
+//! applied as containerd applies it.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use deepres_e2e::clients::c_client_on;
+use deepres_e2e::containers::{Container, Containers, Users};
+use deepres_e2e::prelude::*;
+use deepres_k8s::node::{Node, Options, Timing};
+use deepres_k8s::plugin::Resource;
+use deepres_model::directory::Directory;
+use tokio::runtime::Runtime;
+
+/// Folder in which container runtimes look for CDI specifications. The machine's restart empties
+/// it.
+const SPECIFICATIONS: &str = "/run/cdi";
+/// Time of a measurement. A hundred quanta pass in it.
+const MEASURED: Duration = Duration::from_secs(4);
+/// Time after which both clients are connected, metered and past their first launches.
+const SETTLED: Duration = Duration::from_millis(700);
+/// Time within which the plugin knows the daemon's GPUs.
+const KNOWN_WITHIN: Duration = Duration::from_secs(5);
+
+/// A device plugin without a kubelet. Drop removes its CDI devices.
+struct Plugin {
+    node: Arc<Node>,
+    runtime: Runtime,
+    devices: Vec<String>,
+}
+
+impl Plugin {
+    fn start(host: &Host) -> Self {
+        let nowhere = host.path().join("kubelet");
+        let options = Options {
+            kubelet_dir: nowhere.clone(),
+            pod_resources: nowhere,
+            cdi_dir: SPECIFICATIONS.into(),
+            library: artefacts().library.clone(),
+            gpu_device: None,
+            whole: Vec::new(),
+            directory: Directory::at(host.deepres_dir()),
+            timing: Timing::default(),
+        };
+        let runtime = Runtime::new().expect("a runtime");
+        let node = Arc::new(Node::new(options).expect("a node"));
+        let watched = Arc::clone(&node);
+        runtime.spawn(async move { watched.watch(|_| ()).await });
+        let plugin = Self { node, runtime, devices: Vec::new() };
+        let devices = plugin.node.devices(Resource::Share);
+        eventually_within("the plugin knows the GPUs", KNOWN_WITHIN, || !devices.borrow().is_empty());
+        plugin
+    }
+
+    /// Gives these shares to a container. Returns the CDI device.
+    fn allocate(&mut self, shares: std::ops::Range<usize>) -> String {
+        let ids: Vec<String> = shares.map(|share| format!("share-{share:04}")).collect();
+        let answer = self.runtime.block_on(self.node.allocate(Resource::Share, &ids));
+        let device = answer.expect("the GPU has room").cdi_devices.remove(0).name;
+        self.devices.push(device.clone());
+        device
+    }
+}
+
+impl Drop for Plugin {
+    fn drop(&mut self) {
+        for device in &self.devices {
+            let name = device.rsplit_once("=k8s-").expect("the plugin's device").1;
+            let _ = std::fs::remove_file(Path::new(SPECIFICATIONS).join(format!("deepres-k8s-{name}.json")));
+        }
+    }
+}
+
+/// Starts the client that keeps the GPU backlogged, as a pod that asks for more than it has.
+fn start(containers: &Containers<'_>, device: &str) -> Container {
+    let client = c_client_on(CLibrary::OldGlibc, "backlog", Way::ProcAddress).display().to_string();
+    let script = format!("export DEEPRES_SHARE=99% DEEPRES_MEMORY=1TiB; exec {client} --kernel busy_1000us");
+    let own = ["--env", "DEEPRES_SHARE=99%", "--env", "DEEPRES_TENANT=other"];
+    let mut container = containers.start_with(&own, device, Users::Shared, &["sh", "-c", &script]);
+    container.process.await_exactly("ready");
+    container
+}
+
+/// Returns the name of a container's tenant.
+fn tenant(containers: &Containers<'_>, container: &Container) -> String {
+    format!("podman-{}", &containers.id(container)[..12])
+}
+
+#[test]
+fn a_container_has_the_share_that_the_plugin_gave_it_whatever_it_asks_for() {
+    let host = Host::new();
+    let Some(containers) = Containers::on(&host) else { return };
+    let _daemon = host.daemon();
+    let mut plugin = Plugin::start(&host);
+    let device = plugin.allocate(0..30);
+    let container = start(&containers, &device);
+    let name = tenant(&containers, &container);
+    let ps = host.await_ps(|ps| ps.find(&name).is_some_and(|tenant| tenant.entitled_ppm > 0));
+    assert_eq!(ps.tenant(&name).entitled_ppm, 300_000);
+    let limit = ps.tenant(&name).memory_limit_bytes.expect("a container has a limit");
+    assert_eq!(limit, host.truth().gpus[0].memory_total_bytes * 30 / 100);
+}
+
+/// Tests that measure. Each runs alone on the machine.
+mod measured {
+    use super::*;
+
+    #[test]
+    #[ignore = "deep: two containers for some seconds"]
+    fn containers_of_the_plugin_have_their_shares() {
+        let host = Host::measuring();
+        let Some(containers) = Containers::on(&host) else { return };
+        let _daemon = host.daemon();
+        let mut plugin = Plugin::start(&host);
+        let devices = [plugin.allocate(0..30), plugin.allocate(30..100)];
+        let running = devices.map(|device| start(&containers, &device));
+        thread::sleep(SETTLED);
+        let [minor, major] = running.each_ref().map(|container| tenant(&containers, container));
+        Window::measure(&host, MEASURED).assert_shares(&[(&minor, 30.0), (&major, 70.0)]);
+    }
+}
