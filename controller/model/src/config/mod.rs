@@ -198,7 +198,7 @@ impl Default for QuantumKeys {
 }
 
 /// The keys of the section `[slurm]` of the configuration.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SlurmKeys {
     /// Whether the daemon asks Slurm for the part of the GPUs that a Slurm job has, and bounds the
