@@ -56,7 +56,7 @@ impl Trainer {
         }
         let venv = venv::torch_alone()?;
         let folder = artefacts.folder().join("stand-ins");
-        stand_ins::lay_out(venv.folder(), &build::stand_ins()?, &folder)?;
+        stand_ins::lay_out(&stand_ins::used_by_torch(&venv)?, &build::stand_ins()?, &folder)?;
         Ok(Self::Torch { venv, stand_ins: Some(folder) })
     }
 

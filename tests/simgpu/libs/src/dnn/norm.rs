@@ -9,7 +9,8 @@ use crate::objects::{create, destroy};
 /// The description behind a `cudnnTensorDescriptor_t`.
 #[derive(Default)]
 pub struct Tensor {
-    elements: u64,
+    /// Number of elements.
+    pub elements: u64,
 }
 
 exports! {
