@@ -8,7 +8,7 @@ import sys
 import tensorflow
 from tensorflow.keras import layers
 
-WIDTH, LAYERS = 256, 3
+WIDTH, LAYERS = 256, 8
 # Keras looks at the loss at the end of an epoch.
 STEPS_PER_EPOCH = 50
 
