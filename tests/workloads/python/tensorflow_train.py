@@ -9,8 +9,9 @@ import tensorflow
 from tensorflow.keras import layers
 
 WIDTH, LAYERS = 256, 8
-# Keras looks at the loss at the end of an epoch.
-STEPS_PER_EPOCH = 50
+# Keras looks at the loss after so many steps.
+STEPS_PER_LOOK = 10
+STEPS_PER_EPOCH = 5 * STEPS_PER_LOOK
 
 
 class Progress(tensorflow.keras.callbacks.Callback):
@@ -24,7 +25,7 @@ def main():
     tensorflow.config.experimental.set_memory_growth(gpu, True)
     perceptron = [layers.Dense(WIDTH, activation="relu") for _ in range(LAYERS)]
     model = tensorflow.keras.Sequential([layers.Input((WIDTH,)), *perceptron])
-    model.compile(optimizer="adam", loss="mse", jit_compile=False)
+    model.compile(optimizer="adam", loss="mse", jit_compile=False, steps_per_execution=STEPS_PER_LOOK)
     with tensorflow.device("/GPU:0"):
         batch = tensorflow.zeros((WIDTH, WIDTH))
     data = tensorflow.data.Dataset.from_tensors((batch, batch)).repeat()
