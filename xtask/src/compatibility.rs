@@ -72,6 +72,10 @@ struct Row {
 const CLIENTS: &str = "requirements-clients.txt";
 const TORCH_ALONE: &str = "requirements-torch-alone.txt";
 const TORCH: &str = "PyTorch, with [stand-ins](../tests/simgpu/runtime/README.md) for NVIDIA's libraries";
+const TENSORFLOW: &str =
+    "TensorFlow, with [stand-ins](../tests/simgpu/runtime/README.md) for NVIDIA's libraries";
+const OF_TENSORFLOW: Version =
+    Version::Pinned { file: "requirements-tensorflow.txt", package: "tensorflow[and-cuda]" };
 
 const ROWS: &[Row] = &[
     Row {
@@ -129,6 +133,14 @@ const ROWS: &[Row] = &[
         result: "models are compiled and train as without",
         reach: Reach::LargeWhole,
         test: "torch::compiled_models",
+    },
+    Row {
+        client: TENSORFLOW,
+        version: OF_TENSORFLOW,
+        run: "Keras trains a conv net with XLA, and attention with mixed precision; runs out of memory and trains on",
+        result: "trains: shapes, steps and errors as without; the limit is its `ResourceExhaustedError`",
+        reach: Reach::LargeWhole,
+        test: "tensorflow::keras_trains",
     },
     Row {
         client: "numba-cuda",
@@ -219,8 +231,8 @@ const ROWS: &[Row] = &[
         test: "large::torch",
     },
     Row {
-        client: "TensorFlow",
-        version: Version::Pinned { file: "requirements-tensorflow.txt", package: "tensorflow[and-cuda]" },
+        client: "TensorFlow, with NVIDIA's libraries",
+        version: OF_TENSORFLOW,
         run: "import, devices, a sum",
         result: "one device is seen, `cudaGetDevice` fails (named symbol not found)",
         reach: Reach::LargeLookUps,

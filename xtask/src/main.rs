@@ -16,6 +16,7 @@ mod host;
 mod process;
 mod sanitize;
 mod test;
+mod trace_models;
 mod training;
 
 use std::path::{Path, PathBuf};
@@ -69,6 +70,10 @@ enum Task {
     Dist(dist::Options),
     /// Evaluate the policy in virtual time, beside common alternatives
     Eval(eval::Options),
+    /// Record known models in PyTorch on the simulated GPU, as traces for the evaluation
+    ///
+    /// Writes tests/eval/traces. docs/traces.md describes the models and the cost model.
+    TraceModels,
     /// Build the programs that run in the kernel, for the next build of deepres to embed
     ///
     /// Installs the tools for that: bpf-linker into the cache, and the source of Rust's core by
@@ -89,6 +94,7 @@ fn main() -> Result<ExitCode> {
         Task::Compatibility(options) => compatibility::run(&options)?,
         Task::Dist(options) => dist::run(&options)?,
         Task::Eval(options) => eval::run(&options)?,
+        Task::TraceModels => trace_models::run()?,
         Task::Ebpf => println!("{}", ebpf::build()?.display()),
         Task::Codegen(options) => codegen::run(&options)?,
     }

@@ -1,5 +1,6 @@
 //! The unmodified training scripts, which the demo and a benchmark run as tenants.
 
+use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -21,7 +22,7 @@ pub fn simgpu_config() -> PathBuf {
 }
 
 /// Returns the configuration of the simulated GPU, with the times of the PyTorch script's kernels.
-fn torch_simgpu_config() -> PathBuf {
+pub fn torch_simgpu_config() -> PathBuf {
     crate::workspace().join("tests/workloads/simgpu-torch.toml")
 }
 
@@ -39,8 +40,10 @@ pub fn run(host: &Host, venv: &Venv, options: &[&str], arguments: &[&str], cache
 pub enum Trainer {
     /// tinygrad with NVIDIA's NVRTC.
     Tinygrad(Venv),
-    /// PyTorch, on the simulated GPU with the folder of the stand-ins for NVIDIA's libraries.
-    Torch { venv: Venv, stand_ins: Option<PathBuf> },
+    /// PyTorch on the simulated GPU.
+    Torch(Torch),
+    /// PyTorch with NVIDIA's libraries.
+    RealTorch(Venv),
 }
 
 impl Trainer {
@@ -51,20 +54,18 @@ impl Trainer {
 
     /// Returns PyTorch's script. Installs PyTorch first if the cache lacks it.
     pub fn torch(artefacts: &Artefacts, is_real: bool) -> Result<Self> {
-        if is_real {
-            return Ok(Self::Torch { venv: venv::framework("torch")?, stand_ins: None });
-        }
-        let venv = venv::torch_alone()?;
-        let folder = artefacts.folder().join("stand-ins");
-        stand_ins::lay_out(venv.folder(), &build::stand_ins()?, &folder)?;
-        Ok(Self::Torch { venv, stand_ins: Some(folder) })
+        Ok(if is_real {
+            Self::RealTorch(venv::framework("torch")?)
+        } else {
+            Self::Torch(Torch::new(artefacts)?)
+        })
     }
 
     /// Returns the script, relative to the workspace.
     pub fn script(&self) -> &'static str {
         match self {
             Self::Tinygrad(_) => SCRIPT,
-            Self::Torch { .. } => TORCH_SCRIPT,
+            Self::Torch(_) | Self::RealTorch(_) => TORCH_SCRIPT,
         }
     }
 
@@ -72,21 +73,57 @@ impl Trainer {
     pub fn simgpu_config(&self) -> PathBuf {
         match self {
             Self::Tinygrad(_) => simgpu_config(),
-            Self::Torch { .. } => torch_simgpu_config(),
+            Self::Torch(_) | Self::RealTorch(_) => torch_simgpu_config(),
         }
     }
 
     /// Returns the command `deepres run OPTIONS -- SCRIPT ARGUMENTS` on a host. Files of the script
     /// go to the file `cache`.
     pub fn run(&self, host: &Host, options: &[&str], arguments: &[&str], cache: &Path) -> Result<Command> {
-        let (venv, stand_ins) = match self {
-            Self::Tinygrad(venv) => return run(host, venv, options, arguments, cache),
-            Self::Torch { venv, stand_ins } => (venv, stand_ins),
-        };
-        let folders: Vec<&Path> = stand_ins.iter().map(PathBuf::as_path).collect();
-        let mut command = host.deepres(&folders);
-        command.arg("run").args(options).arg("--").arg(venv.python());
-        command.arg(crate::workspace().join(TORCH_SCRIPT)).args(arguments);
+        match self {
+            Self::Tinygrad(venv) => run(host, venv, options, arguments, cache),
+            Self::Torch(torch) => Ok(torch.managed(host, options, TORCH_SCRIPT, arguments)),
+            Self::RealTorch(venv) => {
+                let mut command = host.deepres(&[]);
+                command.arg("run").args(options).arg("--").arg(venv.python());
+                command.arg(crate::workspace().join(TORCH_SCRIPT)).args(arguments);
+                Ok(command)
+            }
+        }
+    }
+}
+
+/// PyTorch on simulated GPUs, with the stand-ins for NVIDIA's libraries.
+pub struct Torch {
+    venv: Venv,
+    stand_ins: PathBuf,
+    simgpu: PathBuf,
+}
+
+impl Torch {
+    /// Returns PyTorch. Installs PyTorch and builds the stand-ins first if they are missing.
+    pub fn new(artefacts: &Artefacts) -> Result<Self> {
+        let venv = venv::torch_alone()?;
+        let stand_ins = artefacts.folder().join("stand-ins");
+        stand_ins::lay_out(&stand_ins::used_by_torch(&venv)?, &build::stand_ins()?, &stand_ins)?;
+        Ok(Self { venv, stand_ins, simgpu: artefacts.simgpu() })
+    }
+
+    /// Returns the command `deepres run OPTIONS -- SCRIPT ARGUMENTS` on a host.
+    pub fn managed(&self, host: &Host, options: &[&str], script: &str, arguments: &[&str]) -> Command {
+        let mut command = host.deepres(&[&self.stand_ins]);
+        command.arg("run").args(options).arg("--").arg(self.venv.python());
+        command.arg(crate::workspace().join(script)).args(arguments);
+        command
+    }
+
+    /// Returns the command of a script without deepres, on a simulated GPU with the configuration
+    /// `config` and the state in the folder `state`.
+    pub fn bare(&self, config: &Path, state: &Path, script: &str, arguments: &[&str]) -> Result<Command> {
+        let mut command = Command::new(self.venv.python());
+        command.arg(crate::workspace().join(script)).args(arguments);
+        command.env("SIMGPU_CONFIG", config).env("SIMGPU_STATE", state);
+        command.env("LD_LIBRARY_PATH", env::join_paths([&self.simgpu, &self.stand_ins])?);
         Ok(command)
     }
 }

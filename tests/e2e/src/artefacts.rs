@@ -154,14 +154,23 @@ pub fn clients_python() -> &'static Venv {
     PYTHON.get_or_init(|| prepared(venv::clients()))
 }
 
-/// PyTorch without NVIDIA's libraries, and the stand-ins for them.
+/// A framework, and the stand-ins for NVIDIA's libraries that it finds.
 #[derive(Debug)]
-pub struct Torch {
+pub struct Framework {
     venv: Venv,
     stand_ins: PathBuf,
 }
 
-impl Torch {
+impl Framework {
+    /// Puts the stand-ins into `folder` of the build folder, after building them if nobody did.
+    fn with_stand_ins(venv: Venv, used: fn(&Venv) -> Result<String>, folder: &str) -> Self {
+        let stand_ins = target().join("e2e-clients").join(folder);
+        used(&venv)
+            .and_then(|list| stand_ins::lay_out(&list, &built(&stand_ins::PACKAGES), &stand_ins))
+            .unwrap_or_else(|error| panic!("the stand-ins for NVIDIA's libraries: {error:#}"));
+        Self { venv, stand_ins }
+    }
+
     /// Returns the path of the interpreter.
     pub fn python(&self) -> PathBuf {
         self.venv.python()
@@ -190,8 +199,8 @@ impl Torch {
         folder
     }
 
-    /// Returns a command that runs this Python, so that PyTorch finds the simulated driver and the
-    /// stand-ins.
+    /// Returns a command that runs this Python, so that the framework finds the simulated driver
+    /// and the stand-ins.
     pub fn prepared(&self, mut command: Command) -> Command {
         let folders = [&artefacts().simgpu, &self.stand_ins];
         command.env("LD_LIBRARY_PATH", env::join_paths(folders).expect("no colon in a build folder"));
@@ -199,15 +208,20 @@ impl Torch {
     }
 }
 
-/// Returns PyTorch with the stand-ins for NVIDIA's libraries. Builds the stand-ins if nobody did.
-pub fn torch() -> &'static Torch {
-    static TORCH: OnceLock<Torch> = OnceLock::new();
+/// Returns PyTorch without NVIDIA's libraries, and with the stand-ins.
+pub fn torch() -> &'static Framework {
+    static TORCH: OnceLock<Framework> = OnceLock::new();
     TORCH.get_or_init(|| {
-        let venv = prepared(venv::torch_alone());
-        let stand_ins = target().join("e2e-clients/stand-ins");
-        stand_ins::lay_out(venv.folder(), &built(&stand_ins::PACKAGES), &stand_ins)
-            .unwrap_or_else(|error| panic!("the stand-ins for NVIDIA's libraries: {error:#}"));
-        Torch { venv, stand_ins }
+        Framework::with_stand_ins(prepared(venv::torch_alone()), stand_ins::used_by_torch, "stand-ins")
+    })
+}
+
+/// Returns TensorFlow with the stand-ins, which it finds before NVIDIA's libraries.
+pub fn tensorflow() -> &'static Framework {
+    static TENSORFLOW: OnceLock<Framework> = OnceLock::new();
+    TENSORFLOW.get_or_init(|| {
+        let venv = prepared(venv::framework("tensorflow"));
+        Framework::with_stand_ins(venv, stand_ins::used_by_tensorflow, "stand-ins-tensorflow")
     })
 }
 

@@ -112,8 +112,7 @@ pub fn pycuda(clients: &Venv, driver: &Path) -> Result<Venv> {
 /// Returns the environment with PyTorch and without NVIDIA's libraries, for the stand-ins. Makes the
 /// environment first if the cache lacks it.
 pub fn torch_alone() -> Result<Venv> {
-    let note = |venv: &Venv| stand_ins::note_imports(venv.folder());
-    let recipe = Recipe { options: &["--no-deps"], then: Some(note), ..Recipe::default() };
+    let recipe = Recipe { options: &["--no-deps"], then: Some(stand_ins::note_imports), ..Recipe::default() };
     with_requirements("venv-torch-alone", "requirements-torch-alone.txt", &recipe)
 }
 

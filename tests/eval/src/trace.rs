@@ -354,6 +354,34 @@ mod tests {
         assert_eq!(error, "no kernel was launched in it; its last 20 bytes are torn: the writer died");
     }
 
+    /// `cargo xtask trace-models` writes these traces.
+    #[test]
+    fn the_traces_of_known_models_are_whole_small_workloads() {
+        const MOST_BYTES: u64 = 5_000_000;
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("traces");
+        let (mut bytes, mut models) = (0, 0);
+        for file in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+            if file.extension().is_none_or(|extension| extension != "trace") {
+                continue;
+            }
+            models += 1;
+            bytes += std::fs::metadata(&file).unwrap().len();
+            let trace = Trace::read(&file).unwrap();
+            let [process] = &*trace.processes else { panic!("{} has one process", file.display()) };
+            assert_eq!(trace.flaws(), Vec::<String>::new(), "{}", file.display());
+            for shape in &process.shapes {
+                let (name, took) = (process.names.get(&shape.function), process.took.get(&shape.key));
+                assert!(name.is_some() && took.is_some(), "{}: {shape:?}", file.display());
+            }
+            let stretches = trace.stretches().unwrap();
+            let launches: usize = stretches.iter().map(|stretch| stretch.kernels_ns.len()).sum();
+            assert_eq!(launches, process.launches.len());
+            assert!(launches >= 500 && stretches.len() > 1, "{}: {launches} launches", file.display());
+        }
+        assert_eq!(models, 10);
+        assert!(bytes <= MOST_BYTES, "{bytes} bytes");
+    }
+
     #[test]
     fn what_may_not_end_or_is_too_large_is_not_read() {
         let says = |file: &Path| format!("{:#}", Trace::read(file).unwrap_err());

@@ -18,6 +18,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=30, help="stop this long after the warm-up")
     parser.add_argument("--sync-every", type=int, default=1, help="steps between two looks at the loss")
     parser.add_argument("--log-every", type=int, default=50, help="steps between two lines of progress")
+    parser.add_argument("--wait", action="store_true", help="wait for a line of input after the warm-up")
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--layers", type=int, default=3)
     args = parser.parse_args()
@@ -40,6 +41,8 @@ def main():
     for _ in range(WARM_UP_STEPS):
         step().item()
     print(f"warmed up; training with batches of {args.width}", flush=True)
+    if args.wait:
+        input()
     started = logged = time.monotonic()
     done = logged_at = 0
     while time.monotonic() - started < args.seconds:
@@ -51,7 +54,8 @@ def main():
             value, now = loss.item(), time.monotonic()
             print(f"step {done}  loss {value:.4f}  {(done - logged_at) / (now - logged):.1f} steps/s", flush=True)
             logged, logged_at = now, done
-    print(f"trained {done} steps", flush=True)
+    torch.cuda.synchronize()
+    print(f"trained {done} steps in {time.monotonic() - started:.4f} s", flush=True)
     # Without it PyTorch aborts now and then, in Python's finalisation after backward().
     os._exit(0)
 

@@ -14,6 +14,7 @@ mod preload;
 mod share;
 mod storm;
 mod suspend;
+mod torch;
 mod trace;
 
 use std::time::Duration;
@@ -141,6 +142,11 @@ enum Bench {
     /// Each trainer takes 60 % of the simulated GPU's memory. The output compares their time
     /// together with the time one after the other, and shows the cost of moving their memory.
     Suspend(suspend::Options),
+    /// Measure the speed of PyTorch trainers with deepres, as a part of their speed without
+    ///
+    /// An unmodified PyTorch trains on the simulated GPU, alone and two at once, with large kernels
+    /// and with small ones. Runs with deepres and without alternate. The output shows the medians.
+    Torch(torch::Options),
     /// Measure what the kernel programs cost an ioctl, and whether they lose events (needs root)
     ///
     /// Compares the programs of deepres with empty programs on the same device, watched or not, and
@@ -179,6 +185,7 @@ fn measure(bench: &Bench, output: &Output) -> Result<()> {
         Bench::Share(options) => output.show(&share::run(options, output.json)?),
         Bench::Storm(options) => output.show(&storm::run(options)?),
         Bench::Suspend(options) => output.show(&suspend::run(options)?),
+        Bench::Torch(options) => output.show(&torch::run(options)?),
     }
 }
 

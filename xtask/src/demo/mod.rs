@@ -54,7 +54,7 @@ pub fn run(options: &Options) -> Result<()> {
         host.device().name(),
         trainer.script()
     );
-    if let Trainer::Torch { stand_ins: Some(_), .. } = trainer {
+    if let Trainer::Torch(_) = trainer {
         eprintln!(
             "PyTorch is the unmodified package from PyPI; on the simulated GPU, stand-ins of deepres take the place \
              of NVIDIA's libraries (tests/simgpu/runtime)"

@@ -74,6 +74,7 @@ mod storm;
 mod stuck_log;
 mod suspend;
 mod suspend_training;
+mod tensorflow;
 mod together;
 mod torch;
 mod training;

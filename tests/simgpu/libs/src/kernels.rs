@@ -34,15 +34,18 @@ pub enum Kernel {
     Convolution,
     /// A normalisation by cuDNN.
     Norm,
+    /// A pooling by cuDNN, forward or backward.
+    Pooling,
 }
 
 /// The names of the kernels, in the order of [`Kernel`].
-const NAMES: [&CStr; 5] = [
+const NAMES: [&CStr; 6] = [
     c"standin_cublas_gemm",
     c"standin_cublas_vector",
     c"standin_cublaslt_matmul",
     c"standin_cudnn_convolution",
     c"standin_cudnn_norm",
+    c"standin_cudnn_pooling",
 ];
 /// The code of the kernels.
 const PTX: &CStr = c"
@@ -54,6 +57,7 @@ const PTX: &CStr = c"
 .visible .entry standin_cublaslt_matmul() { ret; }
 .visible .entry standin_cudnn_convolution() { ret; }
 .visible .entry standin_cudnn_norm() { ret; }
+.visible .entry standin_cudnn_pooling() { ret; }
 ";
 
 /// Loads code for the simulated GPU. Returns its kernel of this name.

@@ -63,8 +63,20 @@ pub fn answer<const NEEDS_CONTEXT: bool>(function: Function, call: impl FnOnce()
     }
 }
 
+/// Runs a call of a function that is not in the table, and returns its code. Keeps the error of a
+/// failed call.
+pub fn answer_plainly(call: impl FnOnce() -> Result<()>) -> u32 {
+    match call() {
+        Ok(()) => errors::cudaSuccess,
+        Err(Error(code)) => {
+            keep(code);
+            code
+        }
+    }
+}
+
 /// Keeps an error as the thread's last error.
-pub fn keep(code: u32) {
+fn keep(code: u32) {
     LAST.set(code);
 }
 

@@ -8,7 +8,7 @@
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::null;
 
-use simgpu_driver::{Error, Result, driver};
+use simgpu_driver::{Result, driver};
 
 use crate::api::kernel::{self, Configuration};
 use crate::code::{self, Binary, Entry};
@@ -108,16 +108,6 @@ pub extern "C" fn __cudaPushCallConfiguration(
     0
 }
 
-fn answer(call: impl FnOnce() -> Result<()>) -> u32 {
-    match call() {
-        Ok(()) => errors::cudaSuccess,
-        Err(Error(code)) => {
-            edge::keep(code);
-            code
-        }
-    }
-}
-
 /// Returns the configuration of the launch that the thread began last.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __cudaPopCallConfiguration(
@@ -126,7 +116,7 @@ pub unsafe extern "C" fn __cudaPopCallConfiguration(
     shared_bytes: *mut usize,
     stream: *mut cudaStream_t,
 ) -> u32 {
-    answer(|| {
+    edge::answer_plainly(|| {
         let configuration = kernel::pop()?;
         // SAFETY: the compiler's code passes places for the four parts.
         unsafe {
@@ -142,7 +132,7 @@ pub unsafe extern "C" fn __cudaPopCallConfiguration(
 /// Returns the kernel of a function on the host.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __cudaGetKernel(to: *mut *mut c_void, host: *const c_void) -> u32 {
-    answer(|| {
+    edge::answer_plainly(|| {
         let kernel = code::kernel(host)?;
         // SAFETY: the compiler's code passes a place for the kernel.
         unsafe { to.write(kernel) };
@@ -160,7 +150,7 @@ pub unsafe extern "C" fn __cudaLaunchKernel(
     shared_bytes: usize,
     stream: cudaStream_t,
 ) -> u32 {
-    answer(|| {
+    edge::answer_plainly(|| {
         edge::refuse_as(kernel.is_null(), errors::cudaErrorInvalidDeviceFunction)?;
         crate::device::context()?;
         kernel::launch(kernel, &Configuration { grid, block, shared_bytes, stream }, arguments)

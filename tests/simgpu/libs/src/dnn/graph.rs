@@ -2,7 +2,8 @@
 //!
 //! A program describes tensors and operations, asks for the engines that can run a graph of
 //! operations, and makes a plan of an engine. A descriptor here keeps the attributes that it got. One
-//! engine runs every graph of convolutions.
+//! engine runs every graph of convolutions and of operations on single elements. Operations on single
+//! elements run within the kernel of a convolution.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -23,6 +24,7 @@ mod kind {
     pub const CONVOLUTION_FORWARD: u32 = 10;
     pub const CONVOLUTION_BACKWARD_FILTER: u32 = 11;
     pub const CONVOLUTION_BACKWARD_DATA: u32 = 12;
+    pub const POINTWISE: u32 = 13;
     pub const OPERATION_GRAPH: u32 = 15;
 }
 
@@ -169,11 +171,14 @@ exports! {
         };
         (*descriptor).attributes.insert(name, value);
     }
-    // Ends the description. Only graphs of convolutions are supported.
+    // Ends the description. A graph must have a convolution.
     cudnnBackendFinalize(descriptor: *mut Descriptor) {
         let descriptor = &*descriptor;
-        let operations = descriptor.descriptors(attribute::GRAPH_OPERATIONS);
-        let is_supported = operations.iter().all(|operation| operation.product().is_some());
+        let mut others = descriptor.descriptors(attribute::GRAPH_OPERATIONS);
+        let operations = others.len();
+        others.retain(|operation| operation.product().is_none());
+        let is_supported = others.len() < operations
+            && others.iter().all(|operation| operation.kind == kind::POINTWISE);
         if descriptor.kind == kind::OPERATION_GRAPH && !is_supported { NOT_SUPPORTED } else { SUCCESS }
     }
     // Gives an attribute. A number that nobody set is 0, and any other attribute has no elements then.

@@ -1,7 +1,9 @@
-//! cuDNN: handles, convolutions by the graph API ([`graph`]), and batch normalisation ([`norm`]).
+//! cuDNN: handles, convolutions by the graph API ([`graph`]), batch normalisation ([`norm`]), and
+//! pooling ([`pool`]).
 
 mod graph;
 mod norm;
+mod pool;
 
 use std::ptr::null_mut;
 
@@ -9,7 +11,7 @@ use deepres_abi::driver::types::CUstream;
 use simgpu_driver::Result;
 
 use crate::kernels;
-use crate::objects::{SUCCESS, create};
+use crate::objects::{SUCCESS, create, destroy};
 
 /// `CUDNN_STATUS_NOT_INITIALIZED`
 const NOT_INITIALIZED: u32 = 1001;
@@ -51,6 +53,17 @@ exports! {
             return NOT_INITIALIZED;
         }
         create(handle, Dnn { stream: null_mut() });
+    }
+    cudnnDestroy(handle: *mut Dnn) { destroy(handle) }
+    // Gives a part of the version: 0 asks for the major number, 1 for the minor number, 2 for the patch.
+    cudnnGetProperty(part: u32, value: *mut i32) {
+        let version = VERSION as i32;
+        value.write(match part {
+            0 => version / 10_000,
+            1 => version / 100 % 100,
+            2 => version % 100,
+            _ => return BAD_PARAM,
+        });
     }
     cudnnSetStream(handle: *mut Dnn, stream: CUstream) { (*handle).stream = stream }
     cudnnGetStream(handle: *mut Dnn, stream: *mut CUstream) { stream.write((*handle).stream) }

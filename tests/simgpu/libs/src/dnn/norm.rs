@@ -9,7 +9,8 @@ use crate::objects::{create, destroy};
 /// The description behind a `cudnnTensorDescriptor_t`.
 #[derive(Default)]
 pub struct Tensor {
-    elements: u64,
+    /// Number of elements.
+    pub elements: u64,
 }
 
 exports! {
@@ -46,14 +47,14 @@ exports! {
     }
 }
 
-/// Works on all elements of a tensor.
+/// Works on all elements of a tensor by one launch.
 ///
 /// # Safety
 /// The objects are alive.
-unsafe fn normalise(handle: *const Dnn, tensor: *const Tensor) -> u32 {
+pub unsafe fn pass_over(kernel: Kernel, handle: *const Dnn, tensor: *const Tensor) -> u32 {
     // SAFETY: the caller promises it.
     let (handle, tensor) = unsafe { (&*handle, &*tensor) };
-    status(kernels::pass_over(Kernel::Norm, handle.stream, tensor.elements))
+    status(kernels::pass_over(kernel, handle.stream, tensor.elements))
 }
 
 exports! {
@@ -65,7 +66,7 @@ exports! {
         _epsilon: f64, _mean: *mut c_void, _variance: *mut c_void, _activation: *mut c_void,
         _workspace: *mut c_void, _workspace_bytes: usize, _reserve: *mut c_void, _reserve_bytes: usize
     ) {
-        normalise(handle, x_tensor)
+        pass_over(Kernel::Norm, handle, x_tensor)
     }
     cudnnBatchNormalizationBackwardEx(
         handle: *mut Dnn, _mode: u32, _operations: u32, _alpha_data: *const c_void,
@@ -77,7 +78,7 @@ exports! {
         _mean: *const c_void, _variance: *const c_void, _activation: *mut c_void, _workspace: *mut c_void,
         _workspace_bytes: usize, _reserve: *mut c_void, _reserve_bytes: usize
     ) {
-        normalise(handle, x_tensor)
+        pass_over(Kernel::Norm, handle, x_tensor)
     }
     cudnnBatchNormalizationForwardInference(
         handle: *mut Dnn, _mode: u32, _alpha: *const c_void, _beta: *const c_void,
@@ -85,6 +86,6 @@ exports! {
         _scale_tensor: *const Tensor, _scale: *const c_void, _bias: *const c_void, _mean: *const c_void,
         _variance: *const c_void, _epsilon: f64
     ) {
-        normalise(handle, x_tensor)
+        pass_over(Kernel::Norm, handle, x_tensor)
     }
 }

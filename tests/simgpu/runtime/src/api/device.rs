@@ -24,6 +24,8 @@ calls! {
         driver!(cuDevicePrimaryCtxSetFlags_v2(device::current()?, flags & CONTEXT_FLAGS));
     }
     cudaDeviceReset() { device::reset()? }
+    // The banks of shared memory have one size.
+    cudaDeviceSetSharedMemConfig(_config) {}
     cudaDeviceEnablePeerAccess(peerDevice, flags) {
         driver!(cuCtxEnablePeerAccess(device::primary(peerDevice)?, flags));
     }
@@ -44,7 +46,7 @@ fn attribute(device: i32, attribute: u32) -> Result<i32> {
 }
 
 /// Returns the properties of a device. Properties that the driver does not know are 0.
-fn properties(device: i32) -> Result<cudaDeviceProp> {
+pub fn properties(device: i32) -> Result<cudaDeviceProp> {
     // SAFETY: the structure is plain, so all zeroes is a valid value.
     let mut properties: cudaDeviceProp = unsafe { std::mem::zeroed() };
     driver!(cuDeviceGetName(properties.name.as_mut_ptr(), properties.name.len() as i32, device));

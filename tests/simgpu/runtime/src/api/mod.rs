@@ -10,7 +10,7 @@
 #[macro_use]
 mod macros;
 mod copy;
-mod device;
+pub mod device;
 mod forwards;
 mod general;
 mod graph;
