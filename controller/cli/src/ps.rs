@@ -5,6 +5,7 @@ mod coverage;
 pub mod memory;
 mod metered;
 pub mod order;
+pub mod requests;
 mod unmanaged;
 mod why;
 
@@ -190,6 +191,7 @@ fn print(status: &Status, shown: Shown, out: &mut impl Write) -> io::Result<()> 
     if !verbose {
         memory::print_brief(&status.tenants, out)?;
     }
+    requests::print(status, out)?;
     print_processes(status, shown.is_wide, out)?;
     print_waiting(status, out)?;
     print_overdue(status, out)?;

@@ -17,6 +17,9 @@ use std::hash::Hash;
 use std::sync::Arc;
 use tokio::sync::watch;
 
+/// The name of tenants that the daemon has forgotten, in the waits of late requests.
+const FORMER: &str = "former tenants";
+
 /// The word for the gate of a suspended tenant, in the status.
 const SUSPENDED: &str = "suspended";
 
@@ -56,6 +59,15 @@ async fn now(shared: &Shared) -> Option<Status> {
     let gpus = registry.gpus().iter().zip(&reports).enumerate();
     let accounts: Accounts<'_> = grouped(reports.iter().flat_map(|report| &report.tenants));
     let sessions: Sessions<'_> = grouped(reports.iter().flat_map(|report| &report.sessions));
+    let late_waits = |tenant: TenantId, gpu: usize| -> BTreeMap<String, u64> {
+        let waits = reports.get(gpu).into_iter().flat_map(|report| &report.late_waits);
+        let own = waits.filter(|(waited, ..)| *waited == tenant);
+        own.fold(BTreeMap::new(), |mut waits, (_, rival, waited_ns)| {
+            let name = names.get(rival).map_or(FORMER, |name| *name);
+            *waits.entry(name.to_owned()).or_default() += *waited_ns;
+            waits
+        })
+    };
     let gpu_bytes = |gpu: usize| registry.gpus().iter().nth(gpu).map(|gpu| gpu.memory_bytes);
     Some(Status {
         now_ns: reports.iter().map(|report| report.now_ns).max().unwrap_or_else(monotonic_ns),
@@ -71,7 +83,15 @@ async fn now(shared: &Shared) -> Option<Status> {
         gpus: gpus.map(|(index, (gpu, report))| gpu_status(index, gpu, report, &names)).collect(),
         tenants: tenants
             .iter()
-            .map(|(name, tenant)| tenant_status(name, tenant, (&accounts, &sessions), gpu_bytes))
+            .map(|(name, tenant)| {
+                let mut status = tenant_status(name, tenant, (&accounts, &sessions), gpu_bytes);
+                for account in &mut status.gpus {
+                    if let Some(late) = account.requests.as_mut().and_then(|requests| requests.late.as_mut()) {
+                        late.waited_for_ns = late_waits(tenant.id, account.gpu);
+                    }
+                }
+                status
+            })
             .collect(),
         waiting: registry.waiting(),
         unmanaged: with_starters(&registry, board.unmanaged),

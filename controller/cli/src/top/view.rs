@@ -4,7 +4,7 @@ use super::app::{About, App};
 use super::history::SPAN_NS;
 use crate::ps::memory::kinds;
 use crate::ps::order::Row;
-use crate::ps::{cells, heads, owed, phase, time};
+use crate::ps::{cells, heads, owed, phase, requests, time};
 use clap::ValueEnum;
 use deepres_model::admin::{AccountStatus, GpuStatus, TenantStatus};
 use deepres_model::quantity::{Bytes, Percent};
@@ -276,6 +276,10 @@ fn details(row: &Row<'_>) -> Vec<String> {
             time(account.owed_ns),
             time(account.had_ns),
         ));
+        if let Some(served) = &account.requests {
+            lines.push(format!("  {}", requests::figures(served)));
+            lines.extend(served.late.as_ref().map(|late| format!("  {}", requests::delays(late))));
+        }
     }
     let processes = tenant.sessions.iter().take(MOST_PROCESSES);
     lines.extend(processes.map(|session| format!("  {} {}", session.pid, session.client)));

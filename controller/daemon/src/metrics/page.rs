@@ -18,9 +18,9 @@ const US_PER_S: f64 = 1e6;
 
 /// The number of a histogram's buckets.
 const BUCKETS: usize = 8;
-/// The logarithm of the first bucket's bound, µs, and the difference of the logarithms of two
-/// bounds: the bounds are 32 µs, 128 µs and so on to 131 ms. The last bucket has no bound.
-const FIRST_LOG2: usize = 5;
+/// The difference of the logarithms of two bounds: each bound is four times the bound before. The
+/// greatest bound is the beginning of the last entry by length, and the last bucket has no bound. So
+/// the bounds of waits are 32 µs, 128 µs and so on to 131 ms, and those of latencies 512 µs to 2.1 s.
 const STEP_LOG2: usize = 2;
 
 /// A format of metrics.
@@ -92,7 +92,12 @@ impl Collector for Page {
         self.rows(&mut encoder, &[(Labels::new(), &status.daemon)])?;
         self.rows(&mut encoder, &gpus)?;
         self.rows(&mut encoder, &tenants)?;
-        self.rows(&mut encoder, &accounts.collect::<Vec<_>>())?;
+        let accounts: Vec<_> = accounts.collect();
+        let requests = accounts.iter().filter_map(|(labels, account)| {
+            Some((labels.clone(), account.requests.as_ref()?))
+        });
+        self.rows(&mut encoder, &accounts)?;
+        self.rows(&mut encoder, &requests.collect::<Vec<_>>())?;
         self.rows(&mut encoder, &unmanaged)
     }
 }
@@ -175,13 +180,14 @@ fn labels<T: Declared>(encoder: &mut DescriptorEncoder<'_>, rows: &[(Labels, &T)
 /// Returns the buckets of a histogram: bounds in seconds, and the waits in each bucket alone.
 /// `lengths` has one entry for each power of two of microseconds.
 fn buckets(lengths: &[u64]) -> [(f64, u64); BUCKETS] {
+    let first_log2 = lengths.len().saturating_sub(1 + STEP_LOG2 * (BUCKETS - 2));
     let mut buckets = [(f64::INFINITY, 0u64); BUCKETS];
     for (bucket, (bound_s, _)) in buckets.iter_mut().take(BUCKETS - 1).enumerate() {
-        *bound_s = f64::from(1u32 << (FIRST_LOG2 + STEP_LOG2 * bucket)) / US_PER_S;
+        *bound_s = f64::from(1u32 << (first_log2 + STEP_LOG2 * bucket)) / US_PER_S;
     }
     for (entry, waits) in lengths.iter().enumerate() {
         // An entry's waits are shorter than two to the power of the next entry.
-        let bucket = (entry + 1).saturating_sub(FIRST_LOG2).div_ceil(STEP_LOG2).min(BUCKETS - 1);
+        let bucket = (entry + 1).saturating_sub(first_log2).div_ceil(STEP_LOG2).min(BUCKETS - 1);
         buckets[bucket].1 = buckets[bucket].1.saturating_add(*waits);
     }
     buckets

@@ -21,6 +21,7 @@ use crate::authority::{Granted, Wish};
 use crate::identity::{Container, Found};
 use crate::quantity::Bytes;
 use deepres_abi::meter::WAIT_BUCKETS;
+use deepres_policy::arbiter::LENGTHS;
 use deepres_policy::signals::{DriverRates, DriverSums};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -315,7 +316,7 @@ status! {
     }
 
     /// A tenant's account on one GPU, since the tenant first appeared there.
-    #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+    #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
     #[serde(default)]
     pub struct AccountStatus {
         /// The GPU's number.
@@ -367,6 +368,8 @@ status! {
         /// Waits at the gate by length. Entry N counts waits from 2^N µs to 2^(N+1) µs. The first
         /// entry also counts all shorter waits, and the last entry all longer waits.
         pub waits_by_length: [u64; WAIT_BUCKETS],
+        /// The tenant's requests, if the tenant has an SLO.
+        pub requests: Option<RequestStatus>,
         /// Lag: GPU time that the tenant is owed, ns; negative if the tenant had more.
         pub lag_ns: i64 as Gauge,
         /// Memory that the tenant holds, bytes.
@@ -407,6 +410,61 @@ status! {
         /// The states are `closed`, `leased`, `once` (for one launch), `open`, `paused`, and
         /// `suspended` while the tenant's memory is off the GPU.
         pub gate: Option<String> => "GATE",
+    }
+
+    /// The requests of a tenant with an SLO on one GPU. A request is a burst: the tenant's work
+    /// between two pauses that are longer than two hand-offs.
+    #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+    #[serde(default)]
+    pub struct RequestStatus {
+        /// The SLO: the latency that the tenant wants for a request, ns.
+        pub slo_ns: u64 as Gauge => "SLO",
+        /// Requests that have ended.
+        pub ended: u64 => "REQUESTS",
+        /// Requests that ended within the SLO.
+        pub in_time: u64 as Counter,
+        /// The latencies of all requests, added up, ns. A latency is the time from the moment at
+        /// which the tenant wants the GPU to the end of its work.
+        pub latency_ns: u64 as Histogram of latencies_by_length,
+        /// Requests by latency. Entry N counts latencies from 2^N µs to 2^(N+1) µs. The first entry
+        /// also counts all shorter latencies, and the last entry all longer latencies.
+        pub latencies_by_length: [u64; LENGTHS],
+        /// Median latency of the latest 256 requests, ns.
+        pub p50_ns: Option<u64> as Gauge => "P50",
+        /// 99th percentile of the latencies of the latest 256 requests, ns.
+        pub p99_ns: Option<u64> as Gauge => "P99",
+        /// The part of the latest 256 requests that ended within the SLO, parts per million.
+        pub attained_ppm: Option<u32> as Gauge => "IN TIME",
+        /// Goodput: requests that ended within the SLO, per second, in the last ten seconds.
+        pub goodput_per_second: f64 as Gauge => "GOODPUT",
+        /// Time of late requests in which another tenant had the GPU and the tenant's gate was
+        /// closed, ns.
+        pub late_waited_ns: u64 as Counter,
+        /// GPU time of late requests, ns.
+        pub late_worked_ns: u64 as Counter,
+        /// The rest of the latencies of late requests, ns: the process's own time between launches,
+        /// hand-offs, and time beside work of other tenants in flight.
+        pub late_rest_ns: u64 as Counter,
+        /// The delays of the latest late requests. `None` without late requests.
+        pub late: Option<LateStatus>,
+    }
+
+    /// The delays of about the latest hundred late requests of a tenant: the mean for one request.
+    #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(default)]
+    pub struct LateStatus {
+        /// The latency, ns.
+        pub latency_ns: u64,
+        /// Time in which another tenant had the GPU and the tenant's gate was closed, ns.
+        pub waited_ns: u64,
+        /// The part of `waited_ns` by the tenant that had the GPU, ns. For a plain user, the tenants
+        /// of other users have the name `others`.
+        pub waited_for_ns: BTreeMap<String, u64>,
+        /// GPU time of the request, ns.
+        pub worked_ns: u64,
+        /// The rest of the latency, ns: the process's own time between launches, hand-offs, and
+        /// time beside work of other tenants in flight.
+        pub rest_ns: u64,
     }
 
     /// An allocation that was refused.
@@ -513,6 +571,8 @@ pub fn fields() -> String {
         section::<TenantStatus>(),
         section::<PlacementStatus>(),
         section::<AccountStatus>(),
+        section::<RequestStatus>(),
+        section::<LateStatus>(),
         section::<RefusalStatus>(),
         section::<SessionStatus>(),
         section::<SessionGpuStatus>(),
@@ -585,6 +645,7 @@ mod tests {
             names::<GpuStatus>(),
             names::<TenantStatus>(),
             names::<AccountStatus>(),
+            names::<RequestStatus>(),
             names::<UnmanagedStatus>(),
         ]
         .concat();
@@ -610,7 +671,7 @@ mod tests {
         let (gpu, tenant) = (metrics::<GpuStatus>(), metrics::<TenantStatus>());
         assert!(gpu.contains(&"deepres_gpu_handoff_seconds".to_owned()), "{gpu:?}");
         let status = [metrics::<Status>(), metrics::<DaemonStatus>()].concat();
-        let mut names = [account, gpu, tenant, status].concat();
+        let mut names = [account, gpu, tenant, status, metrics::<RequestStatus>()].concat();
         let count = names.len();
         names.sort_unstable();
         names.dedup();
