@@ -19,6 +19,7 @@ use deepres_model::admin::{
 use deepres_model::quantity::{Bytes, Percent};
 use order::{Order, Row};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 
@@ -136,8 +137,10 @@ pub fn ask() -> Result<Status> {
     let Reply::Status(mut status) = Client::question(&Request::Status)? else {
         bail!("the daemon sent an unexpected reply; use one deepres release for the daemon and this command")
     };
+    // Each look-up reads the machine's list of users, and many tenants have the same user.
+    let mut names = BTreeMap::new();
     for tenant in &mut status.tenants {
-        tenant.user = name_of(tenant.uid);
+        tenant.user = names.entry(tenant.uid).or_insert_with(|| name_of(tenant.uid)).clone();
     }
     Ok(*status)
 }

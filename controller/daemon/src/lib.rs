@@ -9,7 +9,9 @@
 //! | `nvml` | the thread that asks NVML |
 //! | `residency` | tenants that take turns on the GPUs with all their memory |
 //! | `sessions` | the tenant socket: admits processes, and answers processes that only ask |
+//! | `http` | the HTTP server of the metrics and of the page |
 //! | `metrics` | the status as metrics for Prometheus |
+//! | `web` | the page for people |
 //! | `status` | the status that administrators and the log see |
 //! | [`state`] | the state that the daemon saves for the next daemon |
 //! | [`identity`] | which tenant a process belongs to |
@@ -22,6 +24,7 @@ mod driver_use;
 mod files;
 mod gpu_lock;
 mod gpus;
+mod http;
 pub mod identity;
 mod lines;
 mod memory;
@@ -37,10 +40,12 @@ pub mod state;
 mod status;
 mod tenant;
 pub mod trace;
+mod web;
 
 pub use files::{FilesError, Inherited, make_own_directory};
 pub use gpu_lock::{GpuLockError, lock_directories};
 pub use gpus::{Gpu, GpuError};
+pub use http::exchange;
 pub use service::{InheritError, inherited};
 
 use crate::arbiter::{Arbiter, GangBoard, Setup};
@@ -56,8 +61,8 @@ use deepres_policy::placement::Topology;
 use files::Files;
 use gpu_lock::{GpuLock, LOOK_EVERY};
 use gpus::Gpus;
+use http::Server;
 use lines::Lines;
-use metrics::Metrics;
 use registry::Registry;
 use residency::Residency;
 use service::Service;
@@ -119,7 +124,8 @@ struct Shared {
     started_ns: u64,
     registry: RefCell<Registry>,
     status: Published,
-    metrics: Option<Metrics>,
+    /// The server of metrics and of the page.
+    http: Option<Server>,
     /// The state file. A task that writes the file holds this lock until it has finished.
     state: Arc<Mutex<StateFile>>,
     service: Service,
@@ -195,7 +201,16 @@ pub fn run(
     let mut files = Files::prepare(&options.directory, options.inherited, admin_group)?;
     let uuids = options.gpus.iter().map(|gpu| gpu.uuid_text.as_str());
     let locks = GpuLock::take_all(&options.locks, uuids, &options.directory)?;
-    let metrics = options.config.metrics.map(Metrics::start).transpose()?;
+    let published = Published::default();
+    let (orders, asked) = web::orders();
+    let web = options.config.web.clone().map(|address| -> Result<http::Page, FilesError> {
+        let path = options.directory.web_token_file();
+        let token = web::token::make(&path, admin_group)
+            .map_err(|source| FilesError::Unusable { path: path.clone(), source })?;
+        tracing::info!(token = %path.display(), "the file has the token with which the page changes tenants");
+        Ok(http::Page { address, status: published.subscribe(), orders, token })
+    });
+    let http = Server::start(options.config.metrics, web.transpose()?)?;
     // Every failure that keeps the daemon from serving comes before this line. So its error is the
     // only message.
     let room = make_room(options.config.max_connections, options.gpus.len());
@@ -247,8 +262,8 @@ pub fn run(
         watcher,
         metering,
         registry: RefCell::new(registry),
-        status: Published::default(),
-        metrics,
+        status: published,
+        http,
         state: Arc::new(Mutex::new(state)),
         service: Service::of_environment(),
         is_stopping: Cell::new(false),
@@ -273,7 +288,8 @@ pub fn run(
         tokio::task::spawn_local(memory::reconcile::serve(Rc::clone(&shared)));
         tokio::task::spawn_local(memory::log::serve(shared.status.subscribe()));
         tokio::task::spawn_local(driver_use::serve(Rc::clone(&shared)));
-        if shared.metrics.is_some() {
+        tokio::task::spawn_local(web::obey(asked, Rc::clone(&shared)));
+        if shared.http.is_some() {
             status::publish(&shared).await;
         }
         // The daemon saves before tenants can connect. So the next daemon knows that a process

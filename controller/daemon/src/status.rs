@@ -86,7 +86,8 @@ async fn now(shared: &Shared) -> Option<Status> {
             .map(|(name, tenant)| {
                 let mut status = tenant_status(name, tenant, (&accounts, &sessions), gpu_bytes);
                 for account in &mut status.gpus {
-                    if let Some(late) = account.requests.as_mut().and_then(|requests| requests.late.as_mut()) {
+                    if let Some(late) = account.requests.as_mut().and_then(|requests| requests.late.as_mut())
+                    {
                         late.waited_for_ns = late_waits(tenant.id, account.gpu);
                     }
                 }
@@ -225,6 +226,7 @@ fn gpu_status(index: usize, gpu: &Gpu, report: &Report, names: &BTreeMap<TenantI
         handoff_total_ns,
         handoff_p50_ns,
         handoff_p99_ns,
+        turn_p99_ns: report.turn_p99_ns,
         quantum_ns: report.tuning.quantum_ns,
         window_ns: report.tuning.window_ns,
         spin_ns: report.tuning.spin_ns,

@@ -6,7 +6,7 @@ pub mod log_file;
 
 use anyhow::{Result, bail};
 use deepres_daemon::{Gpu, Inherited, Options, lock_directories};
-use deepres_model::config::{Config, parse_address};
+use deepres_model::config::{Config, WebAddress, parse_address};
 use deepres_model::directory::Directory;
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use std::io::Write;
@@ -28,7 +28,8 @@ daemon takes its sockets from LISTEN_FDS and reports to NOTIFY_SOCKET.
 Examples:
   sudo deepres daemon
   deepres daemon --config lab.toml --log debug
-  sudo deepres daemon --metrics 127.0.0.1:9442")]
+  sudo deepres daemon --metrics 127.0.0.1:9442
+  sudo deepres daemon --web 127.0.0.1:9443")]
 pub struct Args {
     /// Configuration file [default: ~/.config/deepres/deepres.toml, else /etc/deepres/deepres.toml]
     #[arg(long, value_name = "FILE")]
@@ -37,6 +38,10 @@ pub struct Args {
     /// configuration's `metrics`, else none]
     #[arg(long, value_name = "ADDRESS:PORT", value_parser = parse_address)]
     metrics: Option<SocketAddr>,
+    /// Serve a page with live figures at this loopback address or Unix socket [default: the
+    /// configuration's `web`, else none]
+    #[arg(long, value_name = "ADDRESS:PORT|PATH")]
+    web: Option<WebAddress>,
     /// Stay in the foreground (always the case; for scripts that pass the option)
     #[arg(long)]
     foreground: bool,
@@ -101,6 +106,7 @@ fn serve(args: &Args, inherited: Inherited, ready: impl FnOnce()) -> Result<()> 
     let _log = log::init(&args.log, args.log_file.as_deref())?;
     let mut config = Config::load(args.config.as_deref())?;
     config.metrics = args.metrics.or(config.metrics);
+    config.web = args.web.clone().or(config.web);
     let gpus = Gpu::all()?;
     let topology = Gpu::topology(&gpus)
         .inspect_err(|error| tracing::warn!("the daemon cannot read how the GPUs reach each other: {error}"));

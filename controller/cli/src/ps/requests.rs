@@ -18,11 +18,8 @@ pub fn print(status: &Status, out: &mut impl Write) -> io::Result<()> {
     if served.is_empty() {
         return Ok(());
     }
-    let heads = [
-        heads::<TenantStatus>(&["name"]),
-        heads::<AccountStatus>(&["gpu"]),
-        heads::<RequestStatus>(&FIELDS),
-    ];
+    let heads =
+        [heads::<TenantStatus>(&["name"]), heads::<AccountStatus>(&["gpu"]), heads::<RequestStatus>(&FIELDS)];
     let row = |(tenant, account, requests): &(&TenantStatus, &AccountStatus, &RequestStatus)| {
         let mut figures = cells(*requests, &FIELDS);
         figures[GOODPUT] += "/s";
@@ -104,6 +101,9 @@ mod tests {
         assert!(page.lines().take(3).all(|line| line.len() <= super::super::COLUMNS), "{page}");
         let row = page.lines().nth(2).unwrap().split_whitespace().collect::<Vec<_>>().join(" ");
         assert_eq!(row, "finetune 0 50 ms 1234 8.00 ms 61 ms 97.2% 31.25/s");
-        assert!(page.contains("wait for other tenants 51 ms (train 40 ms, nightly 11 ms), own GPU"), "{page}");
+        assert!(
+            page.contains("wait for other tenants 51 ms (train 40 ms, nightly 11 ms), own GPU"),
+            "{page}"
+        );
     }
 }

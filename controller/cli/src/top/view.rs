@@ -212,7 +212,11 @@ impl Columns {
             line.push_span(" -");
             return line;
         };
-        let mut owned = cells(account, &Self::fields(&LEFT));
+        // One call for all columns, because each call looks at the whole account.
+        let all = cells(account, &[Self::fields(&LEFT), Self::fields(&RIGHT), self.more.to_vec()].concat());
+        let (owned, others) = all.split_at(LEFT.len());
+        let (right, more) = others.split_at(RIGHT.len());
+        let mut owned = owned.to_vec();
         owned[OWED] = owed(account, std::mem::take(&mut owned[OWED]));
         line.push_span(aligned(&owned, &LEFT) + " ");
         let owed_ppm = account.entitled_ppm.filter(|_| !account.is_lent).unwrap_or(0);
@@ -221,8 +225,8 @@ impl Columns {
         let shares = app.history.columns(&row.tenant.name, account.gpu, app.status.now_ns, self.history);
         let heights = shares.into_iter().map(|share| share.map_or(' ', height));
         line.push_span(" ".to_owned() + &heights.collect::<String>());
-        line.push_span(aligned(&cells(account, &Self::fields(&RIGHT)), &RIGHT));
-        line.push_span(self.further(&cells(account, self.more)));
+        line.push_span(aligned(right, &RIGHT));
+        line.push_span(self.further(more));
         line
     }
 

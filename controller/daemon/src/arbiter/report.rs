@@ -10,14 +10,14 @@ use deepres_model::admin::{
     AccountStatus, LateStatus, RefusalStatus, RefusedBy, RequestStatus, SessionGpuStatus,
 };
 use deepres_policy::TenantId;
-use deepres_policy::arbiter::{Requests, Served, Tenant};
 use deepres_policy::arbiter::account::{MAX_HELD_BYTES, MAX_WAITERS, fairness_ppm};
+use deepres_policy::arbiter::{Requests, Served, Tenant};
 use deepres_policy::entitlement::Rule;
 use deepres_policy::lease::{Grant, Phase};
 use deepres_policy::tuning::Tuning;
 use std::collections::BTreeMap;
 
-/// The precision of a goodput in the status: the goodput is a multiple of one divided by this number.
+/// The precision of a goodput in the status: a multiple of one divided by this number.
 const GOODPUT_PARTS: f64 = 100.0;
 
 /// The state of one GPU at one moment. The registry adds the names.
@@ -38,6 +38,8 @@ pub struct Report {
     /// The known costs of hand-offs, ns: the total, and the median and the 99th percentile of the
     /// latest hand-offs.
     pub handoff_ns: [u64; 3],
+    /// The 99th percentile of the times that the arbiter's latest turns took, ns.
+    pub turn_p99_ns: u64,
     /// The time constants in force.
     pub tuning: Tuning,
     /// Jain's index of the last second, parts per million: how equally the GPU time of tenants
@@ -90,6 +92,7 @@ impl Worker {
             idle_ns: counters.idle_ns,
             handoffs: counters.handoffs,
             handoff_ns: [latency.total_ns, latency.quantile_ns(50), latency.quantile_ns(99)],
+            turn_p99_ns: self.turns_took.quantile_ns(99),
             tuning: *core.tuning(),
             fairness_ppm: fairness_ppm(
                 core.tenants().filter_map(|(_, tenant)| tenant.account().recent_service(now_ns)),

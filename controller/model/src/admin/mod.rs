@@ -229,6 +229,9 @@ status! {
         pub handoff_p50_ns: u64 as Gauge,
         /// 99th percentile of the idle time of the latest hand-offs, ns.
         pub handoff_p99_ns: u64 as Gauge,
+        /// 99th percentile of the time that the latest 256 turns of the arbiter took, ns: from the
+        /// reading of the meters until all gates are set.
+        pub turn_p99_ns: u64 as Gauge,
         /// The quantum, ns: the longest lease while another tenant waits.
         pub quantum_ns: u64 as Gauge,
         /// The window, ns: GPU time that a holder may have in flight.
@@ -327,7 +330,7 @@ status! {
         /// Whether the tenant is idle or paused. While `is_lent` is true, the other tenants may use
         /// the tenant's part of the GPU. It becomes false when the tenant wants the GPU and is not
         /// paused.
-        pub is_lent: bool as Gauge,
+        pub is_lent: bool,
         /// The reason of the entitlement; empty without a reason.
         ///
         /// | text | reason |
@@ -340,7 +343,7 @@ status! {
         /// | `gaps` | the tenant has what others leave |
         pub entitled_by: String,
         /// The tenant's share of the GPU's time in about the last second, parts per million.
-        pub recent_share_ppm: u32 as Gauge => "LATELY",
+        pub recent_share_ppm: u32 => "LATELY",
         /// The tenant's share of the GPU's time since it first appeared, parts per million.
         pub total_share_ppm: u32 => "TOTAL",
         /// GPU time that is charged, ns: kernels and graphs, and copies for tenants whose copies
@@ -359,7 +362,7 @@ status! {
         /// Time in which the tenant had work running or waiting, ns.
         pub wanted_ns: u64 as Counter,
         /// The part of `wanted_ns` in which another tenant had work running or waiting too, ns.
-        pub contended_ns: u64 as Counter => "CONTENDED",
+        pub contended_ns: u64 => "CONTENDED",
         /// The tenant's part of `contended_ns`, by its entitlement beside the other tenants that
         /// wanted the GPU, ns.
         pub owed_ns: u64 as Counter,
@@ -371,12 +374,12 @@ status! {
         /// The tenant's requests, if the tenant has an SLO.
         pub requests: Option<RequestStatus>,
         /// Lag: GPU time that the tenant is owed, ns; negative if the tenant had more.
-        pub lag_ns: i64 as Gauge,
+        pub lag_ns: i64,
         /// Memory that the tenant holds, bytes.
         pub memory_bytes: u64 as Gauge => "MEMORY",
         /// The most memory that the tenant held at once, bytes. The figure is exact for a tenant
         /// with a limit. For other tenants, it is the most that the daemon observed.
-        pub memory_peak_bytes: u64 as Gauge => "PEAK",
+        pub memory_peak_bytes: u64 => "PEAK",
         /// Memory that the tenant holds by kind, bytes. Kinds of which the tenant holds nothing are
         /// left out.
         pub memory_by_kind: BTreeMap<String, u64>,
@@ -457,8 +460,8 @@ status! {
         pub latency_ns: u64,
         /// Time in which another tenant had the GPU and the tenant's gate was closed, ns.
         pub waited_ns: u64,
-        /// The part of `waited_ns` by the tenant that had the GPU, ns. For a plain user, the tenants
-        /// of other users have the name `others`.
+        /// The part of `waited_ns` by the tenant that had the GPU, ns. For a plain user, the
+        /// tenants of other users have the name `others`.
         pub waited_for_ns: BTreeMap<String, u64>,
         /// GPU time of the request, ns.
         pub worked_ns: u64,

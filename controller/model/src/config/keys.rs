@@ -37,6 +37,7 @@ const TOP: &[Key] = &[
     Key("max_connections_per_user", Takes::Number),
     Key("admin_group", Takes::Text("gpuadmin")),
     Key("metrics", Takes::Text("127.0.0.1:9442")),
+    Key("web", Takes::Text("127.0.0.1:9443")),
     Key("shared_names", Takes::Texts("train")),
     Key("gangs", Takes::Switch),
     Key("quantum", Takes::Section(QUANTUM)),

@@ -202,7 +202,8 @@ impl Core {
             self.scheduler.observe(*id, now_ns, seen);
             let is_quiet = seen == Seen { longest_ns: seen.longest_ns, ..Seen::default() };
             let is_pending = tenant.requests.as_ref().is_some_and(|requests| requests.is_pending());
-            tenant.rests = is_quiet && !is_shared && !is_pending && tenant.sessions.values().all(Session::is_at_rest);
+            tenant.rests =
+                is_quiet && !is_shared && !is_pending && tenant.sessions.values().all(Session::is_at_rest);
         }
         debug_assert!(told.0.next().is_none(), "readings are in the order of the sessions");
         actions.is_stirred |= is_wanted || all_used_ns > 0;
