@@ -116,7 +116,7 @@ impl Core {
                 if session.brought == Brought::InFlight && !reading.in_flight {
                     session.brought = Brought::Complete;
                 }
-                let ends_before = session.ends.replace(told.ends).unwrap_or(told.ends);
+                let ends_before = core::mem::replace(&mut session.ends, told.ends);
                 ends = ends.saturating_add(told.ends.saturating_sub(ends_before));
                 occupied_ns =
                     occupied_ns.saturating_add(reading.occupied_ns.saturating_sub(before.occupied_ns));

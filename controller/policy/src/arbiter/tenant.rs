@@ -42,9 +42,9 @@ pub struct Session {
     pub(super) overdue: Overdue,
     /// The last reading of the time by which launches took longer than usual, ns.
     pub(super) stretched_ns: u64,
-    /// The last reading of the number of times that all work in flight ended; `None` before the
-    /// first reading.
-    pub(super) ends: Option<u64>,
+    /// The last reading of the number of times that all work in flight ended. Each meter page
+    /// begins at 0.
+    pub(super) ends: u64,
     /// The GPU time that other sessions of the tenant count too.
     pub(super) overlap: Overlap,
     /// The grant that the session's gate shows.
@@ -61,7 +61,7 @@ impl Session {
             stopped: Stopped::default(),
             overdue: Overdue::default(),
             stretched_ns: 0,
-            ends: None,
+            ends: 0,
             overlap: Overlap::default(),
             // A new grant page shows a closed gate.
             gate: Grant::Closed,
