@@ -12,7 +12,7 @@ use crate::command;
 /// nvcc. The other commands make and run containers.
 const TOOLS: [&str; 4] = ["g++", "podman", "runc", "debootstrap"];
 /// Commands that only the deep track calls, as in [`TOOLS`].
-const DEEP_TOOLS: [&str; 1] = ["prometheus"];
+const DEEP_TOOLS: [&str; 2] = ["chromium", "prometheus"];
 /// The folder into which Debian puts libraries.
 const LIBRARY_FOLDER: &str = "/usr/lib/x86_64-linux-gnu";
 /// Packages and their libraries. The tests preload the first four beside the interposer, because

@@ -374,7 +374,7 @@ mod tests {
         assert_eq!((status, orders), (StatusCode::OK, vec![Order::Explain { tenant: "a é".to_owned() }]));
         let cross = (HeaderName::from_static("sec-fetch-site"), "cross-site");
         for path in ["/events", "/history?tenant=a", "/explain?tenant=a"] {
-            let (status, _, orders) = ask(Method::GET, path, &[cross.clone()], "");
+            let (status, _, orders) = ask(Method::GET, path, std::slice::from_ref(&cross), "");
             assert_eq!((status, orders.len()), (StatusCode::FORBIDDEN, 0), "{path}");
         }
         for (path, expected) in [

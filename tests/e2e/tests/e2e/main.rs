@@ -76,4 +76,5 @@ mod transparency;
 mod unmanaged;
 mod walked;
 mod ways_in;
+mod web;
 mod without_session;
