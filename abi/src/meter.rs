@@ -308,6 +308,7 @@ pub struct MeterPage {
     intervals: [Intervals; MAX_GPUS],
     bypasses: Bypasses,
     stretched_ns: [AtomicU64; MAX_GPUS],
+    ends: [AtomicU64; MAX_GPUS],
 }
 
 // SAFETY: the type is repr(C), begins with the head, contains only atomics, and has its own kind.
@@ -365,6 +366,15 @@ impl MeterPage {
     /// this word before it adds the time to `compute_ns`. An older library leaves the word 0.
     pub fn stretched_ns(&self, gpu: usize) -> Option<&AtomicU64> {
         self.stretched_ns.get(gpu)
+    }
+
+    /// Returns the word with the number of times that all work of the session on a GPU ended;
+    /// `None` if `gpu` is no GPU index. The session counts an end before it reports the end with
+    /// [`MeterSlot::settle`], so a reader that sees nothing in flight sees the end counted. If a
+    /// launch comes at that moment, the session counts an end that it does not report. An older
+    /// library leaves the word 0.
+    pub fn ends(&self, gpu: usize) -> Option<&AtomicU64> {
+        self.ends.get(gpu)
     }
 
     /// Returns the slot of a GPU, or `None` if `gpu` is no GPU index.
@@ -647,6 +657,7 @@ const _: () = {
     assert!(size_of::<Intervals>() == 64 + 16 * INTERVALS);
     assert!(core::mem::offset_of!(MeterPage, bypasses) == 78784);
     assert!(core::mem::offset_of!(MeterPage, stretched_ns) == 78912);
+    assert!(core::mem::offset_of!(MeterPage, ends) == 79040);
     assert!(size_of::<MeterPage>() == 81920);
 };
 

@@ -237,6 +237,8 @@ pub struct Gpu {
     pub handoff_p50_ns: u64,
     pub handoff_p99_ns: u64,
     pub quantum_ns: u64,
+    /// 99th percentile of the latest turns of the arbiter, ns.
+    pub turn_p99_ns: u64,
 }
 
 /// A tenant in the status.

@@ -1,16 +1,17 @@
 //! `deepres explain`: derives a tenant's share, term by term, or explains the choice of GPUs.
 
-use super::completions;
+use super::{completions, ps};
 use anyhow::{Result, bail};
 use clap_complete::ArgValueCompleter;
 use deepres_model::admin::client::Client;
 use deepres_model::admin::{
-    PlacementStatus, PriorityStatus, Reply, Request, ShareStatus, TenantStatus, TermStatus,
+    PlacementStatus, PriorityStatus, Reply, Request, RequestStatus, ShareStatus, TenantStatus, TermStatus,
 };
 use deepres_model::quantity::{Percent, Time};
 use deepres_policy::entitlement::explain::Sum;
 use deepres_policy::priority::MIN_VALUE_PPM;
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 /// Parts per million in the whole GPU.
@@ -62,17 +63,20 @@ fn explain_share(name: &str, is_json: bool) -> Result<()> {
         _ => Vec::new(),
     };
     let tenant = tenants.into_iter().find(|tenant| tenant.name == name);
-    let labels = tenant.and_then(|tenant| tenant.granted?.labels.value);
+    let labels = tenant.as_ref().and_then(|tenant| tenant.granted?.labels.value);
+    let accounts = tenant.map(|tenant| tenant.gpus).unwrap_or_default();
+    let requests: BTreeMap<usize, RequestStatus> =
+        accounts.into_iter().filter_map(|account| Some((account.gpu, account.requests?))).collect();
     let mut out = io::stdout().lock();
     let printed = if is_json {
-        let answer = json!({ "tenant": name, "labels": labels, "gpus": gpus });
+        let answer = json!({ "tenant": name, "labels": labels, "gpus": gpus, "requests": requests });
         serde_json::to_writer_pretty(&mut out, &answer).map_err(io::Error::from).and_then(|()| writeln!(out))
     } else {
         let labelled = match labels {
             Some(labels) => writeln!(out, "{name}, label {labels}"),
             None => Ok(()),
         };
-        labelled.and_then(|()| print(name, &gpus, &mut out))
+        labelled.and_then(|()| print(name, &gpus, &requests, &mut out))
     };
     match printed {
         // The reader has closed the pipe (`deepres explain train | head`).
@@ -115,7 +119,12 @@ fn explain_placements(args: &Args) -> Result<()> {
     }
 }
 
-fn print(tenant: &str, gpus: &[ShareStatus], out: &mut impl Write) -> io::Result<()> {
+fn print(
+    tenant: &str,
+    gpus: &[ShareStatus],
+    requests: &BTreeMap<usize, RequestStatus>,
+    out: &mut impl Write,
+) -> io::Result<()> {
     if gpus.is_empty() {
         return writeln!(out, "{tenant} has no process on a GPU now, so the daemon owes it no GPU time");
     }
@@ -152,6 +161,12 @@ fn print(tenant: &str, gpus: &[ShareStatus], out: &mut impl Write) -> io::Result
         if let Some(slo_ns) = share.slo_ns {
             let slo = Time(slo_ns);
             writeln!(out, "  SLO       {slo}: the SLO makes the tenant's requests due earlier")?;
+        }
+        if let Some(served) = requests.get(&share.gpu) {
+            writeln!(out, "  requests  {}", ps::requests::figures(served))?;
+            if let Some(late) = &served.late {
+                writeln!(out, "            {}", ps::requests::delays(late))?;
+            }
         }
         if let Some(guard) = &share.guard {
             let foreseen =

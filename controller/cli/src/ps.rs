@@ -5,6 +5,7 @@ mod coverage;
 pub mod memory;
 mod metered;
 pub mod order;
+pub mod requests;
 mod unmanaged;
 mod why;
 
@@ -18,6 +19,7 @@ use deepres_model::admin::{
 use deepres_model::quantity::{Bytes, Percent};
 use order::{Order, Row};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 
@@ -135,8 +137,10 @@ pub fn ask() -> Result<Status> {
     let Reply::Status(mut status) = Client::question(&Request::Status)? else {
         bail!("the daemon sent an unexpected reply; use one deepres release for the daemon and this command")
     };
+    // Each look-up reads the machine's list of users, and many tenants have the same user.
+    let mut names = BTreeMap::new();
     for tenant in &mut status.tenants {
-        tenant.user = name_of(tenant.uid);
+        tenant.user = names.entry(tenant.uid).or_insert_with(|| name_of(tenant.uid)).clone();
     }
     Ok(*status)
 }
@@ -190,6 +194,7 @@ fn print(status: &Status, shown: Shown, out: &mut impl Write) -> io::Result<()> 
     if !verbose {
         memory::print_brief(&status.tenants, out)?;
     }
+    requests::print(status, out)?;
     print_processes(status, shown.is_wide, out)?;
     print_waiting(status, out)?;
     print_overdue(status, out)?;

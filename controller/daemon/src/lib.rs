@@ -10,7 +10,9 @@
 //! | `residency` | tenants that take turns on the GPUs with all their memory |
 //! | `sessions` | the tenant socket: admits processes, and answers processes that only ask |
 //! | `slurm` | the part of the GPUs that Slurm gave to a job |
+//! | `http` | the HTTP server of the metrics and of the page |
 //! | `metrics` | the status as metrics for Prometheus |
+//! | `web` | the page for people |
 //! | `reload` | reading the configuration again |
 //! | `status` | the status that administrators and the log see |
 //! | [`state`] | the state that the daemon saves for the next daemon |
@@ -24,6 +26,7 @@ mod driver_use;
 mod files;
 mod gpu_lock;
 mod gpus;
+mod http;
 pub mod identity;
 mod lines;
 mod memory;
@@ -41,10 +44,12 @@ pub mod state;
 mod status;
 mod tenant;
 pub mod trace;
+mod web;
 
 pub use files::{FilesError, Inherited, group_number, make_own_directory};
 pub use gpu_lock::{GpuLockError, lock_directories};
 pub use gpus::{Gpu, GpuError};
+pub use http::exchange;
 pub use reload::Configuration;
 pub use service::{InheritError, inherited, is_supervised};
 
@@ -60,8 +65,8 @@ use deepres_policy::placement::Topology;
 use files::Files;
 use gpu_lock::{GpuLock, LOOK_EVERY};
 use gpus::Gpus;
+use http::Server;
 use lines::Lines;
-use metrics::Metrics;
 use registry::Registry;
 use residency::Residency;
 use service::Service;
@@ -125,7 +130,8 @@ struct Shared {
     registry: RefCell<Registry>,
     configuration: RefCell<Configuration>,
     status: Published,
-    metrics: Option<Metrics>,
+    /// The server of metrics and of the page.
+    http: Option<Server>,
     /// The state file. A task that writes the file holds this lock until it has finished.
     state: Arc<Mutex<StateFile>>,
     service: Service,
@@ -204,7 +210,16 @@ pub fn run(
     let mut files = Files::prepare(&options.directory, options.inherited, admin_group)?;
     let uuids = options.gpus.iter().map(|gpu| gpu.uuid_text.as_str());
     let locks = GpuLock::take_all(&options.locks, uuids, &options.directory)?;
-    let metrics = config.metrics.map(Metrics::start).transpose()?;
+    let published = Published::default();
+    let (orders, asked) = web::orders();
+    let web = config.web.clone().map(|address| -> Result<http::Page, FilesError> {
+        let path = options.directory.web_token_file();
+        let token = web::token::make(&path, admin_group)
+            .map_err(|source| FilesError::Unusable { path: path.clone(), source })?;
+        tracing::info!(token = %path.display(), "the file has the token with which the page changes tenants");
+        Ok(http::Page { address, status: published.subscribe(), orders, token })
+    });
+    let http = Server::start(config.metrics, web.transpose()?)?;
     // Every failure that keeps the daemon from serving comes before this line. So its error is the
     // only message.
     let room = make_room(config.max_connections, options.gpus.len());
@@ -255,8 +270,8 @@ pub fn run(
         metering,
         registry: RefCell::new(registry),
         configuration: RefCell::new(options.config),
-        status: Published::default(),
-        metrics,
+        status: published,
+        http,
         state: Arc::new(Mutex::new(state)),
         service: Service::of_environment(),
         is_stopping: Cell::new(false),
@@ -285,7 +300,8 @@ pub fn run(
         if let Some(hangups) = reload::hangups() {
             tokio::task::spawn_local(reload::serve(Rc::clone(&shared), hangups));
         }
-        if shared.metrics.is_some() {
+        tokio::task::spawn_local(web::obey(asked, Rc::clone(&shared)));
+        if shared.http.is_some() {
             status::publish(&shared).await;
         }
         // The daemon saves before tenants can connect. So the next daemon knows that a process

@@ -18,6 +18,9 @@ use std::hash::Hash;
 use std::sync::Arc;
 use tokio::sync::watch;
 
+/// The name of tenants that the daemon has forgotten, in the waits of late requests.
+const FORMER: &str = "former tenants";
+
 /// The word for the gate of a suspended tenant, in the status.
 const SUSPENDED: &str = "suspended";
 
@@ -57,6 +60,15 @@ async fn now(shared: &Shared) -> Option<Status> {
     let gpus = registry.gpus().iter().zip(&reports).enumerate();
     let accounts: Accounts<'_> = grouped(reports.iter().flat_map(|report| &report.tenants));
     let sessions: Sessions<'_> = grouped(reports.iter().flat_map(|report| &report.sessions));
+    let late_waits = |tenant: TenantId, gpu: usize| -> BTreeMap<String, u64> {
+        let waits = reports.get(gpu).into_iter().flat_map(|report| &report.late_waits);
+        let own = waits.filter(|(waited, ..)| *waited == tenant);
+        own.fold(BTreeMap::new(), |mut waits, (_, rival, waited_ns)| {
+            let name = names.get(rival).map_or(FORMER, |name| *name);
+            *waits.entry(name.to_owned()).or_default() += *waited_ns;
+            waits
+        })
+    };
     let gpu_bytes = |gpu: usize| registry.gpus().iter().nth(gpu).map(|gpu| gpu.memory_bytes);
     Some(Status {
         now_ns: reports.iter().map(|report| report.now_ns).max().unwrap_or_else(monotonic_ns),
@@ -73,7 +85,13 @@ async fn now(shared: &Shared) -> Option<Status> {
         tenants: tenants
             .iter()
             .map(|(name, tenant)| {
-                let status = tenant_status(name, tenant, (&accounts, &sessions), gpu_bytes);
+                let mut status = tenant_status(name, tenant, (&accounts, &sessions), gpu_bytes);
+                for account in &mut status.gpus {
+                    if let Some(late) = account.requests.as_mut().and_then(|requests| requests.late.as_mut())
+                    {
+                        late.waited_for_ns = late_waits(tenant.id, account.gpu);
+                    }
+                }
                 with_holder(status, registry.allocations().of_key(&tenant.owner.key))
             })
             .collect(),
@@ -222,6 +240,7 @@ fn gpu_status(index: usize, gpu: &Gpu, report: &Report, names: &BTreeMap<TenantI
         handoff_total_ns,
         handoff_p50_ns,
         handoff_p99_ns,
+        turn_p99_ns: report.turn_p99_ns,
         quantum_ns: report.tuning.quantum_ns,
         window_ns: report.tuning.window_ns,
         spin_ns: report.tuning.spin_ns,

@@ -60,6 +60,11 @@ impl Directory {
         self.0.join("state.json")
     }
 
+    /// Returns the file with the token for changes on the daemon's page.
+    pub fn web_token_file(&self) -> PathBuf {
+        self.0.join("web-token")
+    }
+
     /// Returns the log file of a daemon that `deepres run` started.
     pub fn log_file(&self) -> PathBuf {
         self.0.join("daemon.log")

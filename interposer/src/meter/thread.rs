@@ -290,6 +290,11 @@ impl Meter {
         {
             edges.ended.set(ended_ns);
         }
+        if let Some((session, index)) = self.process.session().zip(gpu.index())
+            && let Some(ends) = session.meter().ends(index)
+        {
+            ends.fetch_add(1, Ordering::Relaxed);
+        }
         if meter.settle(seen) {
             gpu.empty_queue(self.here);
             if !gpu.is_open() {

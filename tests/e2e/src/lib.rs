@@ -7,6 +7,7 @@
 
 pub mod artefacts;
 pub mod awake;
+pub mod browser;
 pub mod cache;
 pub mod calls;
 pub mod clients;

@@ -30,7 +30,7 @@ mod pages;
 mod unshared;
 
 use targets::{
-    admin, cgroup, config as configuration, conversation, directory, frames, images, meters,
+    admin, cgroup, config as configuration, conversation, directory, frames, http, images, meters,
     pages as shared_pages, quantities, state, symbols, trace, welcome,
 };
 
@@ -51,6 +51,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "conversation", run: conversation::run },
     Target { name: "directory", run: directory::run },
     Target { name: "frames", run: frames::run },
+    Target { name: "http", run: http::run },
     Target { name: "images", run: images::run },
     Target { name: "meters", run: meters::run },
     Target { name: "pages", run: shared_pages::run },

@@ -48,6 +48,9 @@ impl Crowd {
         // This run creates the state of the simulated GPU. So no figure includes this work.
         command::run(host.command(&client).stdin(Stdio::null()).stdout(Stdio::null()))?;
 
+        let sessions =
+            || -> Result<usize> { Ok(host.ps()?.tenants.iter().map(|tenant| tenant.sessions.len()).sum()) };
+        let before = sessions()?;
         let begin_ns = now_ns();
         let mut running = Vec::new();
         for number in 0..count {
@@ -64,8 +67,12 @@ impl Crowd {
         }
         let started_ns = now_ns();
         let served = running.iter_mut().map(served).collect::<Result<Vec<_>>>()?;
-        let sessions: usize = host.ps()?.tenants.iter().map(|tenant| tenant.sessions.len()).sum();
-        ensure!(sessions == running.len(), "only {sessions} of {} programs have a session", running.len());
+        let served_ones = sessions()?.saturating_sub(before);
+        ensure!(
+            served_ones == running.len(),
+            "only {served_ones} of {} programs have a session",
+            running.len()
+        );
         Ok(Self { running, begin_ns, started_ns, served })
     }
 

@@ -1,4 +1,5 @@
-//! `cargo xtask bench faces`: the cost of a scrape of the metrics, and of `deepres top`.
+//! `cargo xtask bench faces`: the cost of a scrape of the metrics, and of `deepres top`, the delay of
+//! an arbiter by scrapes, and the size and the frames of the page.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -7,6 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use deepres_e2e::browser::{self, Browser};
 use serde::Serialize;
 
 use super::crowd::Crowd;
@@ -25,8 +27,27 @@ const LIMIT_SCRAPE_BYTES: usize = 200_000;
 const LIMIT_TOP_PERCENT: f64 = 2.0;
 /// Time between two scrapes. The daemon makes a new page each second.
 const BETWEEN_SCRAPES: Duration = Duration::from_millis(1_050);
+/// The most growth of the 99th percentile of an arbiter's turns by ten scrapes a second, percent.
+const LIMIT_TURN_PERCENT: f64 = 5.0;
+/// Time between two scrapes while the arbiter's turns are measured.
+const BETWEEN_MANY_SCRAPES: Duration = Duration::from_millis(100);
+/// Time for which turns are measured with scrapes, and then without.
+const TURNS: Duration = Duration::from_secs(2);
+/// The most bytes of the page's files.
+const LIMIT_PAGE_BYTES: usize = 60 << 10;
+/// The fewest frames a second that the page draws.
+const LIMIT_PAGE_FPS: f64 = 30.0;
+/// The number of tenants on the page whose frames are counted.
+const PAGE_TENANTS: u32 = 200;
+const METRICS: &str = "/metrics";
+/// The files of the page.
+const PAGE_FILES: [&str; 3] = ["/", "/page.css", "/page.js"];
+/// The tenants whose turns are measured: two jobs that always have work.
+const RIVALS: [&str; 2] = ["rival-1", "rival-2"];
 /// Time from the start of the last program, or of `deepres top`, until nothing starts any more.
 const SETTLE: Duration = Duration::from_secs(3);
+
+const NS_PER_US: f64 = 1e3;
 
 /// Options of `cargo xtask bench faces`.
 #[derive(clap::Args)]
@@ -37,7 +58,7 @@ pub struct Options {
     /// Number of simulated GPUs
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=16))]
     gpus: u32,
-    /// Number of scrapes, and seconds to watch `deepres top`
+    /// Number of scrapes, seconds to watch `deepres top` and the page, and pairs of turns
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=600))]
     seconds: u32,
 }
@@ -52,6 +73,15 @@ struct Report {
     scrape_bytes: usize,
     /// The CPU time of `deepres top`, percent of a core.
     top_core_percent: f64,
+    /// The median of the 99th percentiles of an arbiter's turns, us, without scrapes.
+    turn_p99_us: f64,
+    /// The growth of the 99th percentile by ten scrapes a second, percent: the median over pairs.
+    turn_growth_percent: f64,
+    /// The bytes of the page's files.
+    page_bytes: usize,
+    /// The frames a second that the page draws with at most 200 tenants, by Chromium's trace; `None`
+    /// without Chromium.
+    page_fps: Option<f64>,
 }
 
 /// Measures, and returns the figures.
@@ -61,45 +91,111 @@ pub fn run(options: &Options) -> Result<impl super::Report> {
     raise_descriptors()?;
     let folder = tempfile::tempdir().context("cannot create a temporary directory")?;
     let (simgpu, deepres) = (folder.path().join("simgpu.toml"), folder.path().join("deepres.toml"));
-    let address = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr())?;
+    let free_address = || TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+    let (address, page) = (free_address()?, free_address()?);
     fs::write(&simgpu, format!("gpus = {}\n", options.gpus))?;
-    fs::write(&deepres, format!("metrics = \"{address}\"\n"))?;
+    fs::write(&deepres, format!("metrics = \"{address}\"\nweb = \"{page}\"\n"))?;
     let device = Device::Simulated { config: Some(simgpu) };
     let host = Host::configured(&artefacts, device, &interrupt, Some(&deepres))?;
-    let tenant = |number| Some(format!("tenant-{number}"));
-    let gpu = |number| Some(number % options.gpus);
-    let crowd = Crowd::start(&host, &artefacts, options.tenants, tenant, gpu, &interrupt)?;
+    let start = |first: u32, count: u32| {
+        let tenant = |number: u32| Some(format!("tenant-{}", first + number));
+        let gpu = |number: u32| Some((first + number) % options.gpus);
+        Crowd::start(&host, &artefacts, count, tenant, gpu, &interrupt)
+    };
+    let of_page = options.tenants.min(PAGE_TENANTS);
+    let mut crowds = vec![start(0, of_page)?];
+    let page_bytes = PAGE_FILES.iter().map(|path| get(page, path)).sum::<Result<usize>>()?;
+    let page_fps =
+        browser::is_there().then(|| frames(&host, &interrupt, page, options.seconds)).transpose()?;
+    if options.tenants > of_page {
+        crowds.push(start(of_page, options.tenants - of_page)?);
+    }
     interrupt.sleep(SETTLE)?;
 
     let (mut scrapes_ms, mut scrape_bytes) = (Vec::new(), 0);
     for _ in 0..options.seconds {
         interrupt.sleep(BETWEEN_SCRAPES)?;
         let began = Instant::now();
-        scrape_bytes = scrape(address)?;
+        scrape_bytes = get(address, METRICS)?;
         scrapes_ms.push(began.elapsed().as_secs_f64() * 1e3);
     }
     let top_core_percent = top(&host, &interrupt, options.seconds)?;
-    let ps = host.ps()?;
-    crowd.end()?;
+    let (turn_p99_us, turn_growth_percent) = turns(&host, &interrupt, address, options.seconds)?;
+    crowds.into_iter().try_for_each(Crowd::end)?;
     Ok(Report {
-        tenants: ps.tenants.len(),
-        gpus: ps.gpus.len(),
+        tenants: options.tenants as usize,
+        gpus: options.gpus as usize,
         scrape_ms: median(&mut scrapes_ms),
         scrape_bytes,
         top_core_percent,
+        turn_p99_us,
+        turn_growth_percent,
+        page_bytes,
+        page_fps,
     })
 }
 
-/// Reads the metrics as Prometheus does. Returns the number of bytes of the compressed page.
-fn scrape(address: SocketAddr) -> Result<usize> {
-    let mut stream = TcpStream::connect(address).context("the daemon serves no metrics")?;
-    let request = "GET /metrics HTTP/1.1\r\nHost: deepres\r\nAccept: application/openmetrics-text;version=1.0.0\r\nAccept-Encoding: gzip\r\n\r\n";
+/// Starts the rivals on the first GPU, and waits until they run.
+fn rivals(host: &Host, interrupt: &Interrupt) -> Result<Vec<Running>> {
+    let client = build::c_client("backlog")?;
+    let start = |name| {
+        let mut job = host.deepres(&[]);
+        job.args(["run", "--name", name, "--"]).arg(&client);
+        job.args(["--sync-every", "50"]).env("CUDA_VISIBLE_DEVICES", "0");
+        Running::start(job.stdin(Stdio::null()).stdout(Stdio::null()))
+    };
+    let rivals = RIVALS.into_iter().map(start).collect();
+    interrupt.sleep(SETTLE)?;
+    rivals
+}
+
+/// Returns the frames a second that the page draws.
+fn frames(host: &Host, interrupt: &Interrupt, page: SocketAddr, seconds: u32) -> Result<f64> {
+    let _rivals = rivals(host, interrupt)?;
+    let folder = tempfile::tempdir().context("cannot create a temporary directory")?;
+    let mut browser = Browser::start(folder.path(), &[]).context("cannot start Chromium")?;
+    browser.open(&format!("http://{page}/"))?;
+    browser.await_true("document.querySelector('#legend li')")?;
+    Ok(browser.frames_per_s(Duration::from_secs(seconds.into()))?)
+}
+
+/// Measures the turns of an arbiter whose GPU two jobs want, with scrapes and without, `pairs`
+/// times. Returns the median 99th percentile without scrapes, us, and its median growth by scrapes,
+/// percent.
+fn turns(host: &Host, interrupt: &Interrupt, address: SocketAddr, pairs: u32) -> Result<(f64, f64)> {
+    let _rivals = rivals(host, interrupt)?;
+    let p99_us = || -> Result<f64> {
+        let gpu = host.ps()?.gpus.into_iter().next().context("the host has no GPU")?;
+        Ok(gpu.turn_p99_ns as f64 / NS_PER_US)
+    };
+    let (mut without_us, mut growths_percent) = (Vec::new(), Vec::new());
+    for _ in 0..pairs {
+        interrupt.sleep(TURNS)?;
+        let before_us = p99_us()?;
+        let began = Instant::now();
+        while began.elapsed() < TURNS {
+            get(address, METRICS)?;
+            interrupt.sleep(BETWEEN_MANY_SCRAPES)?;
+        }
+        without_us.push(before_us);
+        growths_percent.push((p99_us()? / before_us - 1.0) * 100.0);
+    }
+    Ok((median(&mut without_us), median(&mut growths_percent)))
+}
+
+/// Reads the content at a path as Prometheus does. Returns the number of its bytes, compressed if the
+/// daemon compresses it.
+fn get(address: SocketAddr, path: &str) -> Result<usize> {
+    let mut stream = TcpStream::connect(address).context("the daemon does not listen")?;
+    let request = format!(
+        "GET {path} HTTP/1.1\r\nHost: {address}\r\nAccept: application/openmetrics-text;version=1.0.0\r\nAccept-Encoding: gzip\r\n\r\n"
+    );
     stream.write_all(request.as_bytes())?;
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer)?;
     let end = b"\r\n\r\n";
     let head = answer.windows(end.len()).position(|bytes| bytes == end).context("the answer has no head")?;
-    ensure!(answer.starts_with(b"HTTP/1.1 200"), "the daemon refuses the scrape");
+    ensure!(answer.starts_with(b"HTTP/1.1 200"), "the daemon refuses {path}");
     Ok(answer.len() - head - end.len())
 }
 
@@ -127,9 +223,12 @@ fn top(host: &Host, interrupt: &Interrupt, seconds: u32) -> Result<f64> {
 
 impl super::Report for Report {
     fn print(&self) {
-        let Self { tenants, gpus, scrape_ms, scrape_bytes, top_core_percent } = self;
+        let Self { tenants, gpus, scrape_ms, scrape_bytes, top_core_percent, .. } = self;
+        let Self { turn_p99_us, turn_growth_percent, page_bytes, .. } = self;
+        let fps =
+            self.page_fps.map_or_else(|| "no Chromium".to_owned(), |fps| format!("{fps:.0} frames a second"));
         println!(
-            "{tenants} tenants on {gpus} GPUs: a scrape of {scrape_ms:.1} ms and {scrape_bytes} bytes (at most {LIMIT_SCRAPE_MS} ms and {LIMIT_SCRAPE_BYTES} bytes); deepres top {top_core_percent:.2} % of a core (at most {LIMIT_TOP_PERCENT} %)"
+            "{tenants} tenants on {gpus} GPUs: a scrape of {scrape_ms:.1} ms and {scrape_bytes} bytes (at most {LIMIT_SCRAPE_MS} ms and {LIMIT_SCRAPE_BYTES} bytes); deepres top {top_core_percent:.2} % of a core (at most {LIMIT_TOP_PERCENT} %); 99 % of an arbiter's turns take at most {turn_p99_us:.0} us, {turn_growth_percent:+.1} % with ten scrapes a second (at most {LIMIT_TURN_PERCENT:+} %); the page has {page_bytes} bytes (at most {LIMIT_PAGE_BYTES}), {fps} (at least {LIMIT_PAGE_FPS})"
         );
     }
 
@@ -138,6 +237,9 @@ impl super::Report for Report {
             bar("the time of a scrape", self.scrape_ms <= LIMIT_SCRAPE_MS),
             bar("the bytes of a scrape", self.scrape_bytes <= LIMIT_SCRAPE_BYTES),
             bar("the CPU time of deepres top", self.top_core_percent <= LIMIT_TOP_PERCENT),
+            bar("the arbiter's turns during scrapes", self.turn_growth_percent <= LIMIT_TURN_PERCENT),
+            bar("the bytes of the page", self.page_bytes <= LIMIT_PAGE_BYTES),
+            bar("the frames of the page", self.page_fps.is_none_or(|fps| fps >= LIMIT_PAGE_FPS)),
         ]
     }
 }

@@ -12,7 +12,7 @@ use crate::command;
 /// nvcc. The other commands make and run containers.
 const TOOLS: [&str; 4] = ["g++", "podman", "runc", "debootstrap"];
 /// Commands that only the deep track calls, as in [`TOOLS`].
-const DEEP_TOOLS: [&str; 1] = ["prometheus"];
+const DEEP_TOOLS: [&str; 2] = ["chromium", "prometheus"];
 /// Packages that only the deep track needs, each with a file of the package. The programs of Slurm
 /// and MUNGE are in packages of other names.
 const DEEP_PACKAGES: [(&str, &str); 4] = [

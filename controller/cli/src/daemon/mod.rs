@@ -6,7 +6,7 @@ pub mod log_file;
 
 use anyhow::{Result, bail};
 use deepres_daemon::{Configuration, Gpu, GpuError, Inherited, Options, is_supervised, lock_directories};
-use deepres_model::config::{Loaded, parse_address};
+use deepres_model::config::{Loaded, WebAddress, parse_address};
 use deepres_model::directory::Directory;
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use std::io::Write;
@@ -29,7 +29,8 @@ daemon takes its sockets from LISTEN_FDS and reports to NOTIFY_SOCKET.
 Examples:
   sudo deepres daemon
   deepres daemon --config lab.toml --log debug
-  sudo deepres daemon --metrics 127.0.0.1:9442")]
+  sudo deepres daemon --metrics 127.0.0.1:9442
+  sudo deepres daemon --web 127.0.0.1:9443")]
 pub struct Args {
     /// Configuration file [default: ~/.config/deepres/deepres.toml, else /etc/deepres/deepres.toml]
     #[arg(long, value_name = "FILE")]
@@ -38,6 +39,10 @@ pub struct Args {
     /// configuration's `metrics`, else none]
     #[arg(long, value_name = "ADDRESS:PORT", value_parser = parse_address)]
     metrics: Option<SocketAddr>,
+    /// Serve a page with live figures at this loopback address or Unix socket [default: the
+    /// configuration's `web`, else none]
+    #[arg(long, value_name = "ADDRESS:PORT|PATH")]
+    web: Option<WebAddress>,
     /// Stay in the foreground (always the case; for scripts that pass the option)
     #[arg(long)]
     foreground: bool,
@@ -111,12 +116,16 @@ fn inherited(fd: RawFd) -> Result<std::fs::File> {
 
 fn serve(args: &Args, inherited: Inherited, ready: impl FnOnce()) -> Result<()> {
     let _log = log::init(&args.log, args.log_file.as_deref())?;
-    let (file, metrics) = (args.config.clone(), args.metrics);
+    let (file, metrics, web) = (args.config.clone(), args.metrics, args.web.clone());
     let config = Configuration::read_by(move || {
         let mut loaded = Loaded::load(file.as_deref())?;
         if metrics.is_some() {
             loaded.config.metrics = metrics;
             loaded.set_by_option("metrics", "--metrics");
+        }
+        if web.is_some() {
+            loaded.config.web.clone_from(&web);
+            loaded.set_by_option("web", "--web");
         }
         Ok(loaded)
     })?;

@@ -4,7 +4,7 @@ use super::app::{About, App};
 use super::history::SPAN_NS;
 use crate::ps::memory::kinds;
 use crate::ps::order::Row;
-use crate::ps::{cells, heads, owed, phase, time};
+use crate::ps::{cells, heads, owed, phase, requests, time};
 use clap::ValueEnum;
 use deepres_model::admin::{AccountStatus, GpuStatus, TenantStatus};
 use deepres_model::quantity::{Bytes, Percent};
@@ -212,7 +212,11 @@ impl Columns {
             line.push_span(" -");
             return line;
         };
-        let mut owned = cells(account, &Self::fields(&LEFT));
+        // One call for all columns, because each call looks at the whole account.
+        let all = cells(account, &[Self::fields(&LEFT), Self::fields(&RIGHT), self.more.to_vec()].concat());
+        let (owned, others) = all.split_at(LEFT.len());
+        let (right, more) = others.split_at(RIGHT.len());
+        let mut owned = owned.to_vec();
         owned[OWED] = owed(account, std::mem::take(&mut owned[OWED]));
         line.push_span(aligned(&owned, &LEFT) + " ");
         let owed_ppm = account.entitled_ppm.filter(|_| !account.is_lent).unwrap_or(0);
@@ -221,8 +225,8 @@ impl Columns {
         let shares = app.history.columns(&row.tenant.name, account.gpu, app.status.now_ns, self.history);
         let heights = shares.into_iter().map(|share| share.map_or(' ', height));
         line.push_span(" ".to_owned() + &heights.collect::<String>());
-        line.push_span(aligned(&cells(account, &Self::fields(&RIGHT)), &RIGHT));
-        line.push_span(self.further(&cells(account, self.more)));
+        line.push_span(aligned(right, &RIGHT));
+        line.push_span(self.further(more));
         line
     }
 
@@ -276,6 +280,10 @@ fn details(row: &Row<'_>) -> Vec<String> {
             time(account.owed_ns),
             time(account.had_ns),
         ));
+        if let Some(served) = &account.requests {
+            lines.push(format!("  {}", requests::figures(served)));
+            lines.extend(served.late.as_ref().map(|late| format!("  {}", requests::delays(late))));
+        }
     }
     let processes = tenant.sessions.iter().take(MOST_PROCESSES);
     lines.extend(processes.map(|session| format!("  {} {}", session.pid, session.client)));

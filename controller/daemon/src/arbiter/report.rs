@@ -6,14 +6,19 @@ use super::{SessionId, TenantSeat};
 use deepres_abi::driver::ApiId;
 use deepres_abi::ledger::LedgerGpu;
 use deepres_abi::meter::{MemoryKind, REFUSED_BY_DRIVER, Reading};
-use deepres_model::admin::{AccountStatus, RefusalStatus, RefusedBy, SessionGpuStatus};
+use deepres_model::admin::{
+    AccountStatus, LateStatus, RefusalStatus, RefusedBy, RequestStatus, SessionGpuStatus,
+};
 use deepres_policy::TenantId;
-use deepres_policy::arbiter::Tenant;
 use deepres_policy::arbiter::account::{MAX_HELD_BYTES, MAX_WAITERS, fairness_ppm};
+use deepres_policy::arbiter::{Requests, Served, Tenant};
 use deepres_policy::entitlement::Rule;
 use deepres_policy::lease::{Grant, Phase};
 use deepres_policy::tuning::Tuning;
 use std::collections::BTreeMap;
+
+/// The precision of a goodput in the status: a multiple of one divided by this number.
+const GOODPUT_PARTS: f64 = 100.0;
 
 /// The state of one GPU at one moment. The registry adds the names.
 #[derive(Debug, Clone)]
@@ -33,6 +38,8 @@ pub struct Report {
     /// The known costs of hand-offs, ns: the total, and the median and the 99th percentile of the
     /// latest hand-offs.
     pub handoff_ns: [u64; 3],
+    /// The 99th percentile of the times that the arbiter's latest turns took, ns.
+    pub turn_p99_ns: u64,
     /// The time constants in force.
     pub tuning: Tuning,
     /// Jain's index of the last second, parts per million: how equally the GPU time of tenants
@@ -40,6 +47,9 @@ pub struct Report {
     pub fairness_ppm: Option<u32>,
     /// The accounts of the tenants.
     pub tenants: Vec<(TenantId, AccountStatus)>,
+    /// For late requests of tenants with an SLO: the tenant that waited, the tenant that had the
+    /// GPU, and the mean wait of a late request, ns.
+    pub late_waits: Vec<(TenantId, TenantId, u64)>,
     /// The states of the sessions.
     pub sessions: Vec<(SessionId, SessionGpuStatus)>,
 }
@@ -67,6 +77,11 @@ impl Worker {
                 sessions.push((number, SessionGpuStatus { overdue_ns, ..status }));
             }
         }
+        let late = core.tenants().filter_map(|(id, tenant)| Some((id, tenant.requests()?.late())));
+        let late_waits = late.flat_map(|(id, late)| {
+            let waits = late.waited_for();
+            waits.map(move |(rival, waited_ns)| (id, rival, waited_ns / late.requests.max(1)))
+        });
         let counters = core.counters();
         let latency = core.latency();
         Report {
@@ -77,11 +92,13 @@ impl Worker {
             idle_ns: counters.idle_ns,
             handoffs: counters.handoffs,
             handoff_ns: [latency.total_ns, latency.quantile_ns(50), latency.quantile_ns(99)],
+            turn_p99_ns: self.turns_took.quantile_ns(99),
             tuning: *core.tuning(),
             fairness_ppm: fairness_ppm(
                 core.tenants().filter_map(|(_, tenant)| tenant.account().recent_service(now_ns)),
             ),
             tenants: accounts.into_iter().collect(),
+            late_waits: late_waits.collect(),
             sessions,
         }
     }
@@ -122,6 +139,10 @@ impl Worker {
             owed_ns: totals.owed_ns,
             had_ns: totals.had_ns,
             waits_by_length: totals.waits_by_length,
+            requests: tenant
+                .requests()
+                .zip(tenant.seat().slo_ns)
+                .map(|(requests, slo_ns)| request_status(requests, &totals.served, slo_ns, looked_ns)),
             lag_ns: self.core.scheduler().lag_ns(id),
             memory_bytes,
             memory_peak_bytes: ledger.map_or(0, |ledger| {
@@ -151,6 +172,35 @@ impl Worker {
             }),
             gate: Some(gate_name(self.core.scheduler().grant(id)).to_owned()),
         }
+    }
+}
+
+/// Returns the figures of a tenant's requests at `now_ns`, without the tenants for which late
+/// requests waited.
+fn request_status(requests: &Requests, served: &Served, slo_ns: u64, now_ns: u64) -> RequestStatus {
+    let quantiles_ns = requests.quantiles_ns();
+    let late = requests.late();
+    let mean = |sum_ns: u64| sum_ns.checked_div(late.requests);
+    RequestStatus {
+        slo_ns,
+        ended: served.requests,
+        in_time: served.in_time,
+        latency_ns: served.latency_ns,
+        latencies_by_length: served.latencies_by_length,
+        p50_ns: quantiles_ns.map(|[median_ns, _]| median_ns),
+        p99_ns: quantiles_ns.map(|[_, most_ns]| most_ns),
+        attained_ppm: requests.attained_ppm(),
+        goodput_per_second: (requests.goodput_per_s(now_ns) * GOODPUT_PARTS).round() / GOODPUT_PARTS,
+        late_waited_ns: served.late_waited_ns,
+        late_worked_ns: served.late_worked_ns,
+        late_rest_ns: served.late_rest_ns,
+        late: mean(late.latency_ns).map(|latency_ns| LateStatus {
+            latency_ns,
+            waited_ns: mean(late.waited_ns).unwrap_or(0),
+            waited_for_ns: BTreeMap::new(),
+            worked_ns: mean(late.worked_ns).unwrap_or(0),
+            rest_ns: mean(late.rest_ns()).unwrap_or(0),
+        }),
     }
 }
 

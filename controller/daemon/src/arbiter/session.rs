@@ -43,13 +43,14 @@ impl Session {
         // flag is set.
         let is_carried = page.is_carried();
         let meter = slot.read();
-        // These lines read the edges and the stretch after the meter. So if the meter shows that work
-        // has ended, both cover that work.
+        // These lines read the edges, the stretch and the ends after the meter. So if the meter shows
+        // that work has ended, they cover that work.
         let [began_ns, ended_ns] = match page.edges(gpu) {
             Some(edges) => [&edges.began, &edges.ended].map(|edge| edge.get(now_ns)),
             None => [None; 2],
         };
         let stretched_ns = page.stretched_ns(gpu).map_or(0, |word| word.load(Ordering::Relaxed));
+        let ends = page.ends(gpu).map_or(0, |word| word.load(Ordering::Relaxed));
         let first = readings.intervals.len();
         if let Some(intervals) = page.intervals(gpu) {
             self.intervals = if watched.tells_intervals {
@@ -64,6 +65,7 @@ impl Session {
             is_carried,
             meter,
             stretched_ns,
+            ends,
             began_ns,
             ended_ns,
             intervals: first..readings.intervals.len(),

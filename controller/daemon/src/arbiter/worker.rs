@@ -14,7 +14,9 @@ use deepres_model::admin::ShareStatus;
 use deepres_model::clock::monotonic_ns;
 use deepres_model::process::ProcessKey;
 use deepres_policy::TenantId;
-use deepres_policy::arbiter::{Actions, Core, Event, Gate, Order, Peers, Readings, SessionId, TenantReading};
+use deepres_policy::arbiter::{
+    Actions, Core, Event, Gate, Latency, Order, Peers, Readings, SessionId, TenantReading,
+};
 use deepres_policy::lease::Grant;
 use deepres_policy::priority::Weights;
 use std::collections::BTreeMap;
@@ -54,6 +56,8 @@ pub struct Worker {
     pub sessions: BTreeMap<SessionId, Session>,
     readings: Readings,
     actions: Actions,
+    /// The times that the latest turns took, with the reading of the meters and all actions.
+    pub turns_took: Latency,
     /// The sessions about whose processes the core asked, and the answers: whether the process is
     /// stopped.
     stopped: BTreeMap<SessionId, bool>,
@@ -111,6 +115,7 @@ impl Worker {
             sessions: BTreeMap::new(),
             readings: Readings::default(),
             actions: Actions::default(),
+            turns_took: Latency::default(),
             stopped: BTreeMap::new(),
             first_ask: 0,
             stirred,
@@ -177,6 +182,7 @@ impl Worker {
             let peers = peers.as_mut().map(|peers| peers as &mut dyn Peers);
             self.core.turn(now_ns, &self.readings, batch.orders.drain(..), peers, &mut self.actions);
             self.act();
+            self.turns_took.add(monotonic_ns().saturating_sub(now_ns));
             for session in batch.leaving.drain(..).filter_map(|session| self.sessions.remove(&session)) {
                 self.events.remove(&session.seat.bell);
             }

@@ -24,7 +24,7 @@ pub async fn serve(shared: Rc<Shared>) {
         shared.registry.borrow_mut().reconcile(&found, &before);
         accounts.tell(shared.registry.borrow().tenants(), &found);
         host::share_out(&shared);
-        if is_empty && shared.metrics.is_none() && shared.status.borrow().tenants.is_empty() {
+        if is_empty && shared.http.is_none() && shared.status.borrow().tenants.is_empty() {
             // Nothing has changed since the last tenant was forgotten. Metrics also show the
             // status's time and unmanaged processes.
             continue;

@@ -12,7 +12,8 @@ use hyper::header::{
 };
 use hyper::{Method, Request, Response, StatusCode};
 use std::io::{self, Write};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 /// The path of the metrics.
@@ -20,7 +21,15 @@ const PATH: &str = "/metrics";
 const PLAIN: &str = "text/plain; charset=utf-8";
 const GZIP: &str = "gzip";
 
+/// The time within which the next status mostly comes.
+const NEXT_STATUS: Duration = Duration::from_millis(1_100);
+/// A client that has not asked for this many of its usual times is gone.
+const MISSED_TIMES: u32 = 3;
+
 /// Pages made from the latest status. Further requests until the next status get the same bytes.
+///
+/// With a thousand tenants, the daemon makes a page in some ten milliseconds. A client that asks
+/// again and again, as Prometheus does, finds the page made already.
 pub struct Pages {
     status: watch::Receiver<Shown>,
     made: Mutex<Made>,
@@ -30,6 +39,25 @@ pub struct Pages {
 struct Made {
     of: Shown,
     pages: Vec<(Wanted, Bytes)>,
+    asked: Vec<(Wanted, Asked)>,
+}
+
+/// The latest requests for a page.
+#[derive(Debug, Clone, Copy)]
+struct Asked {
+    at: Instant,
+    /// The time between the latest two requests; `None` after the first.
+    every: Option<Duration>,
+}
+
+impl Asked {
+    /// Returns whether the next request probably comes after `now` and before the next status.
+    fn is_due(&self, now: Instant) -> bool {
+        let since = now.saturating_duration_since(self.at);
+        self.every.is_some_and(|every| {
+            since + NEXT_STATUS >= every && since <= every.saturating_mul(MISSED_TIMES) + NEXT_STATUS
+        })
+    }
 }
 
 /// The form in which a client wants the page.
@@ -74,7 +102,7 @@ impl Pages {
             return plain(StatusCode::SERVICE_UNAVAILABLE, "the daemon is starting\n");
         };
         let wanted = Wanted::of(request.headers());
-        let Ok(bytes) = self.page(status, wanted) else {
+        let Ok(bytes) = self.asked_page(status, wanted, Instant::now()) else {
             return plain(StatusCode::INTERNAL_SERVER_ERROR, "the daemon cannot write its metrics\n");
         };
         let mut answer = Response::new(Full::new(bytes));
@@ -86,25 +114,56 @@ impl Pages {
         answer
     }
 
-    /// Returns the bytes of a page.
-    fn page(&self, status: Arc<Status>, wanted: Wanted) -> io::Result<Bytes> {
-        // A panic while a page was made left no half-made page.
-        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
-        if !made.of.as_ref().is_some_and(|of| Arc::ptr_eq(of, &status)) {
-            *made = Made { of: Some(Arc::clone(&status)), pages: Vec::new() };
+    /// Returns the bytes of a page for which a client asks, and notes the time.
+    fn asked_page(&self, status: Arc<Status>, wanted: Wanted, now: Instant) -> io::Result<Bytes> {
+        let mut made = self.made();
+        let known = made.asked.iter_mut().find(|(form, _)| *form == wanted);
+        match known {
+            Some((_, asked)) => {
+                let every = Some(now.saturating_duration_since(asked.at));
+                *asked = Asked { at: now, every };
+            }
+            None => made.asked.push((wanted, Asked { at: now, every: None })),
         }
-        if let Some((_, bytes)) = made.pages.iter().find(|(form, _)| *form == wanted) {
+        made.page(status, wanted)
+    }
+
+    /// Makes the pages of the latest status that clients probably ask for before the next status.
+    pub fn make_due(&self, now: Instant) {
+        let Some(status) = self.status.borrow().clone() else { return };
+        let mut made = self.made();
+        let due: Vec<_> = made.asked.iter().filter(|(_, asked)| asked.is_due(now)).collect();
+        let due: Vec<Wanted> = due.into_iter().map(|(wanted, _)| *wanted).collect();
+        for wanted in due {
+            // A client that asks for the page gets the error.
+            let _ = made.page(Arc::clone(&status), wanted);
+        }
+    }
+
+    fn made(&self) -> MutexGuard<'_, Made> {
+        // A panic while a page was made left no half-made page.
+        self.made.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Made {
+    /// Returns the bytes of a page.
+    fn page(&mut self, status: Arc<Status>, wanted: Wanted) -> io::Result<Bytes> {
+        if !self.of.as_ref().is_some_and(|of| Arc::ptr_eq(of, &status)) {
+            (self.of, self.pages) = (Some(Arc::clone(&status)), Vec::new());
+        }
+        if let Some((_, bytes)) = self.pages.iter().find(|(form, _)| *form == wanted) {
             return Ok(bytes.clone());
         }
         let text = page(status, wanted.format).map_err(io::Error::other)?;
         let bytes = if wanted.is_compressed {
-            let mut compressed = GzEncoder::new(Vec::new(), Compression::fast());
+            let mut compressed = GzEncoder::new(Vec::new(), Compression::default());
             compressed.write_all(text.as_bytes())?;
             compressed.finish()?.into()
         } else {
             Bytes::from(text)
         };
-        made.pages.push((wanted, bytes.clone()));
+        self.pages.push((wanted, bytes.clone()));
         Ok(bytes)
     }
 }
@@ -154,6 +213,28 @@ mod tests {
         shown.send_replace(Some(Arc::default()));
         get(&[]);
         assert_eq!(pages.made.lock().unwrap().pages.len(), 1);
+    }
+
+    #[test]
+    fn the_page_is_ready_when_a_client_comes_again_as_usual() {
+        let (shown, status) = watch::channel(Some(Arc::default()));
+        let pages = Pages::new(status);
+        let wanted = Wanted { format: Format::Prometheus, is_compressed: true };
+        let every = Duration::from_secs(15);
+        let mut now = Instant::now();
+        let show = |now| {
+            shown.send_replace(Some(Arc::default()));
+            pages.make_due(now);
+            pages.made().of.as_ref().is_some_and(|of| Arc::ptr_eq(of, shown.borrow().as_ref().unwrap()))
+        };
+        for _ in 0..2 {
+            let status = pages.status.borrow().clone().unwrap();
+            pages.asked_page(status, wanted, now).unwrap();
+            assert!(!show(now + every / 2), "the client does not ask so soon");
+            now += every;
+        }
+        assert!(show(now - NEXT_STATUS / 2) && show(now + NEXT_STATUS / 2));
+        assert!(!show(now + every * (MISSED_TIMES + 1)), "the client is gone");
     }
 
     #[test]

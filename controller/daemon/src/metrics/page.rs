@@ -18,9 +18,10 @@ const US_PER_S: f64 = 1e6;
 
 /// The number of a histogram's buckets.
 const BUCKETS: usize = 8;
-/// The logarithm of the first bucket's bound, µs, and the difference of the logarithms of two
-/// bounds: the bounds are 32 µs, 128 µs and so on to 131 ms. The last bucket has no bound.
-const FIRST_LOG2: usize = 5;
+/// The difference of the logarithms of two bounds: each bound is four times the bound before. The
+/// greatest bound is the beginning of the last entry by length, and the last bucket has no bound.
+/// So the bounds of waits are 32 µs, 128 µs and so on to 131 ms. The bounds of latencies are 512 µs
+/// to 2.1 s.
 const STEP_LOG2: usize = 2;
 
 /// A format of metrics.
@@ -92,7 +93,12 @@ impl Collector for Page {
         self.rows(&mut encoder, &[(Labels::new(), &status.daemon)])?;
         self.rows(&mut encoder, &gpus)?;
         self.rows(&mut encoder, &tenants)?;
-        self.rows(&mut encoder, &accounts.collect::<Vec<_>>())?;
+        let accounts: Vec<_> = accounts.collect();
+        let requests = accounts
+            .iter()
+            .filter_map(|(labels, account)| Some((labels.clone(), account.requests.as_ref()?)));
+        self.rows(&mut encoder, &accounts)?;
+        self.rows(&mut encoder, &requests.collect::<Vec<_>>())?;
         self.rows(&mut encoder, &unmanaged)
     }
 }
@@ -175,13 +181,14 @@ fn labels<T: Declared>(encoder: &mut DescriptorEncoder<'_>, rows: &[(Labels, &T)
 /// Returns the buckets of a histogram: bounds in seconds, and the waits in each bucket alone.
 /// `lengths` has one entry for each power of two of microseconds.
 fn buckets(lengths: &[u64]) -> [(f64, u64); BUCKETS] {
+    let first_log2 = lengths.len().saturating_sub(1 + STEP_LOG2 * (BUCKETS - 2));
     let mut buckets = [(f64::INFINITY, 0u64); BUCKETS];
     for (bucket, (bound_s, _)) in buckets.iter_mut().take(BUCKETS - 1).enumerate() {
-        *bound_s = f64::from(1u32 << (FIRST_LOG2 + STEP_LOG2 * bucket)) / US_PER_S;
+        *bound_s = f64::from(1u32 << (first_log2 + STEP_LOG2 * bucket)) / US_PER_S;
     }
     for (entry, waits) in lengths.iter().enumerate() {
         // An entry's waits are shorter than two to the power of the next entry.
-        let bucket = (entry + 1).saturating_sub(FIRST_LOG2).div_ceil(STEP_LOG2).min(BUCKETS - 1);
+        let bucket = (entry + 1).saturating_sub(first_log2).div_ceil(STEP_LOG2).min(BUCKETS - 1);
         buckets[bucket].1 = buckets[bucket].1.saturating_add(*waits);
     }
     buckets
@@ -271,5 +278,57 @@ mod tests {
         assert!(page.contains("le=\"0.131072\"") && page.contains("le=\"+Inf\""), "{page}");
         let sum = format!("deepres_tenant_wait_seconds_sum{ACCOUNT} 2.0");
         assert_lines(&page, &[&sum, &format!("deepres_tenant_wait_seconds_count{ACCOUNT} 6")]);
+    }
+
+    #[test]
+    fn a_page_with_many_tenants_is_small() {
+        const TENANTS: usize = 250;
+        // A page with a thousand tenants has at most 200 kB.
+        const LARGEST: usize = 200_000 / 1_000 * TENANTS;
+        let mut state = 1u64;
+        // The numbers of real tenants are no more random than these.
+        let mut number = move |most: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % most
+        };
+        let gpus = (0..8).map(|index| GpuStatus {
+            index,
+            uuid: format!("GPU-{:032x}", (u128::from(number(u64::MAX)) << 64) | u128::from(number(u64::MAX))),
+            ..GpuStatus::default()
+        });
+        let gpus: Vec<GpuStatus> = gpus.collect();
+        let hour_ns = 3_600_000_000_000;
+        let tenants = (0..TENANTS).map(|tenant| {
+            let account = AccountStatus {
+                gpu: tenant % gpus.len(),
+                entitled_ppm: Some(number(1_000_000) as u32),
+                gpu_ns: number(hour_ns),
+                copy_ns: number(hour_ns),
+                wait_ns: number(hour_ns),
+                waits_by_length: std::array::from_fn(|_| number(100_000)),
+                kernel_launches: number(100_000_000),
+                graph_launches: number(1_000_000),
+                wanted_ns: number(hour_ns),
+                owed_ns: number(hour_ns),
+                had_ns: number(hour_ns),
+                memory_bytes: number(1 << 15) << 21,
+                ..AccountStatus::default()
+            };
+            TenantStatus {
+                name: format!("tenant-{tenant}"),
+                uid: 1_000 + number(50) as u32,
+                class: "fair".to_owned(),
+                asked_share_ppm: Some(number(100) as u32 * 10_000),
+                gpus: vec![account],
+                ..TenantStatus::default()
+            }
+        });
+        let tenants = tenants.collect();
+        let status = Status { gpus: gpus.clone(), tenants, ..Status::default() };
+        let text = page(Arc::new(status), Format::OpenMetrics).unwrap();
+        let mut compressed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+        std::io::Write::write_all(&mut compressed, text.as_bytes()).unwrap();
+        let bytes = compressed.finish().unwrap().len();
+        assert!(bytes <= LARGEST, "{bytes} of {} bytes", text.len());
     }
 }

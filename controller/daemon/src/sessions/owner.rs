@@ -69,6 +69,9 @@ fn owns(guest: &Guest, tenant: &Tenant) -> bool {
         && (container.is_none() || tenant.owner.container.as_ref() == container)
 }
 
+/// The name of other users' tenants, in the waits of late requests.
+const OTHERS: &str = "others";
+
 /// Returns the part of a status about tenants for which `is_own` returns true, and about the GPUs.
 fn part(mut status: Status, is_own: impl Fn(&str) -> bool) -> Status {
     let names_own = |name: &Option<String>| name.as_deref().is_some_and(&is_own);
@@ -79,13 +82,24 @@ fn part(mut status: Status, is_own: impl Fn(&str) -> bool) -> Status {
     for gpu in &mut status.gpus {
         gpu.holder.take_if(|holder| !is_own(holder));
     }
+    let accounts = status.tenants.iter_mut().flat_map(|tenant| &mut tenant.gpus);
+    let requests = accounts.filter_map(|account| account.requests.as_mut()?.late.as_mut());
+    for late in requests {
+        let others = late.waited_for_ns.extract_if(.., |name, _| !is_own(name));
+        let others_ns: u64 = others.map(|(_, waited_ns)| waited_ns).sum();
+        if others_ns > 0 {
+            *late.waited_for_ns.entry(OTHERS.to_owned()).or_default() += others_ns;
+        }
+    }
     status
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use deepres_model::admin::{GpuStatus, MeteredStatus, TenantStatus, UnmanagedStatus};
+    use deepres_model::admin::{
+        AccountStatus, GpuStatus, LateStatus, MeteredStatus, RequestStatus, TenantStatus, UnmanagedStatus,
+    };
 
     #[test]
     fn a_users_status_says_nothing_of_other_users() {
@@ -94,7 +108,13 @@ mod tests {
         let mut status = Status {
             gpus: all().map(|holder| GpuStatus { holder, ..GpuStatus::default() }).into(),
             tenants: names
-                .map(|name| TenantStatus { name: name.to_owned(), ..TenantStatus::default() })
+                .map(|name| {
+                    let waited_for_ns = names.map(|name| (name.to_owned(), 7)).into();
+                    let late = Some(LateStatus { waited_for_ns, ..LateStatus::default() });
+                    let requests = Some(RequestStatus { late, ..RequestStatus::default() });
+                    let gpus = vec![AccountStatus { requests, ..AccountStatus::default() }];
+                    TenantStatus { name: name.to_owned(), gpus, ..TenantStatus::default() }
+                })
                 .into(),
             unmanaged: all()
                 .into_iter()
@@ -109,7 +129,8 @@ mod tests {
         status.metering.processes =
             all().map(|tenant| MeteredStatus { tenant, ..MeteredStatus::default() }).into();
         let text = serde_json::to_string(&part(status, |name| name == "mine")).unwrap();
-        assert_eq!(text.matches("mine").count(), 5, "{text}");
+        assert_eq!(text.matches("mine").count(), 6, "{text}");
+        assert!(text.contains("\"waited_for_ns\":{\"mine\":7,\"others\":7}"), "{text}");
         assert!(!text.contains("theirs") && text.contains("\"driver_activity\":[]"), "{text}");
     }
 }

@@ -88,8 +88,8 @@ pub async fn save(shared: &Shared) -> Saved {
         .await
         .unwrap_or_else(|error| Saved::Failed(error.to_string()));
     // After a failed write too, because metrics that stand still would hide the present.
-    if let Some(metrics) = &shared.metrics {
-        metrics.show(status);
+    if let Some(http) = &shared.http {
+        http.show(status);
     }
     saved
 }

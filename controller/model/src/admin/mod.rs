@@ -23,6 +23,7 @@ use crate::config::Setting;
 use crate::identity::{Container, Found};
 use crate::quantity::Bytes;
 use deepres_abi::meter::WAIT_BUCKETS;
+use deepres_policy::arbiter::LENGTHS;
 use deepres_policy::signals::{DriverRates, DriverSums};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -296,6 +297,9 @@ status! {
         pub handoff_p50_ns: u64 as Gauge,
         /// 99th percentile of the idle time of the latest hand-offs, ns.
         pub handoff_p99_ns: u64 as Gauge,
+        /// 99th percentile of the time that the latest 256 turns of the arbiter took, ns: from the
+        /// reading of the meters until all gates are set.
+        pub turn_p99_ns: u64 as Gauge,
         /// The quantum, ns: the longest lease while another tenant waits.
         pub quantum_ns: u64 as Gauge,
         /// The window, ns: GPU time that a holder may have in flight.
@@ -387,7 +391,7 @@ status! {
     }
 
     /// A tenant's account on one GPU, since the tenant first appeared there.
-    #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+    #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
     #[serde(default)]
     pub struct AccountStatus {
         /// The GPU's number.
@@ -398,7 +402,7 @@ status! {
         /// Whether the tenant is idle or paused. While `is_lent` is true, the other tenants may use
         /// the tenant's part of the GPU. It becomes false when the tenant wants the GPU and is not
         /// paused.
-        pub is_lent: bool as Gauge,
+        pub is_lent: bool,
         /// The reason of the entitlement; empty without a reason.
         ///
         /// | text | reason |
@@ -411,7 +415,7 @@ status! {
         /// | `gaps` | the tenant has what others leave |
         pub entitled_by: String,
         /// The tenant's share of the GPU's time in about the last second, parts per million.
-        pub recent_share_ppm: u32 as Gauge => "LATELY",
+        pub recent_share_ppm: u32 => "LATELY",
         /// The tenant's share of the GPU's time since it first appeared, parts per million.
         pub total_share_ppm: u32 => "TOTAL",
         /// GPU time that is charged, ns: kernels and graphs, and copies for tenants whose copies
@@ -430,7 +434,7 @@ status! {
         /// Time in which the tenant had work running or waiting, ns.
         pub wanted_ns: u64 as Counter,
         /// The part of `wanted_ns` in which another tenant had work running or waiting too, ns.
-        pub contended_ns: u64 as Counter => "CONTENDED",
+        pub contended_ns: u64 => "CONTENDED",
         /// The tenant's part of `contended_ns`, by its entitlement beside the other tenants that
         /// wanted the GPU, ns.
         pub owed_ns: u64 as Counter,
@@ -439,13 +443,15 @@ status! {
         /// Waits at the gate by length. Entry N counts waits from 2^N µs to 2^(N+1) µs. The first
         /// entry also counts all shorter waits, and the last entry all longer waits.
         pub waits_by_length: [u64; WAIT_BUCKETS],
+        /// The tenant's requests, if the tenant has an SLO.
+        pub requests: Option<RequestStatus>,
         /// Lag: GPU time that the tenant is owed, ns; negative if the tenant had more.
-        pub lag_ns: i64 as Gauge,
+        pub lag_ns: i64,
         /// Memory that the tenant holds, bytes.
         pub memory_bytes: u64 as Gauge => "MEMORY",
         /// The most memory that the tenant held at once, bytes. The figure is exact for a tenant
         /// with a limit. For other tenants, it is the most that the daemon observed.
-        pub memory_peak_bytes: u64 as Gauge => "PEAK",
+        pub memory_peak_bytes: u64 => "PEAK",
         /// Memory that the tenant holds by kind, bytes. Kinds of which the tenant holds nothing are
         /// left out.
         pub memory_by_kind: BTreeMap<String, u64>,
@@ -479,6 +485,61 @@ status! {
         /// The states are `closed`, `leased`, `once` (for one launch), `open`, `paused`, and
         /// `suspended` while the tenant's memory is off the GPU.
         pub gate: Option<String> => "GATE",
+    }
+
+    /// The requests of a tenant with an SLO on one GPU. A request is a burst: the tenant's work
+    /// between two pauses that are longer than two hand-offs.
+    #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+    #[serde(default)]
+    pub struct RequestStatus {
+        /// The SLO: the latency that the tenant wants for a request, ns.
+        pub slo_ns: u64 as Gauge => "SLO",
+        /// Requests that have ended.
+        pub ended: u64 => "REQUESTS",
+        /// Requests that ended within the SLO.
+        pub in_time: u64 as Counter,
+        /// The latencies of all requests, added up, ns. A latency is the time from the moment at
+        /// which the tenant wants the GPU to the end of its work.
+        pub latency_ns: u64 as Histogram of latencies_by_length,
+        /// Requests by latency. Entry N counts latencies from 2^N µs to 2^(N+1) µs. The first entry
+        /// also counts all shorter latencies, and the last entry all longer latencies.
+        pub latencies_by_length: [u64; LENGTHS],
+        /// Median latency of the latest 256 requests, ns.
+        pub p50_ns: Option<u64> as Gauge => "P50",
+        /// 99th percentile of the latencies of the latest 256 requests, ns.
+        pub p99_ns: Option<u64> as Gauge => "P99",
+        /// The part of the latest 256 requests that ended within the SLO, parts per million.
+        pub attained_ppm: Option<u32> as Gauge => "IN TIME",
+        /// Goodput: requests that ended within the SLO, per second, in the last ten seconds.
+        pub goodput_per_second: f64 as Gauge => "GOODPUT",
+        /// Time of late requests in which another tenant had the GPU and the tenant's gate was
+        /// closed, ns.
+        pub late_waited_ns: u64 as Counter,
+        /// GPU time of late requests, ns.
+        pub late_worked_ns: u64 as Counter,
+        /// The rest of the latencies of late requests, ns: the process's own time between launches,
+        /// hand-offs, and time beside work of other tenants in flight.
+        pub late_rest_ns: u64 as Counter,
+        /// The delays of the latest late requests. `None` without late requests.
+        pub late: Option<LateStatus>,
+    }
+
+    /// The delays of about the latest hundred late requests of a tenant: the mean for one request.
+    #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(default)]
+    pub struct LateStatus {
+        /// The latency, ns.
+        pub latency_ns: u64,
+        /// Time in which another tenant had the GPU and the tenant's gate was closed, ns.
+        pub waited_ns: u64,
+        /// The part of `waited_ns` by the tenant that had the GPU, ns. For a plain user, the
+        /// tenants of other users have the name `others`.
+        pub waited_for_ns: BTreeMap<String, u64>,
+        /// GPU time of the request, ns.
+        pub worked_ns: u64,
+        /// The rest of the latency, ns: the process's own time between launches, hand-offs, and
+        /// time beside work of other tenants in flight.
+        pub rest_ns: u64,
     }
 
     /// An allocation that was refused.
@@ -585,6 +646,8 @@ pub fn fields() -> String {
         section::<TenantStatus>(),
         section::<PlacementStatus>(),
         section::<AccountStatus>(),
+        section::<RequestStatus>(),
+        section::<LateStatus>(),
         section::<RefusalStatus>(),
         section::<SessionStatus>(),
         section::<SessionGpuStatus>(),
@@ -657,6 +720,7 @@ mod tests {
             names::<GpuStatus>(),
             names::<TenantStatus>(),
             names::<AccountStatus>(),
+            names::<RequestStatus>(),
             names::<UnmanagedStatus>(),
         ]
         .concat();
@@ -682,7 +746,7 @@ mod tests {
         let (gpu, tenant) = (metrics::<GpuStatus>(), metrics::<TenantStatus>());
         assert!(gpu.contains(&"deepres_gpu_handoff_seconds".to_owned()), "{gpu:?}");
         let status = [metrics::<Status>(), metrics::<DaemonStatus>()].concat();
-        let mut names = [account, gpu, tenant, status].concat();
+        let mut names = [account, gpu, tenant, status, metrics::<RequestStatus>()].concat();
         let count = names.len();
         names.sort_unstable();
         names.dedup();

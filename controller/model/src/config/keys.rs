@@ -47,6 +47,7 @@ pub const TOP: &[Key] = &[
     Key("max_connections_per_user", Takes::Number(&MAX_CONNECTIONS)),
     Key("admin_group", Takes::Text("gpuadmin")),
     Key("metrics", Takes::Text("127.0.0.1:9442")),
+    Key("web", Takes::Text("127.0.0.1:9443")),
     Key("shared_names", Takes::Texts("train")),
     Key("pods_need_token", Takes::Switch),
     Key("gangs", Takes::Switch),

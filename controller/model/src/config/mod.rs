@@ -8,8 +8,10 @@ mod policy;
 mod probes;
 mod schema;
 mod settings;
+mod web;
 
 pub use probes::{ProbesKeys, UnmanagedPolicy};
+pub use web::{WebAddress, WebAddressError};
 
 pub use caps::{CapOf, Caps};
 pub use device::{DeviceKey, DeviceKeyError};
@@ -79,6 +81,8 @@ pub struct Config {
     /// The address at which the daemon serves metrics.
     #[serde(deserialize_with = "listen_address")]
     pub metrics: Option<SocketAddr>,
+    /// The address at which the daemon serves the page.
+    pub web: Option<WebAddress>,
     /// Names of tenants that span all containers and other processes of a user. Any other name
     /// holds only inside its container.
     pub shared_names: Vec<String>,
@@ -121,6 +125,7 @@ impl Default for Config {
             max_connections_per_user: 1024,
             admin_group: None,
             metrics: None,
+            web: None,
             shared_names: Vec::new(),
             pods_need_token: false,
             gangs: true,
@@ -444,7 +449,8 @@ mod tests {
         assert!(!config.users.is_empty() && !config.groups.is_empty(), "there are examples");
         assert_eq!(config.admin_group.as_deref(), Some("gpuadmin"));
         assert_eq!(config.metrics.map(|address| address.port()), Some(9442));
-        (config.users, config.groups, config.admin_group, config.metrics) = Default::default();
+        assert_eq!(config.web, Some(WebAddress::Unix("/run/deepres/web.sock".into())));
+        (config.users, config.groups, config.admin_group, config.metrics, config.web) = Default::default();
         assert_eq!(config, Config::default());
         for key in keys::all() {
             assert!(uncommented.contains(&format!("{key} = ")), "{key} is not documented");
@@ -484,6 +490,7 @@ mod tests {
             ("[caps]\ncriticality = \"dire\"\n", (2, 15), "critical"),
             ("max_harm = \"1\"\n", (1, 12), "percentage"),
             ("metrics = \"localhost\"\n", (1, 11), "127.0.0.1:9442"),
+            ("web = \"0.0.0.0:9443\"\n", (1, 7), "other machines"),
             ("[priority]\nsize = 0\nurgency = 0\ncriticality = 0\n", (1, 2), "nothing"),
             ("[defaults]\nslo = \"30\"\n", (2, 7), "30ms"),
             ("[defaults]\nclass = \"guaranteed\"\n", (2, 1), "share"),

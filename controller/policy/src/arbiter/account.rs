@@ -1,6 +1,7 @@
 //! The account of a tenant on one GPU. The account adds up the figures of the sessions' meters, and
 //! bounds each figure by the possible values.
 
+use super::requests::Served;
 use super::saved::{Baseline, SavedAccount};
 use crate::lease::Seen;
 use alloc::collections::VecDeque;
@@ -54,6 +55,9 @@ pub struct Totals {
     pub had_ns: u64,
     /// Waits at the gate by [`deepres_abi::meter::wait_bucket`].
     pub waits_by_length: [u64; WAIT_BUCKETS],
+    /// The sums of the tenant's requests, measured while the tenant has an SLO.
+    #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Served::is_empty"))]
+    pub served: Served,
 }
 
 /// The account of a tenant on one GPU: its totals, and the bounds on the next charges.

@@ -1,6 +1,6 @@
-//! The cost of the latest hand-offs, and its quantiles.
+//! The cost of the latest hand-offs, or the time of the latest turns, and its quantiles.
 
-/// Number of remembered hand-offs. This many are enough for a 99th percentile, and few enough to
+/// Number of remembered samples. This many are enough for a 99th percentile, and few enough to
 /// follow a change within seconds.
 const REMEMBERED: usize = 256;
 /// The arbiter uses the mean cost from this number of samples on.
@@ -8,7 +8,7 @@ const BELIEVED_FROM: usize = 8;
 /// In the mean, a hand-off counts as at most this many times the median.
 const MEDIANS_COUNTED: u64 = 16;
 
-/// The costs of the latest hand-offs (samples), ns.
+/// The costs of the latest hand-offs, or the times of the latest turns (samples), ns.
 #[derive(Debug)]
 pub struct Latency {
     samples_ns: [u64; REMEMBERED],
@@ -25,7 +25,7 @@ impl Default for Latency {
 }
 
 impl Latency {
-    /// Adds the cost of one hand-off, ns.
+    /// Adds a sample, ns.
     pub fn add(&mut self, sample_ns: u64) {
         self.total_ns = self.total_ns.saturating_add(sample_ns);
         self.samples_ns[self.next] = sample_ns;
@@ -37,7 +37,7 @@ impl Latency {
         &self.samples_ns[..self.count]
     }
 
-    /// Returns the cost that `percent` of the samples do not exceed, ns; 0 without samples.
+    /// Returns the value that `percent` of the samples do not exceed, ns; 0 without samples.
     pub fn quantile_ns(&self, percent: usize) -> u64 {
         let mut sorted = self.samples_ns;
         let sorted = &mut sorted[..self.count];

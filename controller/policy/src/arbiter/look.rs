@@ -1,9 +1,10 @@
 //! Charges the tenants by the readings of the meters, and passes the readings to the scheduler.
 
 use super::overdue::Overdue;
+use super::requests;
 use super::tenant::{Brought, Session, Tenant};
 use super::{Actions, Core, Event, Readings, SessionId, SessionReading};
-use crate::lease::{Grant, Phase, Seen};
+use crate::lease::{Grant, Phase, Seen, short_pause_ns};
 use crate::turns;
 use core::iter::Peekable;
 use core::slice::Iter;
@@ -68,6 +69,7 @@ impl Core {
             }
             tenant.seen.clear();
             self.pairs.clear();
+            let (mut ends, mut occupied_ns, mut ended_ns) = (0u64, 0u64, None);
             for (number, session) in &mut tenant.sessions {
                 let Some(told) = told.of(*number) else {
                     session.stopped.rest(now_ns);
@@ -114,6 +116,11 @@ impl Core {
                 if session.brought == Brought::InFlight && !reading.in_flight {
                     session.brought = Brought::Complete;
                 }
+                let ends_before = core::mem::replace(&mut session.ends, told.ends);
+                ends = ends.saturating_add(told.ends.saturating_sub(ends_before));
+                occupied_ns =
+                    occupied_ns.saturating_add(reading.occupied_ns.saturating_sub(before.occupied_ns));
+                ended_ns = ended_ns.max(told.ended_ns);
                 let counted_ns = reading.compute_ns.saturating_sub(before.compute_ns);
                 let others_ns = if has_several {
                     let intervals = readings.intervals.get(told.intervals.clone()).unwrap_or_default();
@@ -162,13 +169,41 @@ impl Core {
                 seen.waiting = false;
                 tenant.account.wants = seen.in_flight;
             }
+            if let Some((requests, slo_ns)) = tenant.requests.as_mut().zip(tenant.seat.slo_ns) {
+                if grant == Grant::Paused || tenant.sessions.is_empty() {
+                    requests.interrupt();
+                } else {
+                    let rival = match self.scheduler.phase() {
+                        Phase::Held(rival) | Phase::Draining(rival) if !may_launch && rival != *id => {
+                            Some(rival)
+                        }
+                        _ => None,
+                    };
+                    let look = requests::Look {
+                        from_ns: looked_ns,
+                        now_ns,
+                        wants: tenant.account.wants,
+                        is_open: grant == Grant::Open,
+                        ends,
+                        occupied_ns,
+                        ended_ns,
+                        used_ns: seen.used_ns,
+                        rival,
+                        short_ns: short_pause_ns(&self.tuning),
+                        slo_ns,
+                    };
+                    requests.look(&look, &mut tenant.account.totals.served);
+                }
+            }
             is_wanted |= tenant.account.wants;
             let paused_ns = elapsed_ns.saturating_sub(seen.used_ns);
             tenant.demand.observe(seen.used_ns, if was_idle { paused_ns } else { 0 });
             all_used_ns = all_used_ns.saturating_add(seen.used_ns);
             self.scheduler.observe(*id, now_ns, seen);
             let is_quiet = seen == Seen { longest_ns: seen.longest_ns, ..Seen::default() };
-            tenant.rests = is_quiet && !is_shared && tenant.sessions.values().all(Session::is_at_rest);
+            let is_pending = tenant.requests.as_ref().is_some_and(|requests| requests.is_pending());
+            tenant.rests =
+                is_quiet && !is_shared && !is_pending && tenant.sessions.values().all(Session::is_at_rest);
         }
         debug_assert!(told.0.next().is_none(), "readings are in the order of the sessions");
         actions.is_stirred |= is_wanted || all_used_ns > 0;

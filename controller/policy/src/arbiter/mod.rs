@@ -26,11 +26,13 @@ mod look;
 mod orders;
 mod overdue;
 mod overlap;
+mod requests;
 mod saved;
 mod stopped;
 mod tenant;
 
 pub use latency::Latency;
+pub use requests::{LENGTHS, Late, Requests, Served};
 pub use saved::{Baseline, Counters, Restored, SavedAccount, SavedMeter, Snapshot};
 pub use tenant::{Session, Tenant};
 
@@ -190,6 +192,9 @@ pub struct SessionReading {
     /// The part of the meter's GPU time by which launches took longer than the session knows them to
     /// take, ns. The caller reads it after the counters.
     pub stretched_ns: u64,
+    /// How often all work in flight of the session has ended. The caller reads it after the
+    /// counters.
+    pub ends: u64,
     /// The time at which the first launch that had waited for the present lease began on the GPU,
     /// ns. The caller reads `began_ns` and `ended_ns` after the counters. So if a counter shows
     /// that work has ended, `ended_ns` covers that work.

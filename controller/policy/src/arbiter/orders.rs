@@ -23,7 +23,7 @@ impl Core {
             Order::SetTenant(seat) => {
                 self.scheduler.set_paused(seat.id, seat.is_paused);
                 if let Some(tenant) = self.tenants.get_mut(&seat.id) {
-                    tenant.seat = seat;
+                    tenant.describe(seat, now_ns);
                 }
                 self.owes_anew = true;
             }
@@ -65,6 +65,7 @@ impl Core {
             self.scheduler.set_paused(seat.id, seat.is_paused);
             let mut tenant = Tenant::new(seat, Account::restore(&saved, now_ns));
             tenant.entitled_ppm = saved.entitled_ppm;
+            tenant.describe(seat, now_ns);
             self.tenants.insert(seat.id, tenant);
         }
         self.baselines = restored
@@ -88,7 +89,7 @@ impl Core {
             self.scheduler.set_user(id, user, now_ns);
         }
         self.scheduler.set_paused(id, seat.is_paused);
-        self.tenants.entry(id).or_insert_with(|| Tenant::new(seat, account())).seat = seat;
+        self.tenants.entry(id).or_insert_with(|| Tenant::new(seat, account())).describe(seat, now_ns);
         let Some(tenant) = self.tenants.get(&id) else { return };
         let grant = self.scheduler.grant(id);
         let terms = self.terms(id, tenant, grant);

@@ -3,6 +3,7 @@
 use super::account::Account;
 use super::overdue::Overdue;
 use super::overlap::{Overlap, Said, Shared};
+use super::requests::Requests;
 use super::saved::{Awaited, Baseline};
 use super::stopped::Stopped;
 use super::{SessionId, SessionSeat, TenantSeat};
@@ -10,6 +11,7 @@ use crate::demand::Demand;
 use crate::entitlement::Entitlement;
 use crate::lease::Grant;
 use crate::turns::{self, Turns};
+use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use deepres_abi::meter::Reading;
@@ -40,6 +42,9 @@ pub struct Session {
     pub(super) overdue: Overdue,
     /// The last reading of the time by which launches took longer than usual, ns.
     pub(super) stretched_ns: u64,
+    /// The last reading of the number of times that all work in flight ended. Each meter page
+    /// begins at 0.
+    pub(super) ends: u64,
     /// The GPU time that other sessions of the tenant count too.
     pub(super) overlap: Overlap,
     /// The grant that the session's gate shows.
@@ -56,6 +61,7 @@ impl Session {
             stopped: Stopped::default(),
             overdue: Overdue::default(),
             stretched_ns: 0,
+            ends: 0,
             overlap: Overlap::default(),
             // A new grant page shows a closed gate.
             gate: Grant::Closed,
@@ -129,6 +135,8 @@ pub struct Tenant {
     /// Whether the tenant wanted nothing and had used nothing at the last look. For such a tenant
     /// with closed gates, only the idle time grows until one of its meters changes.
     pub(super) rests: bool,
+    /// The tenant's requests, if the tenant has an SLO.
+    pub(super) requests: Option<Box<Requests>>,
 }
 
 impl Tenant {
@@ -151,6 +159,17 @@ impl Tenant {
             said: Said::default(),
             shared: Shared::default(),
             rests: false,
+            requests: None,
+        }
+    }
+
+    /// Replaces the caller's description of the tenant. With an SLO, the core begins to measure
+    /// requests at `now_ns`, unless it measures them already.
+    pub(super) fn describe(&mut self, seat: TenantSeat, now_ns: u64) {
+        self.seat = seat;
+        match seat.slo_ns {
+            Some(_) => _ = self.requests.get_or_insert_with(|| Box::new(Requests::new(now_ns))),
+            None => self.requests = None,
         }
     }
 
@@ -171,6 +190,11 @@ impl Tenant {
     /// Returns the tenant's account on this GPU.
     pub fn account(&self) -> &Account {
         &self.account
+    }
+
+    /// Returns the tenant's requests; `None` if the tenant has no SLO.
+    pub fn requests(&self) -> Option<&Requests> {
+        self.requests.as_deref()
     }
 
     /// Returns the caller's description of the tenant.

@@ -1305,7 +1305,7 @@ impl Scheduler {
 }
 
 /// Returns the length of the longest pause for which waiting costs less than two hand-offs, ns.
-fn short_pause_ns(tuning: &Tuning) -> u64 {
+pub fn short_pause_ns(tuning: &Tuning) -> u64 {
     tuning.handoff_ns.saturating_mul(HANDOFFS_PER_PAUSE)
 }
 

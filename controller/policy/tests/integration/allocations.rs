@@ -161,6 +161,7 @@ impl Gpu {
                 is_carried: true,
                 meter: process.meter,
                 stretched_ns: 0,
+                ends: self.now_ns / (20 * STEP_NS),
                 began_ns: None,
                 ended_ns: None,
                 intervals: first..self.readings.intervals.len(),

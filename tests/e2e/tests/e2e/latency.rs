@@ -29,6 +29,9 @@ fn wait_us(objective: &[&str]) -> f64 {
     said["took_us"]["mean"].as_f64().expect("a figure") - WORK_US
 }
 
+/// The most by which the median of the daemon and of the client may differ, ms: a launch, and the
+/// client's wake-up.
+const MEDIAN_OFF_MS: f64 = 1.5;
 /// Divisor of the longest quantum. The longest quantum applies where hand-offs cost a millisecond.
 const QUANTUM_PART: u64 = 2;
 const LONGEST_QUANTUM_NS: u64 = 50_000_000;
@@ -42,6 +45,31 @@ mod measured {
     fn a_tenant_with_an_objective_does_not_wait_for_others_leases() {
         let (soon_us, late_us) = (wait_us(&["--slo", "5ms"]), wait_us(&[]));
         assert!(soon_us <= late_us * PART, "{soon_us} us of {late_us} us");
+    }
+
+    #[test]
+    #[ignore = "deep: takes long"]
+    fn the_requests_of_a_tenant_with_an_slo_are_those_of_the_client() {
+        let (host, _daemon) = Host::measuring().with_daemon();
+        let requests = ["--kernel", "busy_1000us", "--kernels", "3", "--gap-us", "20000", "--seconds", "4"];
+        let mut rivals = Vec::new();
+        for name in ["alone", "beside"] {
+            let server = host.run(&["--name", name, "--slo", "50ms"], c_client("serve"), &requests);
+            let said = host.spawn(server).finish().success().json();
+            let account = host.account(name);
+            let seen = &account["requests"];
+            println!("{name}: {said}, {seen}");
+            let figure = |value: &Value| value.as_f64().expect("a figure");
+            let (pieces, ended) = (figure(&said["pieces"]), figure(&seen["ended"]));
+            assert!((ended / pieces - 1.0).abs() < 0.1, "{name}: {ended} of {pieces} requests");
+            let (told_ms, seen_ms) = (figure(&said["took_us"]["p50"]) / 1e3, figure(&seen["p50_ns"]) / 1e6);
+            assert!((seen_ms - told_ms).abs() < MEDIAN_OFF_MS, "{name}: median {seen_ms} of {told_ms} ms");
+            let arguments = ["--kernel", "busy_1000us", "--sync-every", "50"];
+            rivals.push(host.start(host.run(&["--name", "rival"], c_client("backlog"), &arguments), "ready"));
+            thread::sleep(SETTLED);
+        }
+        let explained = host.shows(&["explain", "rival"]);
+        assert!(!explained.contains("requests "), "no SLO, no requests: {explained}");
     }
 
     #[test]

@@ -82,4 +82,5 @@ mod transparency;
 mod unmanaged;
 mod walked;
 mod ways_in;
+mod web;
 mod without_session;

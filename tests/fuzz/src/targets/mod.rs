@@ -6,6 +6,7 @@ pub mod config;
 pub mod conversation;
 pub mod directory;
 pub mod frames;
+pub mod http;
 pub mod images;
 pub mod meters;
 pub mod pages;

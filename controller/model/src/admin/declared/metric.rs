@@ -74,7 +74,13 @@ macro_rules! numbers {
         }
     )+};
 }
-numbers!(u32, u64, i64);
+numbers!(i64, u32, u64);
+
+impl Measured for f64 {
+    fn measure(&self) -> Measure<'_> {
+        Measure::Number(*self)
+    }
+}
 
 impl Measured for bool {
     fn measure(&self) -> Measure<'_> {

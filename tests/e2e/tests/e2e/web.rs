@@ -1,0 +1,197 @@
+//! The daemon's page in Debian's Chromium: what it shows, its keys, and pages of strangers beside it.
+
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
+
+use deepres_e2e::browser::Browser;
+use deepres_e2e::prelude::*;
+
+const VICTIM: &str = "victim";
+/// The variable for the folder in which the test leaves pictures of the page.
+const PICTURES: &str = "DEEPRES_PICTURES";
+/// Most presses of a key until the focus is at the wanted place.
+const MOST_PRESSES: usize = 60;
+
+/// Returns an address that nothing uses.
+fn free_address() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port")
+}
+
+/// Returns a host with a daemon that serves the page, and a tenant that always has work.
+fn served() -> (Host, Process, Process, SocketAddr) {
+    let address = free_address();
+    let (host, daemon) = Host::new().config(&format!("web = \"{address}\"\n")).with_daemon();
+    let arguments = ["--kernel", "busy_1000us", "--sync-every", "50"];
+    let options = ["--name", VICTIM, "--share", "40%", "--slo", "50ms"];
+    let job = host.start(host.run(&options, c_client("backlog"), &arguments), "ready");
+    (host, daemon, job, address)
+}
+
+fn browser(host: &Host, options: &[&str]) -> Browser {
+    Browser::start(host.path(), options).expect("the browser starts")
+}
+
+#[test]
+#[ignore = "deep: needs Debian's Chromium"]
+fn the_page_shows_the_tenants_in_light_and_dark_without_an_error() {
+    let (host, _daemon, _job, address) = served();
+    let mut browser = browser(&host, &[]);
+    browser.open(&format!("http://{address}/")).expect("the page opens");
+    let chart = format!("document.getElementById('chart').ariaLabel.includes('now: {VICTIM} ')");
+    browser.await_true(&chart).expect("the chart has the tenant, also as a text");
+    let row = format!(
+        "[...document.querySelectorAll('#tenants tbody th')].some((row) => row.innerText === '{VICTIM}')"
+    );
+    browser.await_true(&row).expect("the table has the tenant");
+    for colours in ["light", "dark"] {
+        browser.prefer(colours).expect("the browser has colours");
+        // Text of every kind has at least the contrast that WCAG 2 asks for.
+        let contrast = browser.value(CONTRAST).expect("the colours are known");
+        assert_eq!(contrast, json!([]), "{colours}: too little contrast");
+        let folder = std::env::var_os(PICTURES).map_or_else(|| host.path().to_owned(), PathBuf::from);
+        browser.picture(&folder.join(format!("page-{colours}.png"))).expect("a picture");
+    }
+    let unnamed = browser.value(UNNAMED).expect("the controls are known");
+    assert_eq!(unnamed, json!([]), "controls without a name");
+    assert_eq!(browser.errors(), Vec::<&Value>::new());
+}
+
+/// Returns the texts whose colours differ too little.
+const CONTRAST: &str = r#"(() => {
+  const part = (value) => (value /= 255) <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
+  const light = (colour) => {
+    const [red, green, blue] = colour.match(/[\d.]+/g).map(Number);
+    return 0.2126 * part(red) + 0.7152 * part(green) + 0.0722 * part(blue);
+  };
+  const back = (node) => {
+    for (; node; node = node.parentElement) {
+      const colour = getComputedStyle(node).backgroundColor;
+      if (!/, 0\)$|transparent/.test(colour)) return colour;
+    }
+    return "rgb(255, 255, 255)";
+  };
+  const texts = [...document.querySelectorAll("body *")].filter((node) => node.checkVisibility() && [...node.childNodes].some((child) => child.nodeType === 3 && child.data.trim()));
+  return texts.filter((node) => {
+    const lights = [light(getComputedStyle(node).color), light(back(node))].sort((a, b) => b - a);
+    return (lights[0] + 0.05) / (lights[1] + 0.05) < 4.5;
+  }).map((node) => node.textContent);
+})()"#;
+
+/// Returns the controls that have no name for a screen reader.
+const UNNAMED: &str = r#"[...document.querySelectorAll("button, input, select, canvas")]
+  .filter((node) => node.checkVisibility() && !(node.ariaLabel || node.innerText || (node.labels && node.labels.length)))
+  .map((node) => node.outerHTML)"#;
+
+#[test]
+#[ignore = "deep: needs Debian's Chromium"]
+fn keys_alone_choose_a_tenant_explain_it_and_pause_it_with_the_token() {
+    let (host, _daemon, _job, address) = served();
+    let token = fs::read_to_string(host.deepres_dir().join("web-token")).expect("the daemon wrote a token");
+    let mut browser = browser(&host, &[]);
+    browser.open(&format!("http://{address}/")).expect("the page opens");
+    browser.await_true("document.querySelector('#tenants tbody button')").expect("a tenant comes");
+    let tab_to = |browser: &mut Browser, wanted: &str| {
+        for _ in 0..MOST_PRESSES {
+            browser.press("Tab").expect("a key");
+            if browser.value(&format!("document.activeElement.matches(`{wanted}`)")).expect("a focus")
+                == json!(true)
+            {
+                return;
+            }
+        }
+        panic!("no key leads to {wanted}");
+    };
+    tab_to(&mut browser, "#tenants tbody button");
+    browser.press("Enter").expect("a key");
+    browser
+        .await_true("document.getElementById('explain').innerText.includes('the whole GPU')")
+        .expect("an explanation");
+    browser.await_true("document.querySelectorAll('#curves canvas').length === 3").expect("the last minutes");
+    tab_to(&mut browser, "#pause");
+    browser.press("Enter").expect("a key");
+    browser.await_true("document.getElementById('outcome').innerText.includes('token')").expect("a refusal");
+    assert_eq!(host.tenant(VICTIM)["paused"], json!(false));
+    browser.value("document.getElementById('token').focus()").expect("a field");
+    browser.type_text(token.trim()).expect("a text");
+    tab_to(&mut browser, "#pause");
+    browser.press("Enter").expect("a key");
+    browser.await_true("document.getElementById('outcome').innerText === 'paused'").expect("a pause");
+    assert_eq!(host.tenant(VICTIM)["paused"], json!(true));
+    browser.press("Escape").expect("a key");
+    browser.await_true("document.getElementById('details').hidden").expect("the tenant's part closes");
+}
+
+/// A page that tries to read the figures and to pause the tenant, in all ways of a browser without
+/// the token. Shows `refused` for each way that failed at once.
+fn hostile(address: SocketAddr) -> String {
+    format!(
+        r#"<!doctype html><title>hostile</title><body><ul id="list"></ul>
+<form id="form" method="post" enctype="text/plain" action="http://{address}/change" target="frame">
+<input name='{{"op":"pause","tenant":"{VICTIM}","x":"' value='"}}'></form>
+<iframe name="frame"></iframe><iframe src="http://{address}/"></iframe>
+<script>
+const note = (text) => document.getElementById("list").append(text + "; ");
+const body = '{{"op":"pause","tenant":"{VICTIM}"}}', to = "http://{address}";
+for (const mode of ["no-cors", "cors"])
+  for (const type of ["text/plain", "application/json"])
+    for (const guess of [{{}}, {{ Authorization: "Bearer guess" }}])
+      fetch(to + "/change", {{ method: "POST", mode, headers: {{ "Content-Type": type, ...guess }}, body, credentials: "include" }})
+        .then((answer) => note(answer.type === "opaque" ? "sent" : "READ")).catch(() => note("refused"));
+for (const path of ["/events", "/history?tenant={VICTIM}", "/explain?tenant={VICTIM}", "/"])
+  fetch(to + path).then((answer) => answer.text()).then(() => note("READ")).catch(() => note("refused"));
+navigator.sendBeacon(to + "/change", new Blob([body], {{ type: "text/plain" }}));
+document.getElementById("form").submit();
+const events = new EventSource(to + "/events");
+for (const name of ["message", "history", "status"]) events.addEventListener(name, () => note("READ"));
+</script></body>"#
+    )
+}
+
+/// Serves a page at any path of a free address. Returns the address.
+fn serve(page: String) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let address = listener.local_addr().expect("a bound socket has an address");
+    // The thread ends with the tests' process.
+    thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            // A browser may open connections that it does not use.
+            let _ = stream.set_read_timeout(Some(Duration::from_secs(1)));
+            let _ = stream.read(&mut [0; 8192]);
+            let head = format!(
+                "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+                page.len()
+            );
+            let _ = stream.write_all((head + &page).as_bytes());
+        }
+    });
+    address
+}
+
+#[test]
+#[ignore = "deep: needs Debian's Chromium"]
+fn a_hostile_page_in_the_same_browser_reads_nothing_and_changes_nothing() {
+    let (host, _daemon, _job, address) = served();
+    let stranger = serve(hostile(address));
+    let mut browser = browser(&host, &["--host-resolver-rules=MAP evil.example 127.0.0.1"]);
+    // By another port of this machine, and by a name of the stranger's.
+    for url in [format!("http://{stranger}/"), format!("http://evil.example:{}/", stranger.port())] {
+        browser.open(&url).expect("the page opens");
+        // Four requests that say so can be sent, and eight are refused at once.
+        browser
+            .await_true("document.getElementById('list').textContent.split('; ').length > 12")
+            .expect("all tries end");
+        let tries = browser.value("document.getElementById('list').textContent").expect("a list");
+        let tries = tries.as_str().expect("a text");
+        assert!(tries.contains("refused") && !tries.contains("READ"), "{url}: {tries}");
+        assert_eq!(host.tenant(VICTIM)["paused"], json!(false), "{url}");
+    }
+    // After DNS rebinding, the stranger's name leads to the daemon.
+    for path in ["/", "/events", &format!("/explain?tenant={VICTIM}")] {
+        browser.open(&format!("http://evil.example:{}{path}", address.port())).expect("an answer");
+        browser.await_true("document.body.innerText.includes('answers only to localhost')").expect(path);
+        let page = browser.value("document.body.innerText").expect("a page");
+        assert!(!page.to_string().contains(VICTIM), "{page}");
+    }
+}
