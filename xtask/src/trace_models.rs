@@ -266,10 +266,10 @@ impl File {
 /// Returns the page about the traces.
 fn page(traces: &[(String, Kept)]) -> String {
     let mut page = "# Traces of known models\n\n\
-        `cargo xtask trace-models` wrote this folder. [docs/traces.md](../../../docs/traces.md#traces-of-known-models)\n\
-        explains the models, the cost model and the format. The last column has the kernels of the\n\
-        stand-ins for NVIDIA's libraries, whose grids are made up, and their part of the GPU time. All\n\
-        other kernels are PyTorch's own.\n\n\
+        `cargo xtask trace-models` wrote this folder.\n\
+        [docs/traces.md](../../../docs/traces.md#traces-of-known-models) explains the models, the cost\n\
+        model and the format. The last column has the kernels of the stand-ins for NVIDIA's libraries,\n\
+        whose grids are made up, and their part of the GPU time. All other kernels are PyTorch's own.\n\n\
         | trace | launches | GPU time, ms | kernels with a made-up grid |\n|---|---|---|---|\n"
         .to_owned();
     for (name, trace) in traces {

@@ -262,6 +262,7 @@ fn map<P: Page>(descriptor: &OwnedFd, protection: ProtFlags) -> &'static P {
 }
 
 /// A session, as seen from the job's process.
+#[derive(Debug)]
 pub struct Tenant {
     /// The connection to the daemon.
     pub connection: OwnedFd,

@@ -1,7 +1,7 @@
 //! The address of the daemon's page: a loopback address or a Unix socket. Everybody who reaches the
 //! page can read it, so no address of a network is allowed.
 
-use serde::{Deserialize, Deserializer, de};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -22,6 +22,12 @@ impl fmt::Display for WebAddress {
             Self::Tcp(address) => address.fmt(f),
             Self::Unix(path) => path.display().fmt(f),
         }
+    }
+}
+
+impl Serialize for WebAddress {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
     }
 }
 
