@@ -15,8 +15,8 @@ use deepres_daemon::Gpu;
 use deepres_model::directory::{Directory, named_socket};
 use deepres_model::quantity::Percent;
 use deepres_model::slurm::{Allocation, Amount, exact_name};
-use std::ffi::OsString;
-use std::path::PathBuf;
+use std::ffi::OsStr;
+use std::path::Path;
 use std::process::{Command, ExitCode};
 
 /// Variable with the shards of a task's job or step on this node.
@@ -126,12 +126,12 @@ impl Task {
     }
 
     /// Returns the changes of the environment. `gpus` are the GPUs of a task with shards.
-    fn lines(&self, gpus: &[Gpu], preload: &OsString, socket: &PathBuf) -> Result<Vec<String>> {
-        let text = |value: &OsString| value.to_str().map(str::to_owned).context("a path is not UTF-8");
+    fn lines(&self, gpus: &[Gpu], preload: &OsStr, socket: &Path) -> Result<Vec<String>> {
+        let text = |value: &OsStr| value.to_str().map(str::to_owned).context("a path is not UTF-8");
         let export = |name: &str, value: &str| format!("export {name}={value}");
         let mut lines = vec![
             export(PRELOAD_VARIABLE, &text(preload)?),
-            export(SOCKET_VARIABLE, &text(&socket.clone().into_os_string())?),
+            export(SOCKET_VARIABLE, &text(socket.as_os_str())?),
             export(TENANT_VARIABLE, &format!("{TENANT_PREFIX}{}", self.job)),
             format!("unset {FALLBACK_VARIABLE}"),
         ];
@@ -220,7 +220,7 @@ mod tests {
         } else {
             Vec::new()
         };
-        task.lines(&gpus, &"/p.so".into(), &"/s".into()).unwrap()
+        task.lines(&gpus, OsStr::new("/p.so"), Path::new("/s")).unwrap()
     }
 
     #[test]
