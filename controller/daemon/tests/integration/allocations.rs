@@ -76,7 +76,7 @@ fn a_token_holds_over_restarts_until_the_agent_ends_the_allocation() {
     }
     let daemon = daemon.restart();
     assert_eq!(tokens(&daemon), 0);
-    let (kind, reason) = connect(&daemon, &allocation.token, &[0]).unwrap_err();
+    let (kind, reason) = connect(&daemon, &allocation.token, &[0]).map(drop).unwrap_err();
     assert_eq!(kind, RefusalKind::Stopping as u32, "the agent may tell the daemon in a moment");
     assert!(reason.contains("does not know the allocation"), "{reason}");
 }

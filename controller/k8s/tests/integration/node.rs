@@ -100,8 +100,8 @@ impl Node {
         let spec: serde_json::Value = serde_json::from_str(text).unwrap();
         let env = spec["devices"][0]["containerEdits"]["env"].as_array().unwrap();
         let begin = format!("{name}=");
-        let values = env.iter().filter_map(|variable| variable.as_str()?.strip_prefix(&begin));
-        values.last().expect("the specification has the variable").to_owned()
+        let mut values = env.iter().filter_map(|variable| variable.as_str()?.strip_prefix(&begin));
+        values.next_back().expect("the specification has the variable").to_owned()
     }
 
     /// Returns the UUIDs of a container's GPUs.

@@ -174,7 +174,7 @@ fn a_pod_has_what_its_token_says_and_nothing_without_a_token() {
         done.refused("800");
 
         // Another process of the container has lost its variables, or made up others.
-        let variables = [&greedy[..], &[("DEEPRES_TENANT", &token)]].concat();
+        let variables = [&greedy[..], &[("DEEPRES_TENANT", token.as_str())]].concat();
         let mut first = with.start_with(&host, &variables);
         let mut second = with.start_with(&host, &[&greedy[..], &[("DEEPRES_TENANT", "other")]].concat());
         let ps = host.await_ps(|ps| ps.tenants.iter().any(|tenant| tenant.sessions.len() == 2));
