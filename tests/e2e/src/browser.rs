@@ -155,7 +155,10 @@ impl Browser {
     /// The system's or the browser's error, or that the expression does not become true.
     pub fn await_true(&mut self, expression: &str) -> io::Result<()> {
         let until = Instant::now() + ANSWER_LIMIT;
-        while self.value(&format!("Boolean({expression})"))? != json!(true) {
+        // The page may not be there yet.
+        let tried =
+            format!("(() => {{ try {{ return Boolean({expression}) }} catch {{ return false }} }})()");
+        while self.value(&tried)? != json!(true) {
             if Instant::now() > until {
                 let page = self.value("document.body.innerText")?;
                 return Err(io::Error::other(format!("{expression} does not become true: {page}")));

@@ -106,7 +106,9 @@ fn keys_alone_choose_a_tenant_explain_it_and_pause_it_with_the_token() {
     tab_to(&mut browser, "#tenants tbody button");
     browser.press("Enter").expect("a key");
     browser
-        .await_true("document.getElementById('explain').innerText.includes('the whole GPU')")
+        .await_true(
+            "document.getElementById('explain').innerText.includes('the share that the tenant asked for')",
+        )
         .expect("an explanation");
     browser.await_true("document.querySelectorAll('#curves canvas').length === 3").expect("the last minutes");
     tab_to(&mut browser, "#pause");
