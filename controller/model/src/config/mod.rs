@@ -308,6 +308,7 @@ impl Config {
             fail_mode: self.fail_mode,
             admin_group: self.admin_group.clone(),
             metrics: self.metrics,
+            web: self.web.clone(),
             gangs: self.gangs,
             quantum: self.quantum,
             probes: self.probes.clone(),
