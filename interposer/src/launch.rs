@@ -295,7 +295,7 @@ pub fn interrupt(stream: Stream) {
     }
     if let Some(lane) = thread::lane(&process.calls, stream) {
         match process.calls.beside_captures() {
-            Some(_relaxed) => lane.interrupt(&process.calls, !lane.gpu.is_open()),
+            Some(_relaxed) => lane.interrupt_stream(&process.calls, !lane.gpu.is_open()),
             None => lane.note_wait(),
         }
     }
@@ -354,7 +354,7 @@ fn interrupt_for_host(process: &'static Process, stream: Stream) {
         return;
     }
     if let Ok(lane) = process.lane(stream) {
-        lane.interrupt(&process.calls, !lane.gpu.is_open());
-        lane.await_host();
+        lane.interrupt_stream(&process.calls, !lane.gpu.is_open());
+        lane.await_host_in_stream();
     }
 }

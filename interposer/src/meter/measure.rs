@@ -16,7 +16,7 @@
 
 /// The longest time between two segments of a stream, ns, in which the stream was not idle. The
 /// value is above the rounding of the real driver's events (half a microsecond).
-const EDGE_NS: i64 = 2_000;
+pub const EDGE_NS: i64 = 2_000;
 /// The longest time that one record of an event and one launch take together on the host, on every
 /// driver. If the two calls took longer, or longer than [`TIMES_USUAL`] times their usual time, the
 /// meter takes the thread as interrupted. The interruption may lie between a call and the reading

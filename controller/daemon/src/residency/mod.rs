@@ -197,9 +197,8 @@ async fn look(shared: &Rc<Shared>) {
     // This line reads the needs of tenants before the free memory. So if a tenant gets memory
     // meanwhile, the daemon may tell it of room once too often. The daemon never tells a tenant too
     // seldom.
-    let mut stays = stay::stays(shared.registry.borrow().tenants(), &reports);
+    let stays = stay::stays(shared.registry.borrow().tenants(), &reports);
     let free = free(shared).await;
-    stay::note_growth(&mut stays, shared.registry.borrow().tenants());
     let now_ns = monotonic_ns();
     let dead = shared.residency.borrow_mut().forget_the_dead(&stays);
     for name in dead {
@@ -654,7 +653,7 @@ impl Residency {
         let mut seen: Vec<Seen> = stays.iter().map(|stay| self.see(stay, now_ns)).collect();
         let registry = shared.registry.borrow();
         let tenants = registry.tenants();
-        stay::say_what_is_obtainable(tenants, &seen, free);
+        stay::say_what_is_obtainable(tenants, &stay::grown(&seen, tenants), free);
         let waiting: BTreeSet<(TenantId, GpuIndex)> =
             seen.iter().flat_map(|seen| seen.needs.keys().map(|gpu| (seen.id, *gpu))).collect();
         for (id, gpu) in waiting.difference(&self.waiting) {

@@ -123,16 +123,20 @@ pub fn stays(tenants: &Tenants, reports: &[Report]) -> Vec<Stay> {
         .collect()
 }
 
-/// Raises the memory in `stays` to the memory that the tenants hold now. The caller has asked for the
-/// GPUs' free memory meanwhile. So no memory is missing in the sum of free and held memory, even if a
-/// tenant got it or freed it meanwhile.
-pub fn note_growth(stays: &mut [Stay], tenants: &Tenants) {
-    for stay in stays {
-        let Some(tenant) = tenants.get(&stay.name).filter(|tenant| tenant.id == stay.id) else { continue };
-        for (gpu, now) in Stay::of(&stay.name, tenant).held {
-            stay.held.entry(gpu).and_modify(|held| *held = (*held).max(now)).or_insert(now);
+/// Returns `seen` with the memory that the tenants hold now, if that is more. The caller has asked
+/// for the GPUs' free memory since it looked at the tenants. So no memory is missing in the sum of
+/// free and held memory, even if a tenant got it or freed it meanwhile.
+pub fn grown(seen: &[Seen], tenants: &Tenants) -> Vec<Seen> {
+    let grown = |seen: &Seen| {
+        let mut grown = seen.clone();
+        if let Some((name, tenant)) = tenants.iter().find(|(_, tenant)| tenant.id == seen.id) {
+            for (gpu, now) in Stay::of(name, tenant).held {
+                grown.bytes.entry(gpu).and_modify(|held| *held = (*held).max(now)).or_insert(now);
+            }
         }
-    }
+        grown
+    };
+    seen.iter().map(grown).collect()
 }
 
 /// Returns whether a tenant has work in flight.

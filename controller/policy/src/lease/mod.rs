@@ -341,15 +341,15 @@ impl Scheduler {
     /// guests). The tenant's lag stays the same GPU time, unless the kind changes.
     pub fn set_standing(&mut self, id: TenantId, class: Class, weight_ppm: u32) {
         let Some(tenant) = self.tenants.get_quietly(id) else { return };
+        let clock = &mut self.clocks[tenant.rank as usize];
+        let rank = Rank::of(class);
+        if tenant.wanted && (tenant.weight_ppm != weight_ppm || tenant.rank != rank) {
+            // The tenant's charges since the last decision are of its former standing.
+            clock.run(tenant.count());
+        }
         if tenant.weight_ppm != weight_ppm {
-            let clock = &mut self.clocks[tenant.rank as usize];
-            if tenant.wanted {
-                // The tenant's charges since the last decision are of its former weight.
-                clock.run(tenant.count());
-            }
             tenant.set_weight(weight_ppm, clock.now());
         }
-        let rank = Rank::of(class);
         if mem::replace(&mut tenant.rank, rank) != rank {
             // A debt to owners is no debt to guests, and the other way round.
             tenant.set_lag(0, self.clocks[rank as usize].now());

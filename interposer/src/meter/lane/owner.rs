@@ -377,7 +377,7 @@ impl LaneOwner {
         let create = || self.context.create_events(calls);
         let segment = self.ring.equip(create).ok_or(Bypass::NoEvent)?;
         let mut asked_ns = os::now_ns();
-        let others = self.end_others(calls, asked_ns);
+        let are_others_busy = self.end_others(calls, asked_ns);
         let is_fine = self.gpu.is_fine();
         // In a spell, the meter measures every launch, to see which streams overlap. Each further
         // driver call would move launches apart, so most segments get no start event.
@@ -424,12 +424,13 @@ impl LaneOwner {
             asked_ns,
             began_ns,
             is_end_only,
-            may_wait: launch.kind == Kind::SyncCopy || others.may_launch,
-            is_quiet: self.ring.waiting() == 0 && !has_to_wait && !others.are_busy,
+            may_wait: launch.kind == Kind::SyncCopy,
+            is_quiet: self.ring.waiting() == 0 && !has_to_wait && !are_others_busy,
         });
         // From here on, the meter thread sees the segment. The caller may set `in_flight` only
         // after this.
         self.tally.open();
+        self.note_others();
         Ok(())
     }
 

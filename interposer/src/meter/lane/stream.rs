@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering;
 use super::{Lane, LaneOwner, SEGMENT_NS};
 use crate::driver::calls::{Calls, Stream};
 use crate::meter::context::Inner;
+use crate::meter::measure::EDGE_NS;
 
 impl Lane {
     /// Adds the lane to the ring of its stream's lanes. The handle of a per-thread default stream
@@ -68,46 +69,44 @@ impl Lane {
     pub fn previous_end_of_stream_ns(&self, locked: &Inner, start_ns: i64) -> Option<i64> {
         // The meter thread may have processed later segments of other lanes already.
         let others = self.others_of_stream().filter_map(|other| other.previous_end_ns(locked));
-        let before = others.filter(|end_ns| *end_ns <= start_ns);
+        let before = others.filter(|end_ns| *end_ns <= start_ns + EDGE_NS);
         self.previous_end_ns(locked).into_iter().chain(before).max()
     }
-}
-
-/// The state of the stream's other lanes when a lane opens a segment.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Others {
-    /// Whether another lane has unfinished work, as far as the meter thread knows.
-    pub(super) are_busy: bool,
-    /// Whether the segment of another lane stays open, so that its launches may lie among those of
-    /// the new segment.
-    pub(super) may_launch: bool,
 }
 
 impl LaneOwner {
     /// Ends the open segments of the stream's other lanes, before the lane opens a segment at
     /// `now_ns`. Otherwise the time of such a segment would contain the launches of this lane.
+    /// Returns whether another lane has unfinished work, as far as the meter thread knows.
     ///
     /// The next launch of the other thread then opens a segment, and ends the segment of this lane.
     /// If the threads take turns with each launch, the events would take longer than the launches.
-    /// So a lane ends other segments at most once in the time of a segment. After that, the meter
-    /// thread charges the segments of both lanes by the estimates of their launches.
-    pub(super) fn end_others(self, calls: &Calls, now_ns: u64) -> Others {
-        let ended_ns = &self.pace.ended_others_ns;
-        let may_end = now_ns.saturating_sub(ended_ns.load(Ordering::Relaxed)) >= SEGMENT_NS;
-        let mut others = Others::default();
+    /// So the lanes of a stream end each other's segments at most once in the time of a segment.
+    pub(super) fn end_others(self, calls: &Calls, now_ns: u64) -> bool {
+        let ended_ns = |lane: &Lane| lane.pace.ended_others_ns.load(Ordering::Relaxed);
+        let newest_ns = self.others_of_stream().map(ended_ns).fold(ended_ns(self.lane()), u64::max);
+        let may_end = now_ns.saturating_sub(newest_ns) >= SEGMENT_NS;
+        let mut are_busy = false;
         for other in self.others_of_stream() {
-            if other.is_open() {
-                if may_end {
-                    other.close(calls);
-                    ended_ns.store(now_ns, Ordering::Relaxed);
-                }
-                if other.is_open() {
-                    other.note_wait();
-                    others.may_launch = true;
-                }
+            if may_end && other.is_open() && other.has_room(calls) {
+                other.close(calls);
+                self.pace.ended_others_ns.store(now_ns, Ordering::Relaxed);
             }
-            others.are_busy |= other.is_busy();
+            are_busy |= other.is_busy();
         }
-        others
+        are_busy
+    }
+
+    /// Looks for open segments of the stream's other lanes, after the lane has opened its own. The
+    /// launches of such a segment may lie among the launches of the own segment. The meter thread
+    /// then charges both segments by the estimates of their launches.
+    ///
+    /// Of two threads that open segments at once, at least one finds the other's segment: each opens
+    /// its segment before it looks.
+    pub(super) fn note_others(self) {
+        for other in self.others_of_stream().filter(|other| other.is_open()) {
+            other.note_wait();
+            self.note_wait();
+        }
     }
 }

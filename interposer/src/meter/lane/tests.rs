@@ -981,8 +981,8 @@ fn segments_of_threads_that_take_turns_at_once_are_charged_by_estimates() {
     let (calls, lane) = (fake::calls(), lane());
     open(&calls, lane, 3);
     let other = beside(lane, 2);
-    // The lane has just ended a segment of another lane.
-    other.pace.ended_others_ns.store(u64::MAX, Ordering::Relaxed);
+    // A lane of the stream has just ended a segment of another lane.
+    lane.pace.ended_others_ns.store(u64::MAX, Ordering::Relaxed);
     let before = fake::records(STREAM);
     launch(&calls, other, GRAPH, KERNEL_NS);
     assert_eq!(fake::records(STREAM), before + 2, "only its own events");
@@ -991,6 +991,18 @@ fn segments_of_threads_that_take_turns_at_once_are_charged_by_estimates() {
     for own in [lane, other] {
         assert!(own.ring.newest().unwrap().contents().may_wait);
     }
+}
+
+#[test]
+fn a_wait_of_a_stream_reaches_the_lanes_of_all_its_threads() {
+    let (calls, lane) = (fake::calls(), lane());
+    open(&calls, lane, 3);
+    let other = beside(lane, 2);
+    other.interrupt_stream(&calls, false);
+    lane.close(&calls);
+    assert!(lane.ring.newest().unwrap().contents().may_wait);
+    other.await_host_in_stream();
+    assert!(lane.is_stuck() && other.is_stuck());
 }
 
 #[test]

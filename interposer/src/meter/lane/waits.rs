@@ -61,8 +61,16 @@ impl Waits {
 
 impl Lane {
     /// Records that the stream is about to wait for something else, such as a host function or
-    /// another stream. With `ends`, ends the open segment here, because the GPU is contended.
-    /// Otherwise the meter thread charges the segment's launches by their estimates.
+    /// another stream, in all lanes of the stream. With `ends`, ends the open segments here, because
+    /// the GPU is contended. Otherwise the meter thread charges their launches by their estimates.
+    /// The caller puts the wait on the stream.
+    pub fn interrupt_stream(&self, calls: &Calls, ends: bool) {
+        self.interrupt(calls, ends);
+        self.others_of_stream().for_each(|other| other.interrupt(calls, ends));
+    }
+
+    /// Records in this lane alone that the stream is about to wait, as [`Self::interrupt_stream`]
+    /// does.
     pub fn interrupt(&self, calls: &Calls, ends: bool) {
         if self.is_open() {
             if ends && self.has_room(calls) {
@@ -79,6 +87,13 @@ impl Lane {
     /// open segment. The meter thread then charges the segment by the estimates of its launches.
     pub fn note_wait(&self) {
         self.open.note_wait();
+    }
+
+    /// Records in all lanes of the stream that the stream waits for the host, as
+    /// [`Self::await_host`] does.
+    pub fn await_host_in_stream(&self) {
+        self.await_host();
+        self.others_of_stream().for_each(Self::await_host);
     }
 
     /// Records that the stream waits for something that the host may do only after more launches.
