@@ -75,8 +75,7 @@ pub fn least_time(work: &[Work]) -> f64 {
         let pivot = enters[leaves];
         let of_pivot: Vec<f64> = inverse[leaves * size..][..size].iter().map(|one| one / pivot).collect();
         let time = times[leaves] / pivot;
-        for row in 0..size {
-            let factor = enters[row];
+        for (row, &factor) in enters.iter().enumerate() {
             if row == leaves {
                 inverse[row * size..][..size].copy_from_slice(&of_pivot);
                 times[row] = time;

@@ -25,8 +25,7 @@ impl Knapsack {
         self.taken.clear();
         self.taken.resize(cells * items.len(), false);
         for (&(part, value), taken) in items.iter().zip(self.taken.chunks_exact_mut(cells)) {
-            // The comparison is false for a value that is no number, too.
-            if part > room || !(value > 0.0) {
+            if part > room || value.is_nan() || value <= 0.0 {
                 continue;
             }
             for used in (part..cells).rev() {

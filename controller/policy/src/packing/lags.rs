@@ -10,6 +10,13 @@ use alloc::vec::Vec;
 /// let a tenant that comes back shut out the others.
 const MOST_NS: f64 = 250e6;
 
+/// The least weight, so that every tenant is owed something.
+const LEAST_WEIGHT: f64 = 1e-6;
+
+fn positive(weight: f64) -> f64 {
+    weight.max(LEAST_WEIGHT)
+}
+
 /// The account of one tenant.
 #[derive(Debug, Clone, Copy)]
 struct Account {
@@ -33,12 +40,22 @@ pub struct Lags {
 
 impl Lags {
     /// Adds a tenant, which does not want the GPU yet, and returns its number. The weight is what
-    /// the tenant is owed: its share, or the area that its runs need. A weight that is not positive
-    /// counts as the least weight.
+    /// the tenant is owed: its share, or the area that its runs need. A weight below the least counts as
+    /// the least.
     pub fn enter(&mut self, weight: f64) -> usize {
-        let weight = if weight > 0.0 { weight } else { f64::MIN_POSITIVE };
-        self.accounts.push(Account { weight, wants: false, served: 0.0, kept_ns: 0.0 });
+        self.accounts.push(Account { weight: positive(weight), wants: false, served: 0.0, kept_ns: 0.0 });
         self.accounts.len() - 1
+    }
+
+    /// Sets what the tenant is owed from now on. Its lag stays.
+    ///
+    /// # Panics
+    /// No tenant has this number.
+    pub fn set_weight(&mut self, tenant: usize, weight: f64) {
+        let wants = self.accounts[tenant].wants;
+        self.set_wants(tenant, false);
+        self.accounts[tenant].weight = positive(weight);
+        self.set_wants(tenant, wants);
     }
 
     /// Says whether the tenant wants the GPU.

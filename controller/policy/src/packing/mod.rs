@@ -18,9 +18,9 @@
 //! are worth more than all smaller ones. Two exceptions, for runs with deadlines:
 //!
 //! - A run without slack has its place before all others, the earliest deadline first.
-//! - If the GPU cannot meet all deadlines, it meets those of the tenants that are behind most, and
-//!   of runs that have begun. The others get what is left. So overload wastes no work on runs that
-//!   will be late.
+//! - If the tenants owe more work than the GPU can do, the GPU accepts runs of the tenants that are
+//!   behind most, as long as all accepted runs can be in time. The others get what is left. So
+//!   overload wastes little on runs that will be late.
 //!
 //! [`profile`] has the time of a run by part and batch. [`points`] chooses the part and the batch
 //! of each tenant. [`capacity`] computes how much work a GPU can do at all.
@@ -39,25 +39,25 @@ mod tests;
 use alloc::vec::Vec;
 use core::time::Duration;
 
+use capacity::{Work, least_time};
 use knapsack::{Knapsack, WHOLE_PERCENT};
 
 /// The time after which the caller decides again, if nothing happens before, ns. Urgencies change
 /// with time.
-pub const LOOK_NS: u64 = Duration::from_millis(1).as_nanos() as u64;
+pub const LOOK_NS: u64 = Duration::from_micros(500).as_nanos() as u64;
 
 /// The worth of all SMs, in runs by which a tenant is behind. With a lower value the sets leave
-/// SMs empty, and with a higher one lags grow (`eval --packing`: 1 to 10 differ by 2 %).
-const WORTH_OF_ALL: f64 = 3.0;
+/// SMs empty, and with a higher one runs are late (`eval --packing`: 0.3 to 3 differ by 2 %).
+const WORTH_OF_ALL: f64 = 1.0;
 /// The worth of a place that a run has, in the same unit. It bounds the number of hand-offs.
 const WORTH_OF_PLACE: f64 = 0.05;
 /// A run may be late by its length divided by this number, by the caller's estimate, and still
 /// counts as a run that can be in time. Estimates are wrong by some percent.
 const LENGTHS_LATE: u64 = 8;
-/// The deadlines that the GPU tries to meet may need this many times its capacity, because the
-/// needs of single moments differ from the mean.
-const MOST_NEEDED: f64 = 1.1;
-/// The number of bounds on the need for space ([`Need`]).
-const BOUNDS: usize = 10;
+/// The worth of the SMs to a run that will be late, beside their worth to other runs.
+const WORTH_TO_LATE: f64 = 1e-3;
+/// The part of the time that accepted runs need at most under overload.
+const MOST_NEEDED: f64 = 1.0;
 
 /// A run that goes on, waits, or could begin.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -74,6 +74,9 @@ pub struct Run {
     pub behind_ns: f64,
     /// Whether the run has a place now.
     pub holds: bool,
+    /// Whether an earlier decision accepted the run ([`Packer::accepts`]). Nothing for a run that is
+    /// new.
+    pub accepted: Option<bool>,
 }
 
 impl Run {
@@ -86,10 +89,6 @@ impl Run {
         self.behind_ns / self.length_ns.max(1) as f64
     }
 
-    fn has_begun(&self) -> bool {
-        self.holds || self.left_ns < self.length_ns
-    }
-
     /// Returns the time that the run still needs, as a part of the time until it is due. Returns
     /// nothing for a run that is not due, or that cannot be in time.
     fn need(&self, now_ns: u64) -> Option<f64> {
@@ -99,30 +98,11 @@ impl Run {
     }
 }
 
-/// The need for space of several runs: lower bounds on the capacity that they take. Bound k rounds
-/// a part up to what the part takes if at most k such parts fit beside each other (S. Fekete, J.
-/// Schepers, Mathematical Programming 91, 2001).
-#[derive(Debug, Clone, Copy, Default)]
-struct Need([f64; BOUNDS]);
-
-impl Need {
-    /// Adds a run that needs this part of the SMs for this part of the time.
-    fn with(&self, part: usize, need: f64) -> Self {
-        let mut sum = *self;
-        for (k, sum) in sum.0.iter_mut().enumerate() {
-            let rounded = match k {
-                0 => part as f64 / WHOLE_PERCENT as f64,
-                _ if (k + 1) * part % WHOLE_PERCENT == 0 => part as f64 / WHOLE_PERCENT as f64,
-                _ => ((k + 1) * part / WHOLE_PERCENT) as f64 / k as f64,
-            };
-            *sum += rounded * need;
-        }
-        sum
-    }
-
-    fn fits(&self) -> bool {
-        self.0.iter().all(|sum| *sum <= MOST_NEEDED)
-    }
+/// What an accepted run needs up to its deadline: a part of the SMs, for a part of the time.
+#[derive(Debug, Clone, Copy)]
+struct Reserved {
+    work: Work,
+    due_ns: u64,
 }
 
 /// Chooses the set of runs that have the GPU.
@@ -131,6 +111,10 @@ pub struct Packer {
     knapsack: Knapsack,
     /// What each run needs to be in time, if the GPU tries to meet its deadline.
     needs: Vec<Option<f64>>,
+    /// What the runs need that were accepted and whose deadlines are to come, done or not. A tenant's
+    /// next run comes when its last one is due.
+    reserved: Vec<Reserved>,
+    work: Vec<Work>,
     order: Vec<usize>,
     items: Vec<(usize, f64)>,
     /// The run of each item.
@@ -140,11 +124,12 @@ pub struct Packer {
 
 impl Packer {
     /// Returns the positions of the runs that have the GPU from now on. Their parts sum to at most
-    /// all SMs. The cost of a change of places is `handoff_ns`.
+    /// all SMs. The cost of a change of places is `handoff_ns`. The GPU is overloaded if the tenants
+    /// owe more work than it can do ([`points::Points::need`]).
     ///
     /// The caller decides again when a run comes, ends or is late, and after [`LOOK_NS`].
-    pub fn choose(&mut self, now_ns: u64, handoff_ns: u64, runs: &[Run]) -> &[usize] {
-        self.accept(now_ns, runs);
+    pub fn choose(&mut self, now_ns: u64, handoff_ns: u64, is_overloaded: bool, runs: &[Run]) -> &[usize] {
+        self.accept(now_ns, is_overloaded, runs);
         self.chosen.clear();
         let mut room = WHOLE_PERCENT;
         // Runs without slack, the earliest deadline first.
@@ -173,7 +158,9 @@ impl Packer {
             let urgent = self.needs[index].unwrap_or(0.0).max(run.behind()).max(0.0);
             let fills = WORTH_OF_ALL * run.part() as f64 / WHOLE_PERCENT as f64;
             let stays = if run.holds { WORTH_OF_PLACE } else { 0.0 };
-            self.items.push((run.part(), urgent + fills + stays));
+            let is_late = run.due_ns.is_some() && self.needs[index].is_none();
+            let worth = if is_late { WORTH_TO_LATE } else { 1.0 };
+            self.items.push((run.part(), worth * (urgent + fills + stays)));
             self.runs.push(index);
         }
         self.knapsack.choose(room, &self.items, &mut self.chosen);
@@ -183,32 +170,41 @@ impl Packer {
         &self.chosen
     }
 
+    /// Returns whether the last decision tries to bring the run at this position in time. The caller
+    /// notes it in [`Run::accepted`].
+    ///
+    /// # Panics
+    /// The last decision had no such run.
+    pub fn accepts(&self, position: usize) -> bool {
+        self.needs[position].is_some()
+    }
+
     /// Notes for each run what it needs to be in time, or nothing for runs that the GPU does not
     /// try to bring in time.
-    fn accept(&mut self, now_ns: u64, runs: &[Run]) {
+    fn accept(&mut self, now_ns: u64, is_overloaded: bool, runs: &[Run]) {
+        let need = |run: &Run| run.need(now_ns).filter(|_| run.accepted != Some(false));
         self.needs.clear();
-        self.needs.extend(runs.iter().map(|run| run.need(now_ns)));
-        let sum = |needs: &[Option<f64>]| {
-            let each = needs.iter().zip(runs).filter_map(|(need, run)| Some((run.part(), (*need)?)));
-            each.fold(Need::default(), |sum, (part, need)| sum.with(part, need))
-        };
-        if sum(&self.needs).fits() {
-            return;
-        }
+        self.needs.extend(runs.iter().map(need));
+        self.reserved.retain(|reserved| reserved.due_ns > now_ns);
+        let is_new = |run: &usize| self.needs[*run].is_some() && runs[*run].accepted.is_none();
         self.order.clear();
-        self.order.extend((0..runs.len()).filter(|index| self.needs[*index].is_some()));
-        self.order.sort_by(|one, other| {
-            let (one, other) = (&runs[*one], &runs[*other]);
-            let begun = other.has_begun().cmp(&one.has_begun());
-            begun.then(other.behind().total_cmp(&one.behind()))
-        });
-        let mut accepted = Need::default();
+        self.order.extend((0..runs.len()).filter(is_new));
+        self.order.sort_by(|one, other| runs[*other].behind().total_cmp(&runs[*one].behind()));
         for &index in &self.order {
-            let with = accepted.with(runs[index].part(), self.needs[index].unwrap_or(0.0));
-            if with.fits() {
-                accepted = with;
-            } else {
-                self.needs[index] = None;
+            let run = &runs[index];
+            let time = self.needs[index].unwrap_or(0.0);
+            let work = Work { part_percent: run.part(), instances: 1, time };
+            self.reserved.push(Reserved { work, due_ns: run.due_ns.unwrap_or(now_ns) });
+            if is_overloaded {
+                self.work.clear();
+                self.work.extend(self.reserved.iter().map(|reserved| reserved.work));
+                // The area is a bound on the time that is quicker to compute.
+                let area = |work: &Work| work.time * work.part_percent as f64 / WHOLE_PERCENT as f64;
+                let is_too_much = self.work.iter().map(area).sum::<f64>() > MOST_NEEDED;
+                if is_too_much || least_time(&self.work) > MOST_NEEDED {
+                    self.reserved.pop();
+                    self.needs[index] = None;
+                }
             }
         }
     }

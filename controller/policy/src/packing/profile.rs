@@ -87,9 +87,7 @@ impl Profile {
         let fits = without.chain(floors).filter_map(|floor_ns| {
             let above: Vec<Measured> =
                 measured.iter().copied().filter(|one| one.time_ns > ON_FLOOR * floor_ns).collect();
-            // All other measurements lie on the floor, so a floor needs as many as there are terms.
-            let is_enough = floor_ns == 0.0 || above.len() > TERMS;
-            let profile = is_enough.then(|| Self { floor_ns, terms_ns: least_squares(&above) })?;
+            let profile = (!above.is_empty()).then(|| Self { floor_ns, terms_ns: least_squares(&above) })?;
             Some((profile.error(measured), profile))
         });
         let best = fits.min_by(|(one, _), (other, _)| one.total_cmp(other));
@@ -107,7 +105,8 @@ impl Profile {
 
     /// Returns the time of a run, ns: at least 1.
     pub fn time_ns(&self, part_percent: usize, batch: u32) -> f64 {
-        let sum: f64 = terms(part_percent, batch).iter().zip(&self.terms_ns).map(|(one, term)| one * term).sum();
+        let sum: f64 =
+            terms(part_percent, batch).iter().zip(&self.terms_ns).map(|(one, term)| one * term).sum();
         sum.max(self.floor_ns).max(1.0)
     }
 
@@ -168,12 +167,12 @@ fn least_squares(measured: &[Measured]) -> [f64; TERMS] {
     }
     let scale: [f64; TERMS] = core::array::from_fn(|term| sums[term][term]);
     let mut pivots = [None; TERMS];
-    for column in 0..TERMS {
+    for (column, scale) in scale.into_iter().enumerate() {
         let is_free = |row: &usize| !pivots.contains(&Some(*row));
         let greatest = (0..TERMS)
             .filter(is_free)
             .max_by(|&one, &other| sums[one][column].abs().total_cmp(&sums[other][column].abs()));
-        let Some(pivot) = greatest.filter(|&row| sums[row][column].abs() > LEAST_PIVOT * scale[column]) else {
+        let Some(pivot) = greatest.filter(|&row| sums[row][column].abs() > LEAST_PIVOT * scale) else {
             continue;
         };
         pivots[column] = Some(pivot);

@@ -16,11 +16,12 @@ fn run(part_percent: usize, length_ms: u64, due_ms: Option<u64>) -> Run {
         due_ns: due_ms.map(|due| due * MS),
         behind_ns: 0.0,
         holds: false,
+        accepted: None,
     }
 }
 
 fn chosen(now_ms: u64, runs: &[Run]) -> Vec<usize> {
-    let mut chosen = Packer::default().choose(now_ms * MS, 0, runs).to_vec();
+    let mut chosen = Packer::default().choose(now_ms * MS, 0, true, runs).to_vec();
     chosen.sort_unstable();
     chosen
 }
@@ -50,13 +51,20 @@ fn a_run_without_slack_goes_before_a_fuller_set() {
 }
 
 #[test]
-fn beyond_capacity_the_tenants_that_are_behind_most_are_in_time() {
+fn under_overload_the_tenants_that_are_behind_most_are_in_time() {
     let mut runs: Vec<Run> = (0..3).map(|_| run(60, 10, Some(12))).collect();
     runs[1].behind_ns = 1e6;
-    assert_eq!(chosen(0, &runs), [1]);
-    runs[1].behind_ns = 0.0;
-    runs[2].left_ns = 9 * MS;
-    assert_eq!(chosen(1, &runs), [2], "work that was begun is not wasted");
+    let mut packer = Packer::default();
+    assert_eq!(packer.choose(0, 0, true, &runs), [1]);
+    for (position, run) in runs.iter_mut().enumerate() {
+        run.accepted = Some(packer.accepts(position));
+    }
+    assert_eq!(
+        runs.iter().map(|run| run.accepted).collect::<Vec<_>>(),
+        [Some(false), Some(true), Some(false)]
+    );
+    runs[2].behind_ns = 1e7;
+    assert_eq!(packer.choose(MS, 0, true, &runs), [1], "a run stays accepted");
 }
 
 #[test]
@@ -139,12 +147,20 @@ fn knee_efficacy_and_batch_follow_the_curve() {
 #[test]
 fn operating_points_are_as_narrow_as_deadlines_and_capacity_allow() {
     let profile = Profile { floor_ns: 0.0, terms_ns: [0.0, 4e6, 0.0, 1e6] };
-    let service =
-        Service { profile: &profile, batches: &[1], rate_hz: 10.0, slo_ns: 50e6, gathers: true, instances: 1 };
+    let parts: Vec<usize> = (10..=100).step_by(10).collect();
+    let service = Service {
+        profile: &profile,
+        batches: &[1],
+        parts_percent: &parts,
+        rate_hz: 10.0,
+        slo_ns: 50e6,
+        pause_ns: 0.0,
+        instances: 1,
+    };
     let alone = operating_points(&[service], 1.0);
-    assert_eq!(alone.each[0].part_percent, 10);
+    assert_eq!(alone.each[0].part_percent, 20);
     assert!(alone.each[0].in_time);
-    let hurried = operating_points(&[Service { slo_ns: 9e6, ..service }], 1.0);
+    let hurried = operating_points(&[Service { slo_ns: 18e6, ..service }], 1.0);
     assert_eq!(hurried.each[0].part_percent, 50);
     let busy = operating_points(&[Service { rate_hz: 100.0, ..service }; 2], 1.0);
     assert!(busy.need <= 1.0, "{busy:?}");
@@ -191,13 +207,14 @@ fn simulate(tenants: &[Tenant], duration_ms: u64) -> Vec<(u64, u64)> {
                     due_ns: tenant.period_ms.map(|period_ms| (now_ms / period_ms + 1) * period_ms * MS),
                     behind_ns: lags.lag_ns(index) * 100.0 / tenant.part_percent as f64,
                     holds: holds[index],
+                    accepted: None,
                 });
                 of.push(index);
             }
         }
         holds.fill(false);
         let mut used = 0;
-        for &run in packer.choose(now_ms * MS, 0, &runs) {
+        for &run in packer.choose(now_ms * MS, 0, false, &runs) {
             let index = of[run];
             used += tenants[index].part_percent;
             assert!(!holds[index], "a run is in the set once");
@@ -218,9 +235,13 @@ fn simulate(tenants: &[Tenant], duration_ms: u64) -> Vec<(u64, u64)> {
 }
 
 fn any_tenant() -> impl Strategy<Value = Tenant> {
-    (1_usize..=100, 1_u64..40, proptest::option::of(1_u64..4)).prop_map(|(part_percent, length_ms, periods)| {
-        Tenant { part_percent, length_ms, period_ms: periods.map(|times| 20 << times) }
-    })
+    (1_usize..=100, 1_u64..40, proptest::option::of(1_u64..4)).prop_map(
+        |(part_percent, length_ms, periods)| Tenant {
+            part_percent,
+            length_ms,
+            period_ms: periods.map(|times| 20 << times),
+        },
+    )
 }
 
 proptest! {
@@ -262,15 +283,16 @@ proptest! {
         ),
         now_ns in any::<u64>(),
         handoff_ns in any::<u64>(),
+        overloaded in any::<bool>(),
     ) {
         let runs: Vec<Run> = runs
             .into_iter()
             .map(|(part_percent, length_ns, left_ns, due_ns, behind_ns, holds)| {
-                Run { part_percent, length_ns, left_ns, due_ns, behind_ns, holds }
+                Run { part_percent, length_ns, left_ns, due_ns, behind_ns, holds, accepted: holds.then_some(behind_ns > 0.0) }
             })
             .collect();
         let mut packer = Packer::default();
-        let set = packer.choose(now_ns, handoff_ns, &runs);
+        let set = packer.choose(now_ns, handoff_ns, overloaded, &runs);
         prop_assert!(set.iter().map(|index| runs[*index].part()).sum::<usize>() <= 100);
         let mut once = set.to_vec();
         once.sort_unstable();
