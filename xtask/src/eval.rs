@@ -17,9 +17,11 @@ pub struct Options {
     arguments: Vec<OsString>,
 }
 
-/// Checks that no figure of deepres is below its bar in any scenario.
-pub fn check_bars() -> Result<()> {
-    run(&Options { arguments: vec!["--bars".into()] })
+/// Checks that no figure of deepres is below its bar in any scenario. The arguments select the
+/// scenarios.
+pub fn check_bars(arguments: &[&str]) -> Result<()> {
+    let arguments = arguments.iter().chain(&["--bars"]);
+    run(&Options { arguments: arguments.map(Into::into).collect() })
 }
 
 /// Builds the evaluation and runs it.

@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | placement | which GPUs does a job get? | [`placement`] |
 //! | entitlement | what share is each tenant owed? | [`entitlement`] |
-//! | packing | which tenants run at the same time? | one tenant may launch at a time |
+//! | packing | which tenants run at the same time? | [`packing`]; under leases, one at a time |
 //! | granularity | how much may be in flight? | [`tuning`] (one window for all) |
 //!
 //! [`lease`] turns entitlements into leases. [`tuning`] derives the time constants of leases from
@@ -27,6 +27,7 @@ pub mod entitlement;
 pub mod gang;
 pub mod lease;
 pub mod memory;
+pub mod packing;
 pub mod placement;
 pub mod priority;
 pub mod residency;

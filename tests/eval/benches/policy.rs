@@ -11,6 +11,7 @@ use deepres_policy::TenantId;
 use deepres_policy::class::Class;
 use deepres_policy::entitlement::{Request, entitlements};
 use deepres_policy::lease::{Grant, Scheduler, Seen};
+use deepres_policy::packing::{LOOK_NS, Packer, Run};
 use deepres_policy::tuning::{ASSUMED_HANDOFF_NS, QuantumBounds, Tuning};
 
 /// Number of the host's CPUs, which decides whether waiters spin.
@@ -135,6 +136,54 @@ const WORK_STEPS: u64 = 4;
 /// Number of different lengths of the owner's pauses.
 const PAUSES: u64 = 16;
 
+/// A GPU whose tenants all want parts of its SMs.
+struct Packed {
+    packer: Packer,
+    runs: Vec<Run>,
+    now_ns: u64,
+}
+
+impl Packed {
+    fn of(tenants: usize) -> Self {
+        let run = |tenant: usize| Run {
+            part_percent: 5 + tenant * 7 % 60,
+            length_ns: (5 + tenant as u64 % 50) * STEP_NS,
+            left_ns: (5 + tenant as u64 % 50) * STEP_NS,
+            due_ns: (tenant % 4 != 3).then_some(0),
+            behind_ns: 0.0,
+            holds: false,
+            accepted: None,
+        };
+        Self { packer: Packer::default(), runs: (0..tenants).map(run).collect(), now_ns: 0 }
+    }
+
+    /// The holders have made progress. Runs that are done, or late, make room for the next ones.
+    fn decide(&mut self) {
+        let now_ns = self.now_ns;
+        for run in &mut self.runs {
+            if run.holds {
+                run.left_ns = run.left_ns.saturating_sub(LOOK_NS);
+            }
+            if run.left_ns == 0 || run.due_ns.is_some_and(|due_ns| due_ns <= now_ns) {
+                run.left_ns = run.length_ns;
+                run.accepted = None;
+                run.due_ns = run.due_ns.map(|_| now_ns + 8 * run.length_ns);
+            }
+            run.behind_ns += if run.holds { -(LOOK_NS as f64) } else { LOOK_NS as f64 / 8.0 };
+            run.behind_ns = run.behind_ns.clamp(-1e8, 1e8);
+        }
+        let chosen = black_box(self.packer.choose(now_ns, ASSUMED_HANDOFF_NS, false, &self.runs));
+        self.runs.iter_mut().for_each(|run| run.holds = false);
+        for &run in chosen {
+            self.runs[run].holds = true;
+        }
+        for (position, run) in self.runs.iter_mut().enumerate() {
+            run.accepted = Some(self.packer.accepts(position));
+        }
+        self.now_ns += LOOK_NS;
+    }
+}
+
 fn requests(tenants: TenantId) -> BTreeMap<TenantId, Request> {
     let request = |tenant: TenantId| Request {
         class: if tenant % GUESTS == GUESTS - 1 { Class::BestEffort } else { Class::Fair },
@@ -161,6 +210,12 @@ fn policy(criterion: &mut Criterion) {
     let mut spread: Vec<Beside> = (0..8).map(|_| Beside::of(125)).collect();
     criterion.bench_function("decisions-1000-tenants-on-8-gpus-all-but-8-of-them-guests", |bench| {
         bench.iter(|| spread.iter_mut().for_each(Beside::decide));
+    });
+    let mut sixteen = Packed::of(16);
+    criterion.bench_function("packing-decision-16-tenants-1-gpu", |bench| bench.iter(|| sixteen.decide()));
+    let mut spread: Vec<Packed> = (0..8).map(|_| Packed::of(125)).collect();
+    criterion.bench_function("packing-decisions-1000-tenants-on-8-gpus", |bench| {
+        bench.iter(|| spread.iter_mut().for_each(Packed::decide));
     });
     let sixteen = requests(16);
     criterion.bench_function("review-16-tenants", |bench| bench.iter(|| entitlements(black_box(&sixteen))));

@@ -1,6 +1,6 @@
 //! Evaluates policies that share a GPU, in virtual time. `cargo xtask eval` prints the results. The
 //! end-to-end tests compare the results with the same scenarios in real time. `cargo xtask eval
-//! --placement` evaluates policies that choose GPUs.
+//! --placement` evaluates policies that choose GPUs, and `--packing` policies that share the SMs.
 
 pub mod bars;
 pub mod beside;
@@ -13,6 +13,7 @@ pub mod fluid;
 pub mod gate;
 pub mod load;
 pub mod metrics;
+pub mod packing;
 pub mod page;
 pub mod placement;
 pub mod plot;

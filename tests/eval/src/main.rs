@@ -11,7 +11,7 @@ use clap::Parser;
 use deepres_eval::bars::Bars;
 use deepres_eval::policy::Policy;
 use deepres_eval::scenario::{self, Scenario};
-use deepres_eval::{metrics, page, placement, plot, report, sweep};
+use deepres_eval::{metrics, packing, page, placement, plot, report, sweep};
 
 /// Evaluate sharing policies in virtual time
 ///
@@ -55,6 +55,13 @@ struct Options {
     /// with deepres
     #[arg(long, value_name = "FILE_OR_DIR", requires = "placement")]
     matrix: Option<PathBuf>,
+    /// Compare policies that share the SMs of a GPU; without a scenario, all that come with deepres
+    /// and all mixes of the models of one table. docs/packing.md describes the scenarios
+    #[arg(long, conflicts_with_all = ["policy", "report", "plots", "sweep", "placement"])]
+    packing: bool,
+    /// Take the scenarios of packing from the published measurements in this folder
+    #[arg(long, value_name = "DIR", requires = "packing", conflicts_with = "scenario")]
+    profiles: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
@@ -76,6 +83,9 @@ fn run(options: &Options) -> Result<()> {
         let path = options.matrix.clone().unwrap_or_else(placement::ours);
         let report = placement::run(&path)?;
         return if options.json { placement::print_json } else { placement::print_table }(&report);
+    }
+    if options.packing {
+        return run_packing(options);
     }
     let bars_file = options.bars.as_ref().map(|file| file.clone().unwrap_or_else(Bars::ours));
     let bars = bars_file.as_deref().map(Bars::read).transpose()?;
@@ -112,4 +122,26 @@ fn run(options: &Options) -> Result<()> {
     }
     if options.json { report::print_json(&rows) } else { report::print_table(&rows) }?;
     missed(&|bars| bars.missed_by_rows(&rows))
+}
+
+fn run_packing(options: &Options) -> Result<()> {
+    if let Some(Some(file)) = &options.bars {
+        bail!("the bars of packing come from no file: give --bars without {}", file.display());
+    }
+    let mut rows = Vec::new();
+    if let Some(folder) = &options.profiles {
+        rows.extend(packing::evaluate_all(&packing::profiles::scenarios(folder)?));
+        rows.extend(packing::profiles::most_rates(folder)?);
+    } else if options.scenario.is_empty() {
+        rows.extend(packing::evaluate_all(&packing::ours()?));
+        rows.extend(packing::subsets()?);
+    } else {
+        let read = |file: &PathBuf| packing::scenario::Scenario::read(file);
+        rows.extend(packing::evaluate_all(&options.scenario.iter().map(read).collect::<Result<Vec<_>>>()?));
+    }
+    if options.json { packing::print_json(&rows) } else { packing::print_table(&rows) }?;
+    match packing::bars::missed(&rows) {
+        missed if options.bars.is_none() || missed.is_empty() => Ok(()),
+        missed => bail!("deepres is below {} of its bars:\n  {}", missed.len(), missed.join("\n  ")),
+    }
 }

@@ -10,6 +10,7 @@ use deepres_policy::class::Class;
 
 use crate::beside;
 use crate::metrics::{self, Row};
+use crate::packing;
 use crate::placement;
 use crate::policy::Policy;
 use crate::scenario::{self, SECOND, Scenario};
@@ -177,7 +178,6 @@ const COMPARISONS: &[Comparison] = &[
 
 /// Systems for whose comparison deepres lacks a part that it has not built yet.
 const ABSENT: &str = "\
-| D-STACK | packs models by their deadlines and by the SMs that they can use: more than 90 % of an ideal scheduler | not built yet |
 | GACER | chooses how finely models are cut: 1.37 to 1.66 times as fast as one model after another | not built yet |
 ";
 
@@ -233,6 +233,7 @@ pub fn page() -> Result<String> {
         )?;
     }
     page.push_str(&beside::page()?);
+    page.push_str(&packing::page()?);
     page.push_str(&placement::page()?);
     writeln!(page, "## Not compared\n\n| system | claim | deepres |\n|---|---|---|\n{ABSENT}")?;
     writeln!(

@@ -11,12 +11,14 @@ use super::bar;
 use crate::{build, command};
 
 /// Names of the measurements (tests/eval/benches/policy.rs), and their limits, ns.
-const MEASURED: [(&str, Option<f64>); 7] = [
+const MEASURED: [(&str, Option<f64>); 9] = [
     ("decision-16-tenants-1-gpu", Some(20_000.0)),
     ("decisions-1000-tenants-on-8-gpus", Some(1_000_000.0)),
     ("decisions-1000-tenants-on-each-of-8-gpus", Some(1_000_000.0)),
     ("decision-15-guests-beside-an-owner", Some(20_000.0)),
     ("decisions-1000-tenants-on-8-gpus-all-but-8-of-them-guests", Some(1_000_000.0)),
+    ("packing-decision-16-tenants-1-gpu", Some(20_000.0)),
+    ("packing-decisions-1000-tenants-on-8-gpus", Some(1_000_000.0)),
     ("review-16-tenants", None),
     ("review-1000-tenants", None),
 ];

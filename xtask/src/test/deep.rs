@@ -48,7 +48,9 @@ pub fn run(tally: &mut Tally) -> Result<()> {
     }
     models(tally, &["--include-ignored"])?;
     heading("cargo xtask eval --bars");
-    tally.check("cargo xtask eval --bars", eval::check_bars());
+    tally.check("cargo xtask eval --bars", eval::check_bars(&[]));
+    heading("cargo xtask eval --packing --bars");
+    tally.check("cargo xtask eval --packing --bars", eval::check_bars(&["--packing"]));
     heading("cargo xtask fuzz");
     let options = fuzz::Options { targets: Vec::new(), seconds: FUZZ_SECONDS, seed: 0 };
     tally.check("cargo xtask fuzz", fuzz::run(&options));

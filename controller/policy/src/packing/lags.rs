@@ -1,0 +1,106 @@
+//! What each tenant is owed of the SMs beside the tenants that want them at the same time.
+//!
+//! The figures are areas: a part of the SMs, times the time. The virtual time is that of EEVDF, as
+//! in [`crate::lease::clock`]: it grows by the area in use, divided by the weights of the tenants
+//! that want the GPU.
+
+use alloc::vec::Vec;
+
+/// The greatest lag and the greatest debt of a tenant, ns of the whole GPU. A longer memory would
+/// let a tenant that comes back shut out the others.
+const MOST_NS: f64 = 250e6;
+
+/// The least weight, so that every tenant is owed something.
+const LEAST_WEIGHT: f64 = 1e-6;
+
+fn positive(weight: f64) -> f64 {
+    weight.max(LEAST_WEIGHT)
+}
+
+/// The account of one tenant.
+#[derive(Debug, Clone, Copy)]
+struct Account {
+    weight: f64,
+    wants: bool,
+    /// The virtual time up to which the tenant was served, while it wants the GPU.
+    served: f64,
+    /// The lag, while the tenant does not want the GPU, ns of the whole GPU.
+    kept_ns: f64,
+}
+
+/// The lags of the tenants of one GPU. The caller numbers the tenants from 0.
+#[derive(Debug, Clone, Default)]
+pub struct Lags {
+    accounts: Vec<Account>,
+    /// The virtual time.
+    now: f64,
+    /// The weights of the tenants that want the GPU, added up.
+    weights: f64,
+}
+
+impl Lags {
+    /// Adds a tenant, which does not want the GPU yet, and returns its number. The weight is what
+    /// the tenant is owed: its share, or the area that its runs need. A weight below the least counts as
+    /// the least.
+    pub fn enter(&mut self, weight: f64) -> usize {
+        self.accounts.push(Account { weight: positive(weight), wants: false, served: 0.0, kept_ns: 0.0 });
+        self.accounts.len() - 1
+    }
+
+    /// Sets what the tenant is owed from now on. Its lag stays.
+    ///
+    /// # Panics
+    /// No tenant has this number.
+    pub fn set_weight(&mut self, tenant: usize, weight: f64) {
+        let wants = self.accounts[tenant].wants;
+        self.set_wants(tenant, false);
+        self.accounts[tenant].weight = positive(weight);
+        self.set_wants(tenant, wants);
+    }
+
+    /// Says whether the tenant wants the GPU.
+    ///
+    /// # Panics
+    /// No tenant has this number.
+    pub fn set_wants(&mut self, tenant: usize, wants: bool) {
+        let lag_ns = self.lag_ns(tenant);
+        let account = &mut self.accounts[tenant];
+        if account.wants == wants {
+            return;
+        }
+        account.wants = wants;
+        account.kept_ns = lag_ns;
+        account.served = self.now - lag_ns / account.weight;
+        self.weights += if wants { account.weight } else { -account.weight };
+    }
+
+    /// Charges the tenant for an area, ns of the whole GPU.
+    ///
+    /// # Panics
+    /// No tenant has this number.
+    pub fn charge(&mut self, tenant: usize, area_ns: f64) {
+        let account = &mut self.accounts[tenant];
+        if !account.wants {
+            account.kept_ns = (account.kept_ns - area_ns).max(-MOST_NS);
+            return;
+        }
+        account.served += area_ns / account.weight;
+        self.now += area_ns / self.weights;
+        // What a tenant loses by the bounds, the others get by and by.
+        let lag_ns = self.lag_ns(tenant);
+        let account = &mut self.accounts[tenant];
+        account.served = self.now - lag_ns / account.weight;
+    }
+
+    /// Returns the area that the tenant is owed, ns of the whole GPU; negative if the tenant had
+    /// more than it was owed.
+    ///
+    /// # Panics
+    /// No tenant has this number.
+    pub fn lag_ns(&self, tenant: usize) -> f64 {
+        let account = &self.accounts[tenant];
+        let lag_ns =
+            if account.wants { account.weight * (self.now - account.served) } else { account.kept_ns };
+        lag_ns.clamp(-MOST_NS, MOST_NS)
+    }
+}
