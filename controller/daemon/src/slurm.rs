@@ -3,10 +3,13 @@
 //! A job could change the variables that `deepres slurm task-prolog` set for it. The daemon trusts
 //! only facts that the job cannot change: the kernel says which job a process belongs to, because
 //! Slurm's root process made the job's cgroup. Slurm's controller says what the job has. The daemon
-//! asks `scontrol show job -d` once for each job, when the job's first process comes.
+//! asks `scontrol show job -d` once for each job, when the job's first process comes. If Slurm gives
+//! no answer, the daemon asks again later ([`serve`]).
 
+use crate::Shared;
 use crate::gpus::Gpus;
 use crate::identity::Facts;
+use crate::identity::cgroup::Place;
 use crate::registry::Registry;
 use crate::tenant::Allotment;
 use deepres_abi::PPM;
@@ -22,6 +25,7 @@ use std::cell::{Cell, RefCell};
 use std::fs::File;
 use std::io::{self, Read, Seek};
 use std::process::{Command, Stdio};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{Mutex, OwnedMutexGuard, oneshot};
@@ -34,7 +38,8 @@ const HOST_NAME: &str = "/proc/sys/kernel/hostname";
 /// The longest wait for an answer. The controller of a busy cluster may need a second.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 /// The time for which the daemon does not ask again after Slurm gave no answer in time. Otherwise
-/// each process of a job would wait for [`ANSWER_LIMIT`].
+/// each process of a job would wait for [`ANSWER_LIMIT`]. Also the time between two looks for jobs
+/// without an answer.
 const SILENT_FOR: Duration = Duration::from_secs(10);
 
 /// The daemon's questions to Slurm.
@@ -67,22 +72,31 @@ impl Slurm {
         registry: &RefCell<Registry>,
         asks: bool,
     ) -> Option<Allotment> {
-        let place = facts.place.as_ref()?;
-        let job = place.job()?;
-        // A daemon inside a job serves that job, and the job is the whole machine for it.
-        let is_checked = |registry: &Registry| {
-            let home = registry.home();
-            registry.config().slurm.check_claims && home != Some(place) && place.is_of_roots_slurm(home)
-        };
-        if !is_checked(&registry.borrow()) {
-            return None;
+        let place = facts.place.as_ref().filter(|place| registry.borrow().checks_job_at(place))?;
+        if !asks {
+            return registry.borrow().allotment(&place.path).cloned();
         }
+        self.learn(place, registry).await.unwrap_or_else(|reason| {
+            tracing::warn!(
+                job = place.job(),
+                reason,
+                "the daemon cannot learn from Slurm which part of the GPUs a job has: the wishes of the job count, within its user's caps, until Slurm answers; see docs/slurm.md"
+            );
+            None
+        })
+    }
+
+    /// Returns the part of the GPUs of the job at `place`: as the registry knows it, or as Slurm
+    /// answers now. Returns `None` if Slurm gave no answer in time a short while ago.
+    ///
+    /// # Errors
+    ///
+    /// Returns the reason for which Slurm gives no answer now.
+    async fn learn(&self, place: &Place, registry: &RefCell<Registry>) -> Result<Option<Allotment>, String> {
+        let Some(job) = place.job() else { return Ok(None) };
         let known = || registry.borrow().allotment(&place.path).cloned();
-        if let Some(known) = known() {
-            return Some(known);
-        }
-        if !asks || self.is_silent() {
-            return None;
+        if known().is_some() || self.is_silent() {
+            return Ok(known());
         }
         let asked = timeout(ANSWER_LIMIT, async {
             let asking = Arc::clone(&self.asking).lock_owned().await;
@@ -91,38 +105,52 @@ impl Slurm {
             if is_open { Some(hear(job, asking).await) } else { None }
         });
         let (answer, _asking) = match asked.await {
-            Ok(None) => return known(),
+            Ok(None) => return Ok(known()),
             Ok(Some(heard)) => heard,
             Err(_) => (Err(NoAnswer::late()), None),
         };
         let nodes = nodes(place.slurm_node());
-        let reason = match answer {
+        match answer {
             Ok(text) => match Allocation::read(&text, job, &nodes) {
-                Ok(allocation) => return Some(allot(job, allocation.as_ref(), registry.borrow().gpus())),
-                Err(reason @ SlurmError::NoNode { .. }) => reason.to_string(),
-                // The user may be the reason, and must gain nothing.
+                Ok(allocation) => Ok(Some(allot(job, allocation.as_ref(), registry.borrow().gpus()))),
+                Err(reason @ SlurmError::NoNode { .. }) => Err(reason.to_string()),
+                // The user may have put lines into the record, and must gain nothing by it.
                 Err(reason) => {
                     tracing::warn!(job, %reason, "a Slurm job runs as if it had no GPU");
-                    return Some(allot(job, None, registry.borrow().gpus()));
+                    Ok(Some(allot(job, None, registry.borrow().gpus())))
                 }
             },
-            Err(NoAnswer::Failed(reason)) => reason,
+            Err(NoAnswer::Failed(reason)) => Err(reason),
             Err(NoAnswer::Silent(reason)) => {
                 self.silent_since.set(Some(Instant::now()));
-                reason
+                Err(reason)
             }
-        };
-        tracing::warn!(
-            job,
-            reason,
-            "the daemon cannot learn from Slurm which part of the GPUs a job has: the wishes of the job count, within its user's caps; see docs/slurm.md"
-        );
-        None
+        }
     }
 
     /// Returns whether Slurm gave no answer in time a short while ago.
     fn is_silent(&self) -> bool {
         self.silent_since.get().is_some_and(|since| since.elapsed() < SILENT_FOR)
+    }
+}
+
+/// Asks Slurm again about the jobs whose tenants have no allotment yet, because Slurm gave no answer
+/// when the jobs' processes came. Never returns.
+pub async fn serve(shared: Rc<Shared>) {
+    loop {
+        tokio::time::sleep(SILENT_FOR).await;
+        let unbound = shared.registry.borrow().unbound_jobs();
+        for place in unbound {
+            match shared.slurm.learn(&place, &shared.registry).await {
+                Ok(Some(allotment)) => {
+                    shared.registry.borrow_mut().allot(&place.path, &allotment);
+                    shared.note_change();
+                }
+                Ok(None) => {}
+                // The log has the warning from the admission of the job's process.
+                Err(reason) => tracing::debug!(job = place.job(), reason, "Slurm gives no answer still"),
+            }
+        }
     }
 }
 
