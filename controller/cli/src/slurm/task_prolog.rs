@@ -6,7 +6,7 @@
 
 use super::JOB_VARIABLE;
 use crate::run::{self, PRELOAD_VARIABLE, TENANT_VARIABLE};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Error, Result, bail};
 use deepres_abi::PPM;
 use deepres_abi::directory::SOCKET_VARIABLE;
 use deepres_abi::fallback::FALLBACK_VARIABLE;
@@ -34,21 +34,30 @@ const TENANT_PREFIX: &str = "slurm-";
 const SCONTROL: &str = "scontrol";
 
 /// Prints the changes of the task's environment. If a job with shards cannot run under deepres, its
-/// tasks do not start, because they would take the GPU time of other jobs.
+/// tasks do not start, because they would take the GPU time of other jobs. The tasks of a job with
+/// whole GPUs start without deepres then.
 pub fn run() -> ExitCode {
     let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let changes =
-        Task::read(variable).and_then(|task| task.map_or_else(|| Ok(Vec::new()), |task| task.changes()));
+        Task::read(variable).and_then(|task| match task.map(Task::with_own_shards).transpose()? {
+            Some(task) => task.unless_whole(task.changes()),
+            None => Ok(Vec::new()),
+        });
     match changes {
         Ok(changes) => {
             changes.iter().for_each(|change| println!("{change}"));
             ExitCode::SUCCESS
         }
         Err(error) => {
-            println!("print deepres: the task does not start: {}", crate::explain(&error).replace('\n', " "));
+            println!("{}", message("the task does not start", &error));
             ExitCode::FAILURE
         }
     }
+}
+
+/// Returns the line by which Slurm prints a message into the output of a task.
+fn message(what: &str, error: &Error) -> String {
+    format!("print deepres: {what}: {}", crate::explain(error).replace('\n', " "))
 }
 
 /// A task with GPUs, as its environment describes it.
@@ -96,12 +105,26 @@ impl Task {
         }))
     }
 
-    /// Returns the changes of the task's environment, in Slurm's form.
-    fn changes(mut self) -> Result<Vec<String>> {
+    /// Returns the task with the shards of its own job. Slurm leaves the shards of the outer job in
+    /// the environment of a job with whole GPUs.
+    fn with_own_shards(mut self) -> Result<Self> {
         if self.is_inherited && self.shards.is_some() {
-            // Slurm leaves the shards of the outer job in the environment of a job with whole GPUs.
             self.shards = shards_of(self.job)?;
         }
+        Ok(self)
+    }
+
+    /// Returns the changes of the environment. For a task with whole GPUs, a message takes the place
+    /// of an error, because the task takes nothing of other jobs.
+    fn unless_whole(&self, changes: Result<Vec<String>>) -> Result<Vec<String>> {
+        match changes {
+            Err(error) if self.shards.is_none() => Ok(vec![message("the task runs without deepres", &error)]),
+            changes => changes,
+        }
+    }
+
+    /// Returns the changes of the task's environment, in Slurm's form.
+    fn changes(&self) -> Result<Vec<String>> {
         let library = run::find_interposer()?;
         // A job may bring its own driver, for example in a container. So a driver that is not found
         // here is no error.
@@ -256,6 +279,18 @@ mod tests {
         // The user submitted the job from within job 6.
         let nested = lines(&[whole, &[("DEEPRES_TENANT", "slurm-6"), ("DEEPRES_MEMORY", "1GiB")]].concat());
         assert_eq!(nested[4..], ["unset DEEPRES_SHARE", "unset DEEPRES_MEMORY"]);
+    }
+
+    #[test]
+    fn without_the_library_whole_gpus_are_used_without_deepres_and_shards_are_not_used() {
+        let missing = || Err(anyhow::anyhow!("cannot find\nlibdeepres.so"));
+        let whole = task(&SHARDS[..3]).unwrap().unwrap();
+        let said = whole.unless_whole(missing()).unwrap();
+        assert_eq!(said.len(), 1);
+        assert!(said[0].starts_with("print deepres: the task runs without deepres: cannot find"), "{said:?}");
+        assert!(!said[0].contains('\n'), "{said:?}");
+        assert!(task(SHARDS).unwrap().unwrap().unless_whole(missing()).is_err());
+        assert_eq!(whole.unless_whole(Ok(lines(&SHARDS[..3]))).unwrap(), lines(&SHARDS[..3]));
     }
 
     #[test]
