@@ -12,7 +12,7 @@ use deepres_abi::directory::SOCKET_VARIABLE;
 use deepres_abi::fallback::FALLBACK_VARIABLE;
 use deepres_abi::wish::Key;
 use deepres_daemon::Gpu;
-use deepres_model::directory::{Directory, named_socket};
+use deepres_model::directory::Directory;
 use deepres_model::quantity::Percent;
 use deepres_model::slurm::{Allocation, Amount, exact_name};
 use std::ffi::OsString;
@@ -69,8 +69,10 @@ struct Task {
     shards: Option<u32>,
     /// The numbers of the device files of the task's GPUs; empty if they are not known.
     devices: Vec<u32>,
-    /// Whether the environment is of another job with deepres, from which the user submitted this
-    /// job.
+    /// Whether the user submitted the job from within another job of Slurm with deepres.
+    is_nested: bool,
+    /// Whether the wishes in the environment are those of another tenant, from which the user
+    /// submitted this job: of another job of Slurm, or of a `deepres run`.
     is_inherited: bool,
     /// The memory for which the job asks itself.
     memory: Option<String>,
@@ -93,13 +95,17 @@ impl Task {
         let devices = DEVICES_VARIABLES.iter().find_map(|name| Some((*name, variable(name)?)));
         let devices = devices.map(|(name, text)| text.split(',').map(|text| number(name, text)).collect());
         let own = format!("{TENANT_PREFIX}{job}");
-        let other = variable(TENANT_VARIABLE).filter(|name| name.starts_with(TENANT_PREFIX) && *name != own);
-        let is_inherited = other.is_some();
+        let other = variable(TENANT_VARIABLE).filter(|name| *name != own);
+        let is_nested = other.as_ref().is_some_and(|name| name.starts_with(TENANT_PREFIX));
+        // `deepres run` sets this variable, and users do not.
+        let is_of_run = other.is_some() && variable(FALLBACK_VARIABLE).is_some();
+        let is_inherited = is_nested || is_of_run;
         let memory = variable(Key::Memory.variable()).filter(|_| !is_inherited);
         Ok(Some(Self {
             job,
             shards,
             devices: devices.transpose()?.unwrap_or_default(),
+            is_nested,
             is_inherited,
             memory,
         }))
@@ -108,7 +114,7 @@ impl Task {
     /// Returns the task with the shards of its own job. Slurm leaves the shards of the outer job in
     /// the environment of a job with whole GPUs.
     fn with_own_shards(mut self) -> Result<Self> {
-        if self.is_inherited && self.shards.is_some() {
+        if self.is_nested && self.shards.is_some() {
             self.shards = shards_of(self.job)?;
         }
         Ok(self)
@@ -130,9 +136,10 @@ impl Task {
         // here is no error.
         let library = run::require_driver(&library).unwrap_or(library);
         let preload = run::preload_with(&library, std::env::var_os(PRELOAD_VARIABLE));
-        // A task that starts before root's daemon connects to it later.
-        let first = || Directory::candidates().first().map(Directory::tenant_socket);
-        let socket = run::running()?.or_else(named_socket).or_else(first).context("no place for a daemon")?;
+        // The environment may be that of a shell on another machine, and name the daemon there. A
+        // task that starts before root's daemon connects to it later.
+        let of_root = || Directory::system().tenant_socket();
+        let socket = run::running_before_named()?.unwrap_or_else(of_root);
         let gpus = if self.shards.is_some() { self.gpus(&Gpu::all()?)? } else { Vec::new() };
         self.lines(&gpus, &preload, &std::path::absolute(socket)?)
     }
@@ -308,6 +315,10 @@ mod tests {
         assert_eq!((with("slurm-7").memory.as_deref(), with("slurm-7").is_inherited), (Some("5"), false));
         assert_eq!((with("slurm-6").memory, with("slurm-6").is_inherited), (None, true));
         assert_eq!(with("mine").memory.as_deref(), Some("5"));
+        // The user submitted the job in a shell under `deepres run`.
+        let of_run = [("DEEPRES_TENANT", "bash"), ("DEEPRES_MEMORY", "5"), ("DEEPRES_FALLBACK", "memory=5")];
+        let of_run = task(&[SHARDS, &of_run].concat()).unwrap().unwrap();
+        assert_eq!((of_run.memory, of_run.is_inherited, of_run.is_nested), (None, true, false));
     }
 
     #[test]
