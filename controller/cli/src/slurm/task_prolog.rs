@@ -26,6 +26,8 @@ const SHARDS_VARIABLE: &str = "SLURM_SHARDS_ON_NODE";
 const GPUS_VARIABLE: &str = "SLURM_GPUS_ON_NODE";
 /// Variables with the numbers of the device files of a task's GPUs: of its step, and of its job.
 const DEVICES_VARIABLES: [&str; 2] = ["SLURM_STEP_GPUS", "SLURM_JOB_GPUS"];
+/// Variable with the number of a task's step. The batch script of a job is no numbered step.
+const STEP_VARIABLE: &str = "SLURM_STEP_ID";
 /// Variable with the name by which Slurm knows this node.
 const NODE_VARIABLE: &str = "SLURMD_NODENAME";
 /// Beginning of the names of Slurm jobs' tenants.
@@ -38,11 +40,12 @@ const SCONTROL: &str = "scontrol";
 /// whole GPUs start without deepres then.
 pub fn run() -> ExitCode {
     let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-    let changes =
-        Task::read(variable).and_then(|task| match task.map(Task::with_own_shards).transpose()? {
+    let changes = Task::read(variable).and_then(|task| {
+        match task.map(|task| task.with_part_of_job(allocation_of)).transpose()? {
             Some(task) => task.unless_whole(task.changes()),
             None => Ok(Vec::new()),
-        });
+        }
+    });
     match changes {
         Ok(changes) => {
             changes.iter().for_each(|change| println!("{change}"));
@@ -67,6 +70,11 @@ struct Task {
     job: u32,
     /// The shards of all GPUs together; `None` for whole GPUs.
     shards: Option<u32>,
+    /// The share of each GPU that the job has by Slurm's answer, parts per million; `None` without an
+    /// answer.
+    share_ppm: Option<u32>,
+    /// Whether the task belongs to a numbered step, which may have only a part of the job's shards.
+    is_step: bool,
     /// The numbers of the device files of the task's GPUs; empty if they are not known.
     devices: Vec<u32>,
     /// Whether the user submitted the job from within another job of Slurm with deepres.
@@ -104,6 +112,8 @@ impl Task {
         Ok(Some(Self {
             job,
             shards,
+            share_ppm: None,
+            is_step: variable(STEP_VARIABLE).is_some(),
             devices: devices.transpose()?.unwrap_or_default(),
             is_nested,
             is_inherited,
@@ -111,11 +121,25 @@ impl Task {
         }))
     }
 
-    /// Returns the task with the shards of its own job. Slurm leaves the shards of the outer job in
-    /// the environment of a job with whole GPUs.
-    fn with_own_shards(mut self) -> Result<Self> {
-        if self.is_nested && self.shards.is_some() {
-            self.shards = shards_of(self.job)?;
+    /// Returns the task with the part of its whole job, if the environment may tell another part.
+    /// `answer` is Slurm's answer about a job.
+    ///
+    /// The environment of a step tells the shards of the step, and all steps of a job are one tenant.
+    /// Slurm also leaves the shards of the outer job in the environment of a nested job with whole
+    /// GPUs.
+    fn with_part_of_job(mut self, answer: impl FnOnce(u32) -> Result<Option<Allocation>>) -> Result<Self> {
+        if self.shards.is_none() || !(self.is_step || self.is_nested) {
+            return Ok(self);
+        }
+        match answer(self.job) {
+            Ok(part) => {
+                let part = part.filter(|part| part.amount != Amount::Whole);
+                self.share_ppm = part.as_ref().map(Allocation::share_ppm);
+                self.shards = self.shards.filter(|_| part.is_some());
+            }
+            // The shards of the step are a part of the job's.
+            Err(_) if !self.is_nested => {}
+            Err(error) => return Err(error),
         }
         Ok(self)
     }
@@ -175,7 +199,8 @@ impl Task {
             bail!("{SHARDS_VARIABLE} is 0");
         }
         let places = (0..gpus.len().max(1)).collect();
-        let share_ppm = Allocation { amount: Amount::Shards(shards), places }.share_ppm();
+        let of_task = || Allocation { amount: Amount::Shards(shards), places }.share_ppm();
+        let share_ppm = self.share_ppm.unwrap_or_else(of_task);
         lines.push(export(Key::Share.variable(), &Percent(share_ppm).to_string()));
         let part = |gpu: &Gpu| {
             let bytes = u128::from(gpu.memory_bytes) * u128::from(share_ppm) / u128::from(PPM);
@@ -192,18 +217,14 @@ impl Task {
     }
 }
 
-/// Asks Slurm for the shards of a job on this node; `None` if the job has whole GPUs.
-fn shards_of(job: u32) -> Result<Option<u32>> {
+/// Asks Slurm for the part of the GPUs that a job has on this node; `None` if the job has no GPU.
+fn allocation_of(job: u32) -> Result<Option<Allocation>> {
     let mut shown = show(&job.to_string())?;
     if let Some(name) = exact_name(&shown, job) {
         shown = show(&name)?;
     }
     let nodes: Vec<String> = std::env::var(NODE_VARIABLE).into_iter().collect();
-    let allocation = Allocation::read(&shown, job, &nodes)?;
-    Ok(allocation.and_then(|allocation| match allocation.amount {
-        Amount::Shards(shards) => Some(shards),
-        Amount::Whole => None,
-    }))
+    Ok(Allocation::read(&shown, job, &nodes)?)
 }
 
 /// Returns Slurm's record of the job of this name.
@@ -298,6 +319,34 @@ mod tests {
         assert!(!said[0].contains('\n'), "{said:?}");
         assert!(task(SHARDS).unwrap().unwrap().unless_whole(missing()).is_err());
         assert_eq!(whole.unless_whole(Ok(lines(&SHARDS[..3]))).unwrap(), lines(&SHARDS[..3]));
+    }
+
+    #[test]
+    fn each_step_of_a_job_asks_for_the_part_of_the_whole_job() {
+        let of_job = |amount: Amount| {
+            move |job: u32| {
+                assert_eq!(job, 7);
+                Ok(Some(Allocation { amount, places: vec![1] }))
+            }
+        };
+        let share = |task: Task| {
+            let lines = task.lines(&[gpu(1, 1, 1_000)], &"/p.so".into(), &"/s".into()).unwrap();
+            lines.into_iter().find(|line| line.starts_with("export DEEPRES_SHARE="))
+        };
+        let step = || {
+            let of_step = [("SLURM_STEP_ID", "1"), ("SLURM_SHARDS_ON_NODE", "10")];
+            task(&[SHARDS, &of_step].concat()).unwrap().unwrap()
+        };
+        let asked = step().with_part_of_job(of_job(Amount::Shards(30))).unwrap();
+        assert_eq!(share(asked).as_deref(), Some("export DEEPRES_SHARE=30%"));
+        let unanswered = step().with_part_of_job(|_| bail!("no answer")).unwrap();
+        assert_eq!(share(unanswered).as_deref(), Some("export DEEPRES_SHARE=10%"));
+        assert_eq!(share(step().with_part_of_job(of_job(Amount::Whole)).unwrap()), None);
+        let script = task(SHARDS).unwrap().unwrap();
+        let unasked = script.with_part_of_job(|_| panic!("a script has all shards of its job")).unwrap();
+        assert_eq!(share(unasked).as_deref(), Some("export DEEPRES_SHARE=30%"));
+        let nested = task(&[SHARDS, &[("DEEPRES_TENANT", "slurm-6")]].concat()).unwrap().unwrap();
+        assert!(nested.with_part_of_job(|_| bail!("no answer")).is_err());
     }
 
     #[test]
