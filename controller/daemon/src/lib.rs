@@ -297,6 +297,7 @@ pub fn run(
         tokio::task::spawn_local(memory::reconcile::serve(Rc::clone(&shared)));
         tokio::task::spawn_local(memory::log::serve(shared.status.subscribe()));
         tokio::task::spawn_local(driver_use::serve(Rc::clone(&shared)));
+        tokio::task::spawn_local(slurm::serve(Rc::clone(&shared)));
         if let Some(hangups) = reload::hangups() {
             tokio::task::spawn_local(reload::serve(Rc::clone(&shared), hangups));
         }

@@ -3,10 +3,13 @@
 //! A job could change the variables that `deepres slurm task-prolog` set for it. The daemon trusts
 //! only facts that the job cannot change: the kernel says which job a process belongs to, because
 //! Slurm's root process made the job's cgroup. Slurm's controller says what the job has. The daemon
-//! asks `scontrol show job -d` once for each job, when the job's first process comes.
+//! asks `scontrol show job -d` once for each job, when the job's first process comes. If Slurm gives
+//! no answer, the daemon asks again later ([`serve`]).
 
+use crate::Shared;
 use crate::gpus::Gpus;
 use crate::identity::Facts;
+use crate::identity::cgroup::Place;
 use crate::registry::Registry;
 use crate::tenant::Allotment;
 use deepres_abi::PPM;
@@ -22,8 +25,11 @@ use std::cell::{Cell, RefCell};
 use std::fs::File;
 use std::io::{self, Read, Seek};
 use std::process::{Command, Stdio};
+use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, OwnedMutexGuard, oneshot};
+use tokio::time::timeout;
 
 /// Slurm's command that shows jobs.
 const SCONTROL: &str = "scontrol";
@@ -32,14 +38,17 @@ const HOST_NAME: &str = "/proc/sys/kernel/hostname";
 /// The longest wait for an answer. The controller of a busy cluster may need a second.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 /// The time for which the daemon does not ask again after Slurm gave no answer in time. Otherwise
-/// each process of a job would wait for [`ANSWER_LIMIT`].
+/// each process of a job would wait for [`ANSWER_LIMIT`]. Also the time between two looks for jobs
+/// without an answer.
 const SILENT_FOR: Duration = Duration::from_secs(10);
 
 /// The daemon's questions to Slurm.
 #[derive(Debug, Default)]
 pub struct Slurm {
-    /// The lock of the question under way. The other processes of a job wait for its answer.
-    asking: Mutex<()>,
+    /// The lock of the question under way. The other processes of a job wait for its answer. The
+    /// thread of a question holds the lock until `scontrol` has ended, so at most one thread waits
+    /// for a stuck `scontrol`.
+    asking: Arc<Mutex<()>>,
     /// When Slurm last gave no answer in time.
     silent_since: Cell<Option<Instant>>,
 }
@@ -63,55 +72,114 @@ impl Slurm {
         registry: &RefCell<Registry>,
         asks: bool,
     ) -> Option<Allotment> {
-        let place = facts.place.as_ref()?;
-        let job = place.job()?;
-        // A daemon inside a job serves that job, and the job is the whole machine for it.
-        let is_checked = |registry: &Registry| {
-            let home = registry.home();
-            registry.config().slurm.check_claims && home != Some(place) && place.is_of_roots_slurm(home)
-        };
-        if !is_checked(&registry.borrow()) {
-            return None;
-        }
-        let known = || registry.borrow().allotment(&place.path).cloned();
-        if let Some(known) = known() {
-            return Some(known);
-        }
+        let place = facts.place.as_ref().filter(|place| registry.borrow().checks_job_at(place))?;
         if !asks {
-            return None;
+            return registry.borrow().allotment(&place.path).cloned();
         }
-        let _asking = self.asking.lock().await;
-        // Another process of the job may have got the answer meanwhile.
-        if let Some(known) = known() {
-            return Some(known);
+        self.learn(place, registry).await.unwrap_or_else(|reason| {
+            tracing::warn!(
+                job = place.job(),
+                reason,
+                "the daemon cannot learn from Slurm which part of the GPUs a job has: the wishes of the job count, within its user's caps, until Slurm answers; see docs/slurm.md"
+            );
+            None
+        })
+    }
+
+    /// Returns the part of the GPUs of the job at `place`: as the registry knows it, or as Slurm
+    /// answers now. Returns `None` if Slurm gave no answer in time a short while ago.
+    ///
+    /// # Errors
+    ///
+    /// Returns the reason for which Slurm gives no answer now.
+    async fn learn(&self, place: &Place, registry: &RefCell<Registry>) -> Result<Option<Allotment>, String> {
+        let Some(job) = place.job() else { return Ok(None) };
+        let known = || registry.borrow().allotment(&place.path).cloned();
+        if known().is_some() || self.is_silent() {
+            return Ok(known());
         }
-        if self.silent_since.get().is_some_and(|since| since.elapsed() < SILENT_FOR) {
-            return None;
-        }
-        let answer = tokio::task::spawn_blocking(move || ask(job)).await.ok()?;
+        let asked = timeout(ANSWER_LIMIT, async {
+            let asking = Arc::clone(&self.asking).lock_owned().await;
+            // Another process of the job may have got the answer meanwhile.
+            let is_open = known().is_none() && !self.is_silent();
+            if is_open { Some(hear(job, asking).await) } else { None }
+        });
+        let (answer, _asking) = match asked.await {
+            Ok(None) => return Ok(known()),
+            Ok(Some(heard)) => heard,
+            Err(_) => (Err(NoAnswer::late()), None),
+        };
         let nodes = nodes(place.slurm_node());
-        let reason = match answer {
+        match answer {
             Ok(text) => match Allocation::read(&text, job, &nodes) {
-                Ok(allocation) => return Some(allot(job, allocation.as_ref(), registry.borrow().gpus())),
-                Err(reason @ SlurmError::NoNode { .. }) => reason.to_string(),
-                // The user may be the reason, and must gain nothing.
+                Ok(allocation) => Ok(Some(allot(job, allocation.as_ref(), registry.borrow().gpus()))),
+                Err(reason @ SlurmError::NoNode { .. }) => Err(reason.to_string()),
+                // The user may have put lines into the record, and must gain nothing by it.
                 Err(reason) => {
                     tracing::warn!(job, %reason, "a Slurm job runs as if it had no GPU");
-                    return Some(allot(job, None, registry.borrow().gpus()));
+                    Ok(Some(allot(job, None, registry.borrow().gpus())))
                 }
             },
-            Err(NoAnswer::Failed(reason)) => reason,
+            Err(NoAnswer::Failed(reason)) => Err(reason),
             Err(NoAnswer::Silent(reason)) => {
                 self.silent_since.set(Some(Instant::now()));
-                reason
+                Err(reason)
             }
-        };
-        tracing::warn!(
-            job,
-            reason,
-            "the daemon cannot learn from Slurm which part of the GPUs a job has: the wishes of the job count, within its user's caps; see docs/slurm.md"
-        );
-        None
+        }
+    }
+
+    /// Returns whether Slurm gave no answer in time a short while ago.
+    fn is_silent(&self) -> bool {
+        self.silent_since.get().is_some_and(|since| since.elapsed() < SILENT_FOR)
+    }
+}
+
+/// Asks Slurm again about the jobs whose tenants have no allotment yet, because Slurm gave no answer
+/// when the jobs' processes came. Never returns.
+pub async fn serve(shared: Rc<Shared>) {
+    loop {
+        tokio::time::sleep(SILENT_FOR).await;
+        let unbound = shared.registry.borrow().unbound_jobs();
+        for place in unbound {
+            match shared.slurm.learn(&place, &shared.registry).await {
+                Ok(Some(allotment)) => {
+                    shared.registry.borrow_mut().allot(&place.path, &allotment);
+                    shared.note_change();
+                }
+                Ok(None) => {}
+                // The log has the warning from the admission of the job's process.
+                Err(reason) => tracing::debug!(job = place.job(), reason, "Slurm gives no answer still"),
+            }
+        }
+    }
+}
+
+impl NoAnswer {
+    /// Returns the reason of an answer that does not come in time.
+    fn late() -> Self {
+        Self::Silent(format!("{SCONTROL} gives no answer within {ANSWER_LIMIT:?}"))
+    }
+}
+
+/// Asks Slurm about a job in a thread of its own. The thread may wait for a stuck `scontrol` for
+/// ever, and the daemon can end meanwhile. Returns the answer with the lock.
+async fn hear(
+    job: u32,
+    asking: OwnedMutexGuard<()>,
+) -> (Result<String, NoAnswer>, Option<OwnedMutexGuard<()>>) {
+    let (tell, told) = oneshot::channel();
+    let ask = move || {
+        let answer = ask(job);
+        // If nobody waits for the answer any more, the lock becomes free here.
+        drop(tell.send((answer, asking)));
+    };
+    let started = std::thread::Builder::new().name("deepres-slurm".to_owned()).spawn(ask);
+    match started {
+        Ok(_) => match told.await {
+            Ok((answer, asking)) => (answer, Some(asking)),
+            Err(_) => (Err(NoAnswer::Silent("the thread of the question ended".to_owned())), None),
+        },
+        Err(error) => (Err(NoAnswer::Silent(format!("{SCONTROL} cannot run: {error}"))), None),
     }
 }
 
@@ -186,7 +254,7 @@ fn run(program: &str, arguments: &[&str]) -> Result<String, NoAnswer> {
     }
     let status = child.wait().map_err(silent)?;
     if !has_ended {
-        return Err(NoAnswer::Silent(format!("{program} gives no answer within {ANSWER_LIMIT:?}")));
+        return Err(NoAnswer::late());
     }
     let text = |mut file: File| {
         let mut bytes = Vec::new();
@@ -219,6 +287,10 @@ fn ends_within(process: &impl std::os::fd::AsFd, limit: Duration) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::identity::cgroup;
+    use crate::shm::{SharedPage, Writer};
+    use deepres_abi::beat::BeatPage;
+    use deepres_model::config::Config;
 
     #[test]
     fn a_job_has_the_gpus_at_its_places_and_its_part_of_their_memory() {
@@ -243,6 +315,29 @@ mod tests {
         let none = allotment(None, &files, &memory_bytes);
         assert_eq!((none.share_ppm, none.memory_bytes, none.class), (10_000, 10, Class::BestEffort));
         assert!(none.lacks(0) && none.lacks(1));
+    }
+
+    #[test]
+    fn a_stuck_question_holds_no_process() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let beat = SharedPage::<BeatPage>::create("deepres-test", Writer::Controller).unwrap();
+        let registry = RefCell::new(Registry::new(Config::default(), Gpus::default(), Arc::new(beat)));
+        let facts = Facts {
+            pid: 30,
+            process: None,
+            place: cgroup::place("0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_0"),
+            owner: 1000,
+            namespace: None,
+        };
+        let slurm = Slurm::default();
+        // The thread of a question to a stuck `scontrol` holds this lock.
+        let stuck = Arc::clone(&slurm.asking).try_lock_owned().unwrap();
+        let before = Instant::now();
+        for _ in 0..3 {
+            assert_eq!(runtime.block_on(slurm.allotment(&facts, &registry, true)), None);
+        }
+        assert!((ANSWER_LIMIT..2 * ANSWER_LIMIT).contains(&before.elapsed()), "one wait for all");
+        drop(stuck);
     }
 
     #[test]

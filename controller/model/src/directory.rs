@@ -76,6 +76,11 @@ impl Directory {
         places().own().into()
     }
 
+    /// Returns the system's directory. Root's daemon uses this directory, and serves all users.
+    pub fn system() -> Self {
+        rule::Directory::System.into()
+    }
+
     /// Returns the directories in which a daemon may be, the best first. If the environment names a
     /// directory, the result has only that directory. Otherwise the system's directory comes before
     /// the user's.

@@ -30,8 +30,8 @@ use crate::{
 const PACKAGES: &str = "slurmctld slurmd slurm-client munge";
 /// Major number of the driver's devices. Slurm wants character devices, and nothing opens these.
 const MAJOR: u32 = 195;
-/// Place of the command in the hooks that deepres ships.
-const SHIPPED_COMMAND: &str = "/usr/local/bin/deepres";
+/// Beginning of the search path in the hooks that deepres ships.
+const SHIPPED_PATH: &str = "PATH=/usr/local/bin";
 /// Hierarchy of cgroups (version 1) in which Slurm keeps the processes of jobs.
 const FREEZER: &str = "/sys/fs/cgroup/freezer";
 /// Time within which the controller knows all nodes, however busy the machine is.
@@ -224,12 +224,14 @@ impl<'host> Cluster<'host> {
         write("cgroup.conf", cgroups.as_bytes(), 0o644);
         // The hooks are those that deepres ships. They run this build's command. Slurm starts the
         // epilog with an environment of its own, which does not name the daemon of the test.
-        let deepres = artefacts().deepres.display().to_string();
+        let command = &artefacts().deepres;
+        let folder_of_command = command.parent().unwrap_or_else(|| panic!("{}", command.display()));
+        let own_path = format!("PATH={}:/usr/local/bin", folder_of_command.display());
         let shipped = |name: &str| {
             let path = repository().join("controller/deploy/slurm").join(name);
             let text =
                 fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-            text.replace(SHIPPED_COMMAND, &deepres)
+            text.replace(SHIPPED_PATH, &own_path)
         };
         write("task-prolog", shipped("task-prolog").as_bytes(), 0o755);
         let chosen = format!("#!/bin/sh\ncase $SLURMD_NODENAME in\n{directories}esac\n");

@@ -134,7 +134,11 @@ fn documentation() -> Result<Vec<Item>> {
         ("LICENSE-APACHE".to_owned(), root.join("LICENSE-APACHE")),
         ("examples/deepres.toml".to_owned(), root.join("controller/deploy/deepres.toml")),
     ];
-    let folders = [("docs", "docs"), ("examples/metrics", "controller/deploy/metrics")];
+    let folders = [
+        ("docs", "docs"),
+        ("examples/metrics", "controller/deploy/metrics"),
+        ("examples/slurm", "controller/deploy/slurm"),
+    ];
     for (place, folder) in folders {
         for path in files(&root.join(folder))? {
             pages.push((format!("{place}/{}", path.file_name().unwrap_or_default().display()), path));

@@ -127,6 +127,14 @@ pub fn running() -> Result<Option<PathBuf>> {
     Ok(find(sockets())?.map(|(socket, _)| socket))
 }
 
+/// Returns the tenant socket of the system's daemon if it runs, whatever the environment names. Else
+/// returns the tenant socket of the daemon to which a job would connect now; `None` if no daemon
+/// runs.
+pub fn running_before_named() -> Result<Option<PathBuf>> {
+    let all = std::iter::once(Directory::system().tenant_socket()).chain(sockets()).collect();
+    Ok(find(all)?.map(|(socket, _)| socket))
+}
+
 /// Connects to the first of these sockets at which a trusted daemon listens. Returns the socket and
 /// the connection; `None` without such a daemon.
 fn find(sockets: Vec<PathBuf>) -> Result<Option<(PathBuf, OwnedFd)>> {

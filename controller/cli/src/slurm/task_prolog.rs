@@ -6,13 +6,13 @@
 
 use super::JOB_VARIABLE;
 use crate::run::{self, PRELOAD_VARIABLE, TENANT_VARIABLE};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Error, Result, bail};
 use deepres_abi::PPM;
 use deepres_abi::directory::SOCKET_VARIABLE;
 use deepres_abi::fallback::FALLBACK_VARIABLE;
 use deepres_abi::wish::Key;
 use deepres_daemon::Gpu;
-use deepres_model::directory::{Directory, named_socket};
+use deepres_model::directory::Directory;
 use deepres_model::quantity::Percent;
 use deepres_model::slurm::{Allocation, Amount, exact_name};
 use std::ffi::OsStr;
@@ -26,6 +26,8 @@ const SHARDS_VARIABLE: &str = "SLURM_SHARDS_ON_NODE";
 const GPUS_VARIABLE: &str = "SLURM_GPUS_ON_NODE";
 /// Variables with the numbers of the device files of a task's GPUs: of its step, and of its job.
 const DEVICES_VARIABLES: [&str; 2] = ["SLURM_STEP_GPUS", "SLURM_JOB_GPUS"];
+/// Variable with the number of a task's step. The batch script of a job is no numbered step.
+const STEP_VARIABLE: &str = "SLURM_STEP_ID";
 /// Variable with the name by which Slurm knows this node.
 const NODE_VARIABLE: &str = "SLURMD_NODENAME";
 /// Beginning of the names of Slurm jobs' tenants.
@@ -34,21 +36,31 @@ const TENANT_PREFIX: &str = "slurm-";
 const SCONTROL: &str = "scontrol";
 
 /// Prints the changes of the task's environment. If a job with shards cannot run under deepres, its
-/// tasks do not start, because they would take the GPU time of other jobs.
+/// tasks do not start, because they would take the GPU time of other jobs. The tasks of a job with
+/// whole GPUs start without deepres then.
 pub fn run() -> ExitCode {
     let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-    let changes =
-        Task::read(variable).and_then(|task| task.map_or_else(|| Ok(Vec::new()), |task| task.changes()));
+    let changes = Task::read(variable).and_then(|task| {
+        match task.map(|task| task.with_part_of_job(allocation_of)).transpose()? {
+            Some(task) => task.unless_whole(task.changes()),
+            None => Ok(Vec::new()),
+        }
+    });
     match changes {
         Ok(changes) => {
             changes.iter().for_each(|change| println!("{change}"));
             ExitCode::SUCCESS
         }
         Err(error) => {
-            println!("print deepres: the task does not start: {}", crate::explain(&error).replace('\n', " "));
+            println!("{}", message("the task does not start", &error));
             ExitCode::FAILURE
         }
     }
+}
+
+/// Returns the line by which Slurm prints a message into the output of a task.
+fn message(what: &str, error: &Error) -> String {
+    format!("print deepres: {what}: {}", crate::explain(error).replace('\n', " "))
 }
 
 /// A task with GPUs, as its environment describes it.
@@ -58,10 +70,17 @@ struct Task {
     job: u32,
     /// The shards of all GPUs together; `None` for whole GPUs.
     shards: Option<u32>,
+    /// The share of each GPU that the job has by Slurm's answer, parts per million; `None` without an
+    /// answer.
+    share_ppm: Option<u32>,
+    /// Whether the task belongs to a numbered step, which may have only a part of the job's shards.
+    is_step: bool,
     /// The numbers of the device files of the task's GPUs; empty if they are not known.
     devices: Vec<u32>,
-    /// Whether the environment is of another job with deepres, from which the user submitted this
-    /// job.
+    /// Whether the user submitted the job from within another job of Slurm with deepres.
+    is_nested: bool,
+    /// Whether the wishes in the environment are those of another tenant, from which the user
+    /// submitted this job: of another job of Slurm, or of a `deepres run`.
     is_inherited: bool,
     /// The memory for which the job asks itself.
     memory: Option<String>,
@@ -84,32 +103,67 @@ impl Task {
         let devices = DEVICES_VARIABLES.iter().find_map(|name| Some((*name, variable(name)?)));
         let devices = devices.map(|(name, text)| text.split(',').map(|text| number(name, text)).collect());
         let own = format!("{TENANT_PREFIX}{job}");
-        let other = variable(TENANT_VARIABLE).filter(|name| name.starts_with(TENANT_PREFIX) && *name != own);
-        let is_inherited = other.is_some();
+        let other = variable(TENANT_VARIABLE).filter(|name| *name != own);
+        let is_nested = other.as_ref().is_some_and(|name| name.starts_with(TENANT_PREFIX));
+        // `deepres run` sets this variable, and users do not.
+        let is_of_run = other.is_some() && variable(FALLBACK_VARIABLE).is_some();
+        let is_inherited = is_nested || is_of_run;
         let memory = variable(Key::Memory.variable()).filter(|_| !is_inherited);
         Ok(Some(Self {
             job,
             shards,
+            share_ppm: None,
+            is_step: variable(STEP_VARIABLE).is_some(),
             devices: devices.transpose()?.unwrap_or_default(),
+            is_nested,
             is_inherited,
             memory,
         }))
     }
 
-    /// Returns the changes of the task's environment, in Slurm's form.
-    fn changes(mut self) -> Result<Vec<String>> {
-        if self.is_inherited && self.shards.is_some() {
-            // Slurm leaves the shards of the outer job in the environment of a job with whole GPUs.
-            self.shards = shards_of(self.job)?;
+    /// Returns the task with the part of its whole job, if the environment may tell another part.
+    /// `answer` is Slurm's answer about a job.
+    ///
+    /// The environment of a step tells the shards of the step, and all steps of a job are one tenant.
+    /// Slurm also leaves the shards of the outer job in the environment of a nested job with whole
+    /// GPUs.
+    fn with_part_of_job(mut self, answer: impl FnOnce(u32) -> Result<Option<Allocation>>) -> Result<Self> {
+        if self.shards.is_none() || !(self.is_step || self.is_nested) {
+            return Ok(self);
         }
+        match answer(self.job) {
+            Ok(part) => {
+                let part = part.filter(|part| part.amount != Amount::Whole);
+                self.share_ppm = part.as_ref().map(Allocation::share_ppm);
+                self.shards = self.shards.filter(|_| part.is_some());
+            }
+            // The shards of the step are a part of the job's.
+            Err(_) if !self.is_nested => {}
+            Err(error) => return Err(error),
+        }
+        Ok(self)
+    }
+
+    /// Returns the changes of the environment. For a task with whole GPUs, a message takes the place
+    /// of an error, because the task takes nothing of other jobs.
+    fn unless_whole(&self, changes: Result<Vec<String>>) -> Result<Vec<String>> {
+        match changes {
+            Err(error) if self.shards.is_none() => Ok(vec![message("the task runs without deepres", &error)]),
+            changes => changes,
+        }
+    }
+
+    /// Returns the changes of the task's environment, in Slurm's form.
+    fn changes(&self) -> Result<Vec<String>> {
         let library = run::find_interposer()?;
         // A job may bring its own driver, for example in a container. So a driver that is not found
         // here is no error.
         let library = run::require_driver(&library).unwrap_or(library);
         let preload = run::preload_with(&library, std::env::var_os(PRELOAD_VARIABLE));
-        // A task that starts before root's daemon connects to it later.
-        let first = || Directory::candidates().first().map(Directory::tenant_socket);
-        let socket = run::running()?.or_else(named_socket).or_else(first).context("no place for a daemon")?;
+        // The environment may be that of a shell on another machine, and name the daemon there. A
+        // task that starts before root's daemon connects to it later.
+        let of_root = || Directory::system().tenant_socket();
+        let socket = run::running_before_named()?.unwrap_or_else(of_root);
         let gpus = if self.shards.is_some() { self.gpus(&Gpu::all()?)? } else { Vec::new() };
         self.lines(&gpus, &preload, &std::path::absolute(socket)?)
     }
@@ -145,7 +199,8 @@ impl Task {
             bail!("{SHARDS_VARIABLE} is 0");
         }
         let places = (0..gpus.len().max(1)).collect();
-        let share_ppm = Allocation { amount: Amount::Shards(shards), places }.share_ppm();
+        let of_task = || Allocation { amount: Amount::Shards(shards), places }.share_ppm();
+        let share_ppm = self.share_ppm.unwrap_or_else(of_task);
         lines.push(export(Key::Share.variable(), &Percent(share_ppm).to_string()));
         let part = |gpu: &Gpu| {
             let bytes = u128::from(gpu.memory_bytes) * u128::from(share_ppm) / u128::from(PPM);
@@ -162,18 +217,14 @@ impl Task {
     }
 }
 
-/// Asks Slurm for the shards of a job on this node; `None` if the job has whole GPUs.
-fn shards_of(job: u32) -> Result<Option<u32>> {
+/// Asks Slurm for the part of the GPUs that a job has on this node; `None` if the job has no GPU.
+fn allocation_of(job: u32) -> Result<Option<Allocation>> {
     let mut shown = show(&job.to_string())?;
     if let Some(name) = exact_name(&shown, job) {
         shown = show(&name)?;
     }
     let nodes: Vec<String> = std::env::var(NODE_VARIABLE).into_iter().collect();
-    let allocation = Allocation::read(&shown, job, &nodes)?;
-    Ok(allocation.and_then(|allocation| match allocation.amount {
-        Amount::Shards(shards) => Some(shards),
-        Amount::Whole => None,
-    }))
+    Ok(Allocation::read(&shown, job, &nodes)?)
 }
 
 /// Returns Slurm's record of the job of this name.
@@ -259,6 +310,46 @@ mod tests {
     }
 
     #[test]
+    fn without_the_library_whole_gpus_are_used_without_deepres_and_shards_are_not_used() {
+        let missing = || Err(anyhow::anyhow!("cannot find\nlibdeepres.so"));
+        let whole = task(&SHARDS[..3]).unwrap().unwrap();
+        let said = whole.unless_whole(missing()).unwrap();
+        assert_eq!(said.len(), 1);
+        assert!(said[0].starts_with("print deepres: the task runs without deepres: cannot find"), "{said:?}");
+        assert!(!said[0].contains('\n'), "{said:?}");
+        assert!(task(SHARDS).unwrap().unwrap().unless_whole(missing()).is_err());
+        assert_eq!(whole.unless_whole(Ok(lines(&SHARDS[..3]))).unwrap(), lines(&SHARDS[..3]));
+    }
+
+    #[test]
+    fn each_step_of_a_job_asks_for_the_part_of_the_whole_job() {
+        let of_job = |amount: Amount| {
+            move |job: u32| {
+                assert_eq!(job, 7);
+                Ok(Some(Allocation { amount, places: vec![1] }))
+            }
+        };
+        let share = |task: Task| {
+            let lines = task.lines(&[gpu(1, 1, 1_000)], &"/p.so".into(), &"/s".into()).unwrap();
+            lines.into_iter().find(|line| line.starts_with("export DEEPRES_SHARE="))
+        };
+        let step = || {
+            let of_step = [("SLURM_STEP_ID", "1"), ("SLURM_SHARDS_ON_NODE", "10")];
+            task(&[SHARDS, &of_step].concat()).unwrap().unwrap()
+        };
+        let asked = step().with_part_of_job(of_job(Amount::Shards(30))).unwrap();
+        assert_eq!(share(asked).as_deref(), Some("export DEEPRES_SHARE=30%"));
+        let unanswered = step().with_part_of_job(|_| bail!("no answer")).unwrap();
+        assert_eq!(share(unanswered).as_deref(), Some("export DEEPRES_SHARE=10%"));
+        assert_eq!(share(step().with_part_of_job(of_job(Amount::Whole)).unwrap()), None);
+        let script = task(SHARDS).unwrap().unwrap();
+        let unasked = script.with_part_of_job(|_| panic!("a script has all shards of its job")).unwrap();
+        assert_eq!(share(unasked).as_deref(), Some("export DEEPRES_SHARE=30%"));
+        let nested = task(&[SHARDS, &[("DEEPRES_TENANT", "slurm-6")]].concat()).unwrap().unwrap();
+        assert!(nested.with_part_of_job(|_| bail!("no answer")).is_err());
+    }
+
+    #[test]
     fn a_task_without_gpus_keeps_its_environment() {
         assert_eq!(task(&[]).unwrap(), None);
         assert_eq!(task(&[("SLURM_JOB_ID", "7"), ("SLURM_JOB_GPUS", "0")]).unwrap(), None);
@@ -273,6 +364,10 @@ mod tests {
         assert_eq!((with("slurm-7").memory.as_deref(), with("slurm-7").is_inherited), (Some("5"), false));
         assert_eq!((with("slurm-6").memory, with("slurm-6").is_inherited), (None, true));
         assert_eq!(with("mine").memory.as_deref(), Some("5"));
+        // The user submitted the job in a shell under `deepres run`.
+        let of_run = [("DEEPRES_TENANT", "bash"), ("DEEPRES_MEMORY", "5"), ("DEEPRES_FALLBACK", "memory=5")];
+        let of_run = task(&[SHARDS, &of_run].concat()).unwrap().unwrap();
+        assert_eq!((of_run.memory, of_run.is_inherited, of_run.is_nested), (None, true, false));
     }
 
     #[test]

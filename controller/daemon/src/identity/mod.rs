@@ -12,8 +12,9 @@
 //! processes of one user. A name from a container or pod applies only inside this container or pod
 //! ([`Names`]). All of root's containers have the same user, but do not trust each other.
 //!
-//! If the daemon knows the part of the GPUs that Slurm gave to a job, the Slurm job comes before all
-//! other rules ([`of_job`]). Names then apply only in a job with whole GPUs, and only in this job.
+//! In the jobs of root's Slurm, the Slurm job comes before all other rules ([`of_job`]), unless the
+//! configuration turns the check of claims off. Names then apply only in a job that has whole GPUs
+//! by Slurm's answer, and only in this job.
 //!
 //! A process of root may start a process of another user, for example by `setpriv` or `gosu`. Such
 //! a process is a descendant of root's tenant, and keeps the tenant's name.

@@ -302,13 +302,15 @@ impl Registry {
         self.tenants.of_key(&key).map(|(_, tenant)| tenant)
     }
 
-    /// Returns the identity of the tenant to which a process belongs. All processes of a job with a
-    /// part of a GPU are one tenant, whatever name they give. Otherwise, a job would have its part
-    /// once for each name. A job with whole GPUs may divide them among names.
+    /// Returns the identity of the tenant to which a process belongs. In root's Slurm, all processes
+    /// of a job with a part of a GPU are one tenant, whatever name they give. Otherwise, a job would
+    /// have its part once for each name. The same holds while Slurm has not answered, so that a late
+    /// answer binds all processes of the job. A job with whole GPUs may divide them among names.
     fn identify_guest(&self, guest: &Guest, hello: &Hello) -> Identity {
-        let of_job = guest.allotment.as_ref().and_then(|allotment| {
-            identity::of_job(if allotment.is_whole() { claim(hello) } else { "" }, &guest.facts)
-        });
+        let is_whole = guest.allotment.as_ref().is_some_and(Allotment::is_whole);
+        let name = if is_whole { claim(hello) } else { "" };
+        let place = guest.facts.place.as_ref().filter(|place| self.checks_job_at(place));
+        let of_job = place.and_then(|_| identity::of_job(name, &guest.facts));
         of_job.unwrap_or_else(|| self.identify(claim(hello), &guest.facts))
     }
 

@@ -207,11 +207,6 @@ impl Registry {
         identity::identify(claim, facts, names, ancestors, kin)
     }
 
-    /// Returns the container or pod in which the daemon runs.
-    pub fn home(&self) -> Option<&Place> {
-        self.home.as_ref()
-    }
-
     /// Returns the name of the tenant whose process started the process `pid`, or of the tenant of
     /// the Slurm job to which the process belongs.
     pub fn starter_of(&self, pid: u32) -> Option<String> {
@@ -234,6 +229,37 @@ impl Registry {
             |key: &Key| matches!(key, Key::Cgroup(own) | Key::Name { place: Some(own), .. } if own == path);
         let mut there = self.tenants.iter().filter(|(_, tenant)| is_there(&tenant.owner.key));
         there.find_map(|(_, tenant)| tenant.terms.allotment())
+    }
+
+    /// Returns whether the daemon checks the claims of the processes at a place: in the cgroups of
+    /// root's Slurm jobs, unless the configuration turns the check off. A daemon inside a job serves
+    /// that job, and the job is the whole machine for it.
+    pub fn checks_job_at(&self, place: &Place) -> bool {
+        let home = self.home.as_ref();
+        self.config.slurm.check_claims && home != Some(place) && place.is_of_roots_slurm(home)
+    }
+
+    /// Returns the places of the Slurm jobs whose claims the daemon checks, and whose tenants have
+    /// processes but no allotment yet.
+    pub fn unbound_jobs(&self) -> Vec<Place> {
+        let place = |tenant: &Tenant| match (&tenant.owner.key, &tenant.owner.found) {
+            (Key::Cgroup(path), Found::Slurm { job }) => {
+                Some(Place { path: path.clone(), kind: Kind::Slurm { job: *job } })
+            }
+            _ => None,
+        };
+        let unbound = self.tenants.living().filter(|(_, tenant)| tenant.terms.allotment().is_none());
+        let places = unbound.filter_map(|(_, tenant)| place(tenant));
+        places.filter(|place| self.checks_job_at(place)).collect()
+    }
+
+    /// Bounds the tenant of the Slurm job in the cgroup at this path by the part of the GPUs that
+    /// Slurm gave to the job.
+    pub fn allot(&mut self, path: &str, allotment: &Allotment) {
+        let of_job = Key::Cgroup(path.to_owned());
+        let Some(name) = self.tenants.of_key(&of_job).map(|(name, _)| name.to_owned()) else { return };
+        drop(self.change(&name, |tenant| tenant.allot(allotment.clone())));
+        drop(self.share_out_anew(&name));
     }
 
     /// Forgets the tenants of a Slurm job that has ended. Returns the names of the tenants that have

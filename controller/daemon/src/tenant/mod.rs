@@ -201,13 +201,19 @@ impl Tenant {
         let bound_bytes = if self.terms.is_bound() { self.memory.bound_bytes(gpu) } else { NO_LIMIT };
         if let Some(allotment) = self.terms.allotment().filter(|allotment| allotment.lacks(gpu)) {
             seat.request = Request { class: Class::BestEffort, cap_ppm: MIN_SHARE_PPM, ..Request::default() };
-            seat.memory_limit_bytes = seat.memory_limit_bytes.min(allotment.elsewhere_bytes);
+            seat.memory_limit_bytes = seat.memory_limit_bytes.min(self.elsewhere_bytes(allotment));
         }
         TenantSeat {
             memory_limit_bytes: seat.memory_limit_bytes.min(ceiling_bytes).min(bound_bytes),
             limit_in_force: self.memory.limit_in_force(gpu),
             ..seat
         }
+    }
+
+    /// Returns the tenant's memory on a GPU that this allotment lacks, bytes. The tenant of a name has
+    /// none, because a job with whole GPUs may give any number of names.
+    fn elsewhere_bytes(&self, allotment: &Allotment) -> u64 {
+        if matches!(self.owner.key, Key::Name { .. }) { 0 } else { allotment.elsewhere_bytes }
     }
 
     /// Returns the tenant's description for arbiters, without the bounds of a single GPU.
@@ -231,5 +237,39 @@ impl Tenant {
             is_suspended: self.residence.is_suspended(),
             ledger: Arc::clone(self.memory.ledger()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use deepres_abi::PPM;
+    use deepres_model::authority::Wish;
+    use deepres_model::config::{CapOf, Caps};
+
+    /// Returns the memory limits of a tenant with this key on GPU 0, which Slurm gave to its job, and
+    /// on GPU 1.
+    fn limits_bytes(key: Key) -> [u64; 2] {
+        let allotment = Allotment {
+            share_ppm: PPM,
+            memory_bytes: NO_LIMIT,
+            elsewhere_bytes: 10,
+            class: Class::Guaranteed,
+            gpus: Some(vec![0]),
+        };
+        let mut terms = Terms::new(Wish::default(), Wish::default(), (Caps::NONE, CapOf::Everyone));
+        terms.allot(allotment);
+        let found = Found::Slurm { job: 7 };
+        let owner = Owner { key, found, container: None, user: 1_000, groups: Vec::new() };
+        let tenant = Tenant::new(1, owner, terms, TenantMemory::new().unwrap());
+        [0, 1].map(|gpu| tenant.seat_on(gpu).memory_limit_bytes)
+    }
+
+    #[test]
+    fn the_names_in_a_job_have_no_memory_on_the_gpus_of_other_jobs() {
+        let path = "/slurm/uid_1000/job_7".to_owned();
+        assert_eq!(limits_bytes(Key::Cgroup(path.clone())), [NO_LIMIT, 10]);
+        let named = Key::Name { user: 1_000, name: "sweep".to_owned(), place: Some(path) };
+        assert_eq!(limits_bytes(named), [NO_LIMIT, 0]);
     }
 }

@@ -39,15 +39,16 @@ fn assert_granted(host: &Host, job: u32, percent: u64, memory_bytes: Option<u64>
 }
 
 /// Writes a script that answers in the place of `scontrol`: job `job` has 30 shards of the first
-/// GPU, and each other question fails. Each answer adds a line to the file `asked`. Returns the
-/// value of `PATH` with the script.
+/// GPU, and each other question fails. Each answer adds a line to the file `asked`. While the file
+/// `broken` exists, the script fails. Returns the value of `PATH` with the script.
 fn stand_in_for_scontrol(host: &Host, job: u32) -> PathBuf {
     let folder = host.path().join("bin");
     fs::create_dir(&folder).unwrap();
     let script = folder.join("scontrol");
     let text = format!(
-        "#!/bin/sh\n[ \"$*\" = 'show job --details {job}' ] || exit 1\necho asked >> '{}'\n\
+        "#!/bin/sh\n[ -e '{}' ] && exit 1\n[ \"$*\" = 'show job --details {job}' ] || exit 1\necho asked >> '{}'\n\
          echo 'JobId={job} JobName=train'\necho '   JOB_GRES=shard:30'\necho '     Nodes=n1 CPU_IDs=0 Mem=0 GRES=shard:30(IDX:0)'\n",
+        host.path().join("broken").display(),
         host.path().join("asked").display()
     );
     fs::write(&script, text).unwrap();
@@ -99,6 +100,35 @@ fn the_daemon_asks_slurm_once_for_each_job_and_bounds_it_by_the_answer() {
     host.await_ps(|ps| ps.find(&name).is_some_and(|tenant| tenant.sessions.len() == 1));
     assert_eq!(fs::read_to_string(host.path().join("asked")).unwrap(), "asked\nasked\n");
     running.pop().into_iter().for_each(|mut process| process.kill());
+}
+
+#[test]
+fn a_job_about_which_slurm_gave_no_answer_is_one_tenant_and_is_bound_later() {
+    if !root_or_skipped() {
+        return;
+    }
+    // Another number than that of the test above, in case both run in one process.
+    let job = std::process::id() + 1;
+    let host = Host::new().simgpu(TWO_GPUS);
+    let path = stand_in_for_scontrol(&host, job);
+    let broken = host.path().join("broken");
+    fs::write(&broken, "").unwrap();
+    let _daemon = host.daemon_with(&[("PATH", &path)]);
+    let cgroup = Cgroup::make(hierarchies()[0], &format!("slurm_n1/uid_1000/job_{job}/step_0"));
+    let name = format!("slurm-{job}");
+    let mut first = cgroup.start_with(&host, &GREEDY);
+    host.await_ps(|ps| ps.find(&name).is_some_and(|tenant| tenant.sessions.len() == 1));
+    assert_eq!(host.tenant(&name)["granted"]["share_ppm"]["value"], 990_000);
+    fs::remove_file(&broken).unwrap();
+    eventually_within("the daemon asks again", SLURM_LIMIT, || {
+        host.tenant(&name)["granted"]["share_ppm"]["value"] == 300_000
+    });
+    let mut second = cgroup.start_with(&host, &[]);
+    let ps = host.await_ps(|ps| ps.find(&name).is_some_and(|tenant| tenant.sessions.len() == 2));
+    assert_eq!(ps.tenants.len(), 1, "the job is one tenant: {ps:?}");
+    assert_granted(&host, job, 30, Some(part_of_memory(&host, 30)));
+    assert_eq!(fs::read_to_string(host.path().join("asked")).unwrap(), "asked\n");
+    [&mut first, &mut second].into_iter().for_each(Process::kill);
 }
 
 /// Tests that measure. Each runs alone on the machine.
