@@ -4,6 +4,7 @@ mod names;
 
 use crate::{config, doctor};
 use anyhow::{Context, Result, anyhow, bail};
+use deepres_daemon::check_own_directory;
 use deepres_model::admin::client::Client;
 use deepres_model::admin::{Reply, Request};
 use deepres_model::directory::Directory;
@@ -12,8 +13,8 @@ use flate2::write::GzEncoder;
 use names::Names;
 use serde_json::Value;
 use std::fs::{self, OpenOptions};
-use std::io::{Read, Seek, SeekFrom};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -147,16 +148,25 @@ fn machine_and_user() -> impl Iterator<Item = String> {
 
 /// Returns the log of the daemon that `deepres run` started for this user.
 fn log_of_user() -> Result<String> {
-    let path = Directory::own().log_file();
+    let directory = Directory::own();
+    let path = directory.log_file();
     let old = path.with_extension("log.old");
-    let now = end_of(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    // Another user may have made a directory of this name in /tmp.
+    let now = check_own_directory(&directory).and_then(|()| end_of(&path));
+    let now = now.with_context(|| format!("cannot read {}", path.display()))?;
     Ok(end_of(&old).unwrap_or_default() + &now)
 }
 
-/// Returns the end of a file.
-fn end_of(path: &Path) -> std::io::Result<String> {
-    let mut file = fs::File::open(path)?;
-    let start = file.metadata()?.len().saturating_sub(LOG_BYTES);
+/// Returns the end of a regular file of this user. The function follows no symbolic link.
+fn end_of(path: &Path) -> io::Result<String> {
+    let mut options = OpenOptions::new();
+    // The opening of a FIFO would wait for a writer.
+    let mut file = options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
+    let found = file.metadata()?;
+    if !found.is_file() || found.uid() != nix::unistd::getuid().as_raw() {
+        return Err(io::Error::other("this is no regular file of yours"));
+    }
+    let start = found.len().saturating_sub(LOG_BYTES);
     file.seek(SeekFrom::Start(start))?;
     let mut bytes = Vec::new();
     file.take(LOG_BYTES).read_to_end(&mut bytes)?;
@@ -196,6 +206,17 @@ mod tests {
         fs::write(&path, "a".repeat(size) + "end\n").unwrap();
         let text = end_of(&path).unwrap();
         assert_eq!((text.len(), text.ends_with("aend\n")), (size, true));
+    }
+
+    #[test]
+    fn a_link_and_a_file_that_is_not_regular_are_not_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, link) = (folder.path().join("key"), folder.path().join("daemon.log"));
+        fs::write(&file, "secret").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        assert_eq!(end_of(&file).unwrap(), "secret");
+        assert!(end_of(&link).is_err());
+        assert!(end_of(Path::new("/dev/null")).is_err());
     }
 
     #[test]

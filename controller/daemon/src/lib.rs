@@ -46,7 +46,7 @@ mod tenant;
 pub mod trace;
 mod web;
 
-pub use files::{FilesError, Inherited, group_number, make_own_directory};
+pub use files::{FilesError, Inherited, check_own_directory, group_number, make_own_directory};
 pub use gpu_lock::{GpuLockError, lock_directories};
 pub use gpus::{Gpu, GpuError};
 pub use http::exchange;
