@@ -30,7 +30,7 @@ Examples:
   sudo deepres daemon
   deepres daemon --config lab.toml --log debug
   sudo deepres daemon --metrics 127.0.0.1:9442
-  sudo deepres daemon --web 127.0.0.1:9443")]
+  sudo deepres daemon --web /run/deepres/web.sock")]
 pub struct Args {
     /// Configuration file [default: ~/.config/deepres/deepres.toml, else /etc/deepres/deepres.toml]
     #[arg(long, value_name = "FILE")]
