@@ -99,6 +99,11 @@ impl Loaded {
         values.into_iter().map(|(key, value)| Setting { origin: origin(&key), key, value }).collect()
     }
 
+    /// Returns the file of this configuration if `next`, which was read later, is not from this file.
+    pub fn lost_file(&self, next: &Self) -> Option<&Path> {
+        self.file.as_deref().filter(|file| next.file.as_deref() != Some(*file))
+    }
+
     /// Returns the effect of the configuration `next` on a daemon that runs with this configuration.
     pub fn reloaded(&self, next: Self) -> Reloaded {
         let config = self.config.reloaded(&next.config);
@@ -163,6 +168,16 @@ mod tests {
         ] {
             assert_eq!(setting(&loaded, key), (value, origin), "{key}");
         }
+    }
+
+    #[test]
+    fn a_configuration_whose_file_is_gone_is_lost_and_one_without_a_file_is_not() {
+        let (own, other) = (loaded("gangs = false\n"), loaded("gangs = false\n"));
+        let none = Loaded::from(Config::default());
+        assert_eq!(own.lost_file(&own), None);
+        assert_eq!(own.lost_file(&none), own.file.as_deref());
+        assert_eq!(own.lost_file(&other), own.file.as_deref());
+        assert_eq!(none.lost_file(&own), None);
     }
 
     #[test]
