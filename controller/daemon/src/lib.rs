@@ -51,7 +51,7 @@ pub use gpu_lock::{GpuLockError, lock_directories};
 pub use gpus::{Gpu, GpuError};
 pub use http::exchange;
 pub use reload::Configuration;
-pub use service::{InheritError, inherited, is_supervised};
+pub use service::{InheritError, inherited, is_supervised, turn_away};
 
 use crate::arbiter::{Arbiter, GangBoard, Setup};
 use crate::probes::metering::{Metering, Purpose};
