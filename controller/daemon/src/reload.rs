@@ -1,5 +1,6 @@
 //! Reading the configuration again while the daemon runs: `deepres reload`, and SIGHUP from a service
-//! manager. No session ends. Keys that a daemon reads only when it starts keep their values.
+//! manager. No session ends. The new values of some keys are in force only when the daemon next
+//! starts.
 
 use crate::administrators::no_answer;
 use crate::gpus::answers;

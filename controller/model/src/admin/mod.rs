@@ -139,7 +139,7 @@ pub enum Reply {
         file: Option<PathBuf>,
         /// The keys whose new values are in force.
         now: Vec<String>,
-        /// The keys whose new values come into force when the daemon next starts.
+        /// The keys whose new values are in force when the daemon next starts.
         later: Vec<String>,
     },
     /// Reply to [`Request::Adopt`]: the process goes on.

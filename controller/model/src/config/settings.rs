@@ -58,7 +58,7 @@ pub struct Reloaded {
     pub loaded: Loaded,
     /// The keys whose new values are in force from now on.
     pub now: Vec<String>,
-    /// The keys whose new values come into force when a daemon starts.
+    /// The keys whose new values are in force when the daemon next starts.
     pub later: Vec<String>,
 }
 
