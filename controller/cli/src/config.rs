@@ -11,6 +11,8 @@ use std::path::{Path, PathBuf};
 
 /// The text for a key without a value.
 const NO_VALUE: &str = "-";
+/// The keys whose values are names of tenants, users or groups.
+const NAMING: [&str; 2] = ["admin_group", "shared_names"];
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -145,9 +147,15 @@ fn print(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<()> {
     }
 }
 
-/// Returns the values of the running daemon, or of the files, as text for a report.
-pub fn report() -> Result<String> {
-    Ok(table(&of_daemon()?))
+/// Returns the values of the running daemon, or of the files, as text for a report. Also returns the
+/// names in the values.
+pub fn report() -> Result<(String, Vec<String>)> {
+    let values = of_daemon()?;
+    let named = values.settings.iter().filter(|setting| NAMING.contains(&setting.key.as_str()));
+    let named = named.filter_map(|setting| setting.value.as_deref());
+    // Of the parts of a value between quotation marks, every second is a text.
+    let names = named.flat_map(|value| value.split('"').skip(1).step_by(2)).map(str::to_owned).collect();
+    Ok((table(&values), names))
 }
 
 #[cfg(test)]

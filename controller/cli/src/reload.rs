@@ -8,9 +8,9 @@ use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The new values are in force when the command returns, also for jobs that run. No session ends. Some keys \
-change only when a daemon starts; the command names them. If the file has a fault, the daemon keeps all of \
-its values, and the command names the fault.
+The new values are in force when the command returns, also for jobs that run. No session ends. The \
+command names the keys whose values are in force when the daemon next starts. If the file has a fault or is \
+gone, the daemon keeps all of its values, and the command tells the reason.
 
 Examples:
   deepres config check && deepres reload")]

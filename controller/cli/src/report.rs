@@ -4,6 +4,7 @@ mod names;
 
 use crate::{config, doctor};
 use anyhow::{Context, Result, anyhow, bail};
+use deepres_daemon::check_own_directory;
 use deepres_model::admin::client::Client;
 use deepres_model::admin::{Reply, Request};
 use deepres_model::directory::Directory;
@@ -12,8 +13,8 @@ use flate2::write::GzEncoder;
 use names::Names;
 use serde_json::Value;
 use std::fs::{self, OpenOptions};
-use std::io::{Read, Seek, SeekFrom};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -21,8 +22,6 @@ use tar::{Builder, Header};
 
 /// The most bytes of each log, from its end.
 const LOG_BYTES: u64 = 4 << 20;
-/// The end of the names of logs in the archive.
-const LOG_ENDING: &str = ".log";
 /// The most lines of the service's log in the journal.
 const JOURNAL_LINES: &str = "20000";
 /// The unit of the daemon.
@@ -35,8 +34,9 @@ const FILE_MODE: u32 = 0o644;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 The archive has the versions of deepres, the system and the driver, the output of `deepres doctor`, the \
-daemon's status, its configuration and its log. It has no environment variables and no data of jobs. \
-Look through the archive before you publish it.
+daemon's status, its configuration and its log. It has no environment variables and no memory of jobs. It \
+has the command lines of jobs with their arguments, unless `--hash-names` replaces them. Look through the \
+archive before you publish it.
 
 Examples:
   sudo deepres report
@@ -45,16 +45,70 @@ pub struct Args {
     /// File to write; it must not exist yet [default: deepres-report-TIME.tar.gz]
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Replace the names of tenants, users, containers, programs and this machine by hashes. A name
-    /// has the same hash everywhere in the archive
+    /// Replace command lines and the names of tenants, users, containers and this machine by hashes.
+    /// A name has the same hash everywhere in the archive
     #[arg(long)]
     hash_names: bool,
 }
 
-/// A part of the report: the name of its file, and its text.
+/// A part of the report: the name of its file, and its content.
 struct Part {
     name: &'static str,
-    text: Result<String>,
+    content: Result<Content>,
+}
+
+/// The content of a part.
+enum Content {
+    /// An answer of the daemon.
+    Answer(Value),
+    /// The end of a log.
+    Log(String),
+    /// A text without structure, and the names in it that are known.
+    Text(String, Vec<String>),
+}
+
+impl Content {
+    fn answer(&self) -> Option<&Value> {
+        match self {
+            Self::Answer(value) => Some(value),
+            _ => None,
+        }
+    }
+
+    fn log(&self) -> Option<&str> {
+        match self {
+            Self::Log(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    fn text(&self) -> Option<&str> {
+        match self {
+            Self::Answer(_) => None,
+            Self::Log(text) | Self::Text(text, _) => Some(text),
+        }
+    }
+
+    fn names(&self) -> &[String] {
+        match self {
+            Self::Text(_, names) => names,
+            _ => &[],
+        }
+    }
+
+    /// Returns the content as text, with hashes in the place of `names`.
+    fn written(self, names: Option<&Names>) -> String {
+        match (self, names) {
+            (Self::Answer(mut value), names) => {
+                if let Some(names) = names {
+                    names.hash_all(&mut value);
+                }
+                format!("{value:#}\n")
+            }
+            (Self::Log(text) | Self::Text(text, _), Some(names)) => names.hashed(&text),
+            (Self::Log(text) | Self::Text(text, _), None) => text,
+        }
+    }
 }
 
 /// Writes the archive, and prints its parts.
@@ -64,21 +118,17 @@ pub fn run(args: &Args) -> Result<()> {
     let file = OpenOptions::new().write(true).create_new(true).mode(MODE).open(&path);
     let file = file.with_context(|| format!("cannot create {}", path.display()))?;
 
-    let status = ask(&Request::Status);
-    let present = status.as_ref().ok().cloned();
-    let parts = parts(status);
-    let logs = parts.iter().filter(|part| part.name.ends_with(LOG_ENDING));
-    let logs = logs.filter_map(|part| part.text.as_ref().ok().map(String::as_str));
-    let names = args.hash_names.then(|| Names::of(present.as_ref(), logs, machine_and_user()));
+    let parts = parts();
+    let names = args.hash_names.then(|| names_in(&parts));
     let mut archive = Builder::new(GzEncoder::new(file, Compression::default()));
-    for Part { name, text } in parts {
-        let said = match &text {
+    for Part { name, content } in parts {
+        let said = match &content {
             Ok(_) => "written".to_owned(),
             Err(error) => format!("not there: {error:#}"),
         };
         println!("{name:14} {said}");
-        let text = text.unwrap_or_else(|error| format!("{error:#}\n"));
-        let text = names.as_ref().map_or_else(|| text.clone(), |names| names.hashed(&text));
+        let content = content.unwrap_or_else(|error| Content::Text(format!("{error:#}\n"), Vec::new()));
+        let text = content.written(names.as_ref());
         let mut header = Header::new_gnu();
         header.set_size(text.len() as u64);
         header.set_mode(FILE_MODE);
@@ -94,17 +144,30 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 /// Returns all parts. A part that cannot be had gives the reason.
-fn parts(status: Result<Value>) -> Vec<Part> {
-    let pretty = |value: Value| format!("{value:#}\n");
+fn parts() -> Vec<Part> {
+    let text = |text| Content::Text(text, Vec::new());
+    let config = config::report().map(|(text, names)| Content::Text(text, names));
     vec![
-        Part { name: "versions.txt", text: Ok(versions()) },
-        Part { name: "doctor.txt", text: doctor::report() },
-        Part { name: "status.json", text: status.map(pretty) },
-        Part { name: "coverage.json", text: ask(&Request::Coverage).map(pretty) },
-        Part { name: "config.txt", text: config::report() },
-        Part { name: "daemon.log", text: log_of_user() },
-        Part { name: "journal.log", text: log_of_service() },
+        Part { name: "versions.txt", content: Ok(text(versions())) },
+        Part { name: "doctor.txt", content: doctor::report().map(text) },
+        Part { name: "status.json", content: ask(&Request::Status).map(Content::Answer) },
+        Part { name: "coverage.json", content: ask(&Request::Coverage).map(Content::Answer) },
+        Part { name: "config.txt", content: config },
+        Part { name: "daemon.log", content: log_of_user().map(Content::Log) },
+        Part { name: "journal.log", content: log_of_service().map(Content::Log) },
     ]
+}
+
+/// Returns the names in the parts, and the names of this machine and of this user.
+fn names_in(parts: &[Part]) -> Names {
+    let contents: Vec<&Content> = parts.iter().filter_map(|part| part.content.as_ref().ok()).collect();
+    let known = contents.iter().flat_map(|content| content.names().iter().cloned());
+    Names::of(
+        contents.iter().filter_map(|content| content.answer()),
+        contents.iter().filter_map(|content| content.log()),
+        contents.iter().filter_map(|content| content.text()),
+        known.chain(machine_and_user()),
+    )
 }
 
 fn ask(request: &Request) -> Result<Value> {
@@ -138,29 +201,43 @@ fn versions() -> String {
     )
 }
 
-/// Returns the names of this machine and of this user, as far as they are known.
+/// Returns the names of this machine and of this user, also of the user of sudo, as far as they are
+/// known.
 fn machine_and_user() -> impl Iterator<Item = String> {
     let machine = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let user = nix::unistd::User::from_uid(nix::unistd::getuid()).ok().flatten();
-    [machine.trim().to_owned()].into_iter().chain(user.map(|user| user.name))
+    let of_sudo = std::env::var("SUDO_USER").ok();
+    [machine.trim().to_owned()].into_iter().chain(user.map(|user| user.name)).chain(of_sudo)
 }
 
 /// Returns the log of the daemon that `deepres run` started for this user.
 fn log_of_user() -> Result<String> {
-    let path = Directory::own().log_file();
+    let directory = Directory::own();
+    let path = directory.log_file();
     let old = path.with_extension("log.old");
-    let now = end_of(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    // Another user may have made a directory of this name in /tmp.
+    let now = check_own_directory(&directory).and_then(|()| end_of(&path));
+    let now = now.with_context(|| format!("cannot read {}", path.display()))?;
     Ok(end_of(&old).unwrap_or_default() + &now)
 }
 
-/// Returns the end of a file.
-fn end_of(path: &Path) -> std::io::Result<String> {
-    let mut file = fs::File::open(path)?;
-    let start = file.metadata()?.len().saturating_sub(LOG_BYTES);
+/// Returns the last lines of a regular file of this user. The function follows no symbolic link.
+fn end_of(path: &Path) -> io::Result<String> {
+    let mut options = OpenOptions::new();
+    // The opening of a FIFO would wait for a writer.
+    let mut file = options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
+    let found = file.metadata()?;
+    if !found.is_file() || found.uid() != nix::unistd::getuid().as_raw() {
+        return Err(io::Error::other("this is no regular file of yours"));
+    }
+    let start = found.len().saturating_sub(LOG_BYTES);
     file.seek(SeekFrom::Start(start))?;
     let mut bytes = Vec::new();
     file.take(LOG_BYTES).read_to_end(&mut bytes)?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
+    let text = String::from_utf8_lossy(&bytes).into_owned();
+    // The first line may lack its beginning, and so the names of its fields.
+    let is_cut = start > 0;
+    Ok(text.split_once('\n').filter(|_| is_cut).map_or(text.as_str(), |(_, lines)| lines).to_owned())
 }
 
 /// Returns the log of the daemon that systemd started.
@@ -193,9 +270,22 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("daemon.log");
         let size = usize::try_from(LOG_BYTES).unwrap();
-        fs::write(&path, "a".repeat(size) + "end\n").unwrap();
+        let line = "a".repeat((1 << 10) - 1) + "\n";
+        fs::write(&path, line.repeat(size / line.len()) + "end\n").unwrap();
         let text = end_of(&path).unwrap();
-        assert_eq!((text.len(), text.ends_with("aend\n")), (size, true));
+        assert_eq!((text.len(), text.ends_with("a\nend\n")), (size - line.len() + "end\n".len(), true));
+        assert!(text.starts_with(&line), "no line is cut");
+    }
+
+    #[test]
+    fn a_link_and_a_file_that_is_not_regular_are_not_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, link) = (folder.path().join("key"), folder.path().join("daemon.log"));
+        fs::write(&file, "secret").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        assert_eq!(end_of(&file).unwrap(), "secret");
+        assert!(end_of(&link).is_err());
+        assert!(end_of(Path::new("/dev/null")).is_err());
     }
 
     #[test]

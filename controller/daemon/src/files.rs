@@ -307,11 +307,29 @@ fn make_directory(path: &Path, mode: u32) -> Result<(), FilesError> {
         // The umask may have removed permissions.
         set_mode(path, mode)?;
     }
-    let found = std::fs::symlink_metadata(path)
-        .map_err(|source| FilesError::Unusable { path: path.to_owned(), source })?;
-    let is_safe =
-        found.is_dir() && found.uid() == getuid().as_raw() && found.mode() & WRITABLE_BY_OTHERS == 0;
-    if is_safe { Ok(()) } else { Err(FilesError::Unsafe(path.to_owned())) }
+    match is_safe(path) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(FilesError::Unsafe(path.to_owned())),
+        Err(source) => Err(FilesError::Unusable { path: path.to_owned(), source }),
+    }
+}
+
+/// Returns whether a path leads to a directory that belongs to this user alone.
+fn is_safe(path: &Path) -> io::Result<bool> {
+    let found = std::fs::symlink_metadata(path)?;
+    Ok(found.is_dir() && found.uid() == getuid().as_raw() && found.mode() & WRITABLE_BY_OTHERS == 0)
+}
+
+/// Checks that a daemon of this user would take the directory, for a caller that only reads files
+/// in it.
+///
+/// # Errors
+/// The system's error if there is no directory, else [`FilesError::Unsafe`].
+pub fn check_own_directory(directory: &Directory) -> io::Result<()> {
+    match is_safe(directory.path())? {
+        true => Ok(()),
+        false => Err(io::Error::other(FilesError::Unsafe(directory.path().to_owned()))),
+    }
 }
 
 /// Makes the directory as a daemon would, for a caller that needs the directory before a daemon
@@ -485,9 +503,11 @@ mod tests {
     fn a_directory_that_others_write_to_is_refused() {
         let scratch = tempfile::tempdir().unwrap();
         std::fs::set_permissions(scratch.path(), Permissions::from_mode(0o777)).unwrap();
-        assert!(matches!(
-            Files::prepare(&Directory::at(scratch.path()), Inherited::default(), None),
-            Err(FilesError::Unsafe(_))
-        ));
+        let directory = Directory::at(scratch.path());
+        let prepared = Files::prepare(&directory, Inherited::default(), None);
+        assert!(matches!(prepared, Err(FilesError::Unsafe(_))));
+        assert!(check_own_directory(&directory).unwrap_err().to_string().contains("another user"));
+        std::fs::set_permissions(scratch.path(), Permissions::from_mode(0o700)).unwrap();
+        check_own_directory(&directory).unwrap();
     }
 }

@@ -46,12 +46,12 @@ mod tenant;
 pub mod trace;
 mod web;
 
-pub use files::{FilesError, Inherited, group_number, make_own_directory};
+pub use files::{FilesError, Inherited, check_own_directory, group_number, make_own_directory};
 pub use gpu_lock::{GpuLockError, lock_directories};
 pub use gpus::{Gpu, GpuError};
 pub use http::exchange;
 pub use reload::Configuration;
-pub use service::{InheritError, inherited, is_supervised};
+pub use service::{InheritError, inherited, is_supervised, turn_away};
 
 use crate::arbiter::{Arbiter, GangBoard, Setup};
 use crate::probes::metering::{Metering, Purpose};

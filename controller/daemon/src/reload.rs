@@ -1,5 +1,6 @@
 //! Reading the configuration again while the daemon runs: `deepres reload`, and SIGHUP from a service
-//! manager. No session ends. Keys that a daemon reads only when it starts keep their values.
+//! manager. No session ends. The new values of some keys are in force only when the daemon next
+//! starts.
 
 use crate::administrators::no_answer;
 use crate::gpus::answers;
@@ -64,8 +65,8 @@ pub async fn serve(shared: Rc<Shared>, mut hangups: Signal) {
 }
 
 /// Reads the configuration again, and tells the service manager. Returns the answer for the
-/// administrator once the new values are in force. If the configuration is faulty, the daemon keeps
-/// its values.
+/// administrator once the new values are in force. If the configuration is faulty or its file is
+/// gone, the daemon keeps its values.
 pub async fn reload(shared: &Rc<Shared>) -> Reply {
     shared.service.reloading();
     let reply = apply(shared).await;
@@ -73,19 +74,28 @@ pub async fn reload(shared: &Rc<Shared>) -> Reply {
     reply
 }
 
+/// Returns the answer that the daemon keeps its configuration for this reason.
+fn kept(reason: impl fmt::Display) -> Reply {
+    Reply::Error { message: format!("the daemon keeps its configuration: {reason}") }
+}
+
 async fn apply(shared: &Rc<Shared>) -> Reply {
     let reloaded = {
         let mut configuration = shared.configuration.borrow_mut();
-        match (configuration.read)() {
-            Ok(next) => {
-                let reloaded = configuration.loaded.reloaded(next);
-                configuration.loaded = reloaded.loaded.clone();
-                reloaded
-            }
-            Err(error) => {
-                return Reply::Error { message: format!("the daemon keeps its configuration: {error}") };
-            }
+        let next = match (configuration.read)() {
+            Ok(next) => next,
+            Err(error) => return kept(error),
+        };
+        // An editor may be about to write the file. Without it, jobs that run would lose their caps.
+        if let Some(file) = configuration.loaded.lost_file(&next) {
+            let file = file.display();
+            return kept(format_args!(
+                "{file} is no longer its file; restart the daemon to go on without it"
+            ));
         }
+        let reloaded = configuration.loaded.reloaded(next);
+        configuration.loaded = reloaded.loaded.clone();
+        reloaded
     };
     let Reloaded { loaded: Loaded { config, file, .. }, now, later } = reloaded;
     let gpus = shared.registry.borrow().gpus().count();

@@ -2,7 +2,8 @@
 //! service manager may pass.
 
 use crate::Inherited;
-use rustix::net::{SocketType, sockopt::socket_type};
+use rustix::io::ioctl_fionbio;
+use rustix::net::{SocketFlags, SocketType, accept_with, sockopt::socket_type};
 use sd_notify::NotifyState;
 use std::cell::RefCell;
 use std::io;
@@ -121,4 +122,37 @@ pub unsafe fn inherited() -> Result<Inherited, InheritError> {
         }
     }
     Ok(inherited)
+}
+
+/// Accepts and closes the connections that wait at the sockets. A daemon that ends before it serves
+/// calls this function. Otherwise the service manager would start the daemon again at once, for the
+/// same connections.
+pub fn turn_away(inherited: &Inherited) {
+    for socket in [&inherited.tenants, &inherited.administrators].into_iter().flatten() {
+        // The last call must not wait for a further connection.
+        if ioctl_fionbio(socket, true).is_ok() {
+            while accept_with(socket, SocketFlags::CLOEXEC).is_ok() {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read as _;
+    use std::os::unix::net::{UnixListener, UnixStream};
+
+    #[test]
+    fn connections_that_wait_are_closed_and_the_sockets_stay() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("admin.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let inherited = Inherited { tenants: None, administrators: Some(listener.into()) };
+        let mut waiting = [(); 2].map(|()| UnixStream::connect(&path).unwrap());
+        turn_away(&inherited);
+        for stream in &mut waiting {
+            assert_eq!(stream.read(&mut [0]).unwrap(), 0);
+        }
+        UnixStream::connect(&path).unwrap();
+    }
 }

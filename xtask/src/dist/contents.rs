@@ -11,7 +11,7 @@ use flate2::{Compression, GzBuilder};
 use crate::build::Artefacts;
 use crate::command;
 
-/// The path of the program in the units of the repository.
+/// The path of the program in the units and hooks of the repository.
 const UNIT_PROGRAM: &str = "/usr/local/bin/deepres";
 /// Mode of programs.
 pub const PROGRAM: u32 = 0o755;
@@ -25,6 +25,14 @@ pub const LIBRARY_PLACE: &str = "lib/deepres/libdeepres.so";
 pub const DOCUMENTATION: &str = "share/doc/deepres";
 /// The units of systemd.
 const UNITS: [&str; 3] = ["deepres.service", "deepres.socket", "deepres-admin.socket"];
+/// The hooks of schedulers, with their modes: the paths in the folder `controller/deploy`, and below
+/// `lib/deepres`.
+const HOOKS: [(&str, u32); 4] = [
+    ("slurm/task-prolog", PROGRAM),
+    ("slurm/epilog", PROGRAM),
+    ("slurm/deepres.conf", PLAIN),
+    ("ray/deepres_ray.py", PLAIN),
+];
 /// The shells with completions, and the place of the code for each: in Debian's packages, and
 /// elsewhere.
 const SHELLS: [(&str, &str, &str); 3] = [
@@ -109,15 +117,23 @@ fn man_pages(deepres: &Path) -> Result<Vec<Item>> {
     pages.iter().map(page).collect()
 }
 
-/// Returns the files for systemd.
+/// Returns the files for systemd and for schedulers.
 fn of_system(place: Place) -> Result<Vec<Item>> {
+    let deployed = |path: &str| -> Result<String> {
+        let text = String::from_utf8(of_repository(&format!("controller/deploy/{path}"))?)?;
+        Ok(if place == Place::Debian { text.replace(UNIT_PROGRAM, "/usr/bin/deepres") } else { text })
+    };
     let mut items = Vec::new();
     for name in UNITS {
-        let mut unit = String::from_utf8(of_repository(&format!("controller/deploy/systemd/{name}"))?)?;
-        if place == Place::Debian {
-            unit = unit.replace(UNIT_PROGRAM, "/usr/bin/deepres");
-        }
+        let unit = deployed(&format!("systemd/{name}"))?;
         items.push(item(format!("lib/systemd/system/{name}"), PLAIN, unit));
+    }
+    for (path, mode) in HOOKS {
+        items.push(item(
+            format!("lib/deepres/{path}"),
+            mode,
+            of_repository(&format!("controller/deploy/{path}"))?,
+        ));
     }
     let tmpfiles = of_repository("controller/deploy/tmpfiles/deepres.conf")?;
     items.push(item("lib/tmpfiles.d/deepres.conf", PLAIN, tmpfiles));
@@ -134,11 +150,7 @@ fn documentation() -> Result<Vec<Item>> {
         ("LICENSE-APACHE".to_owned(), root.join("LICENSE-APACHE")),
         ("examples/deepres.toml".to_owned(), root.join("controller/deploy/deepres.toml")),
     ];
-    let folders = [
-        ("docs", "docs"),
-        ("examples/metrics", "controller/deploy/metrics"),
-        ("examples/slurm", "controller/deploy/slurm"),
-    ];
+    let folders = [("docs", "docs"), ("examples/metrics", "controller/deploy/metrics")];
     for (place, folder) in folders {
         for path in files(&root.join(folder))? {
             pages.push((format!("{place}/{}", path.file_name().unwrap_or_default().display()), path));
@@ -168,10 +180,15 @@ mod tests {
     #[test]
     fn debians_units_start_the_packages_program_and_no_other() {
         let items = of_system(Place::Debian).unwrap();
-        let unit = items.iter().find(|item| item.path.ends_with("deepres.service")).unwrap();
-        let unit = String::from_utf8(unit.content.clone()).unwrap();
-        assert!(unit.contains("ExecStart=/usr/bin/deepres "), "{unit}");
-        assert!(!unit.contains("/usr/local"), "{unit}");
+        let text = |ending: &str| {
+            let item = items.iter().find(|item| item.path.ends_with(ending)).unwrap();
+            String::from_utf8_lossy(&item.content).into_owned()
+        };
+        assert!(text("deepres.service").contains("ExecStart=/usr/bin/deepres "));
+        assert!(text("slurm/task-prolog").contains("exec deepres slurm task-prolog"));
+        for item in items.iter().filter(|item| item.path.starts_with("lib/systemd")) {
+            assert!(!String::from_utf8_lossy(&item.content).contains("/usr/local"), "{}", item.path);
+        }
     }
 
     #[test]

@@ -44,6 +44,8 @@ pub fn write(artefacts: &Artefacts, needs: &Needs, epoch_s: u64, folder: &Path) 
     let staged = tempfile::tempdir().context("cannot create a temporary folder")?;
     let modified = SystemTime::UNIX_EPOCH + Duration::from_secs(epoch_s);
     stage(&items, staged.path(), modified)?;
+    let sums = item("DEBIAN/md5sums", PLAIN, sums(&items, staged.path())?);
+    stage(&[sums], staged.path(), modified)?;
     let package = folder.join(format!("deepres_{VERSION}_amd64.deb"));
     let mut build = Command::new("dpkg-deb");
     build.args(["--root-owner-group", "-Zxz", "--build"]).arg(staged.path()).arg(&package);
@@ -58,6 +60,14 @@ fn depends(needs: &Needs) -> String {
     let (major, minor) = needs.glibc;
     let of_compiler = if needs.has_libgcc { ", libgcc-s1 | libgcc1" } else { "" };
     format!("libc6 (>= {major}.{minor}){of_compiler}")
+}
+
+/// Returns the checksums of the staged files, by which `dpkg --verify` finds changed files. dpkg
+/// itself knows the checksum of the configuration file.
+fn sums(items: &[Item], root: &Path) -> Result<String> {
+    let paths = items.iter().map(|item| item.path.as_str());
+    let paths = paths.filter(|path| !path.starts_with("DEBIAN/") && *path != CONFIGURATION);
+    command::output(Command::new("md5sum").current_dir(root).args(paths))
 }
 
 fn deployed(path: &str) -> Result<Vec<u8>> {
@@ -101,6 +111,10 @@ mod tests {
         let modified = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
         let items = [item("usr/bin/a", PROGRAM, "a"), item("etc/b", PLAIN, "b")];
         stage(&items, folder.path(), modified).unwrap();
+        assert_eq!(
+            sums(&items[..1], folder.path()).unwrap().trim_end(),
+            "0cc175b9c0f1b6a831c399e269772661  usr/bin/a"
+        );
         for (path, mode) in [("usr/bin/a", 0o755), ("etc/b", 0o644), ("usr", 0o755), ("usr/bin", 0o755)] {
             let found = fs::metadata(folder.path().join(path)).unwrap();
             assert_eq!((found.permissions().mode() & 0o7777, found.modified().unwrap()), (mode, modified));

@@ -5,7 +5,9 @@ mod log;
 pub mod log_file;
 
 use anyhow::{Result, bail};
-use deepres_daemon::{Configuration, Gpu, GpuError, Inherited, Options, is_supervised, lock_directories};
+use deepres_daemon::{
+    Configuration, Gpu, GpuError, Inherited, Options, is_supervised, lock_directories, turn_away,
+};
 use deepres_model::config::{Loaded, WebAddress, parse_address};
 use deepres_model::directory::Directory;
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
@@ -30,7 +32,7 @@ Examples:
   sudo deepres daemon
   deepres daemon --config lab.toml --log debug
   sudo deepres daemon --metrics 127.0.0.1:9442
-  sudo deepres daemon --web 127.0.0.1:9443")]
+  sudo deepres daemon --web /run/deepres/web.sock")]
 pub struct Args {
     /// Configuration file [default: ~/.config/deepres/deepres.toml, else /etc/deepres/deepres.toml]
     #[arg(long, value_name = "FILE")]
@@ -93,7 +95,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 
 /// Returns whether the daemon ended because this machine has no GPU, or no driver for one.
 fn lacks_gpu(error: &anyhow::Error) -> bool {
-    matches!(error.downcast_ref(), Some(GpuError::NoLibrary(_) | GpuError::None))
+    error.downcast_ref::<GpuError>().is_some_and(is_lack)
+}
+
+fn is_lack(error: &GpuError) -> bool {
+    matches!(error, GpuError::NoLibrary(_) | GpuError::None)
 }
 
 /// Keeps other processes of the same user from reading this process's memory and descriptors,
@@ -129,7 +135,12 @@ fn serve(args: &Args, inherited: Inherited, ready: impl FnOnce()) -> Result<()> 
         }
         Ok(loaded)
     })?;
-    let gpus = Gpu::all()?;
+    let gpus = Gpu::all().inspect_err(|error| {
+        // No service manager starts the daemon again after this error, except for a connection.
+        if is_lack(error) {
+            turn_away(&inherited);
+        }
+    })?;
     let topology = Gpu::topology(&gpus)
         .inspect_err(|error| tracing::warn!("the daemon cannot read how the GPUs reach each other: {error}"));
     let options = Options {

@@ -21,34 +21,51 @@ const NAMED: [&str; 12] = [
     "node",
 ];
 
-/// The names of a report, each with its hash. A longer name comes before a shorter one.
+/// The folder with the folders of users.
+const HOMES: &str = "/home/";
+
+/// The names of a report, each with its hash, as they are and with the backslashes of a quoted text.
+/// A longer name comes before a shorter one.
 #[derive(Debug)]
 pub struct Names(Vec<(String, String)>);
 
 impl Names {
-    /// Returns the names in a status and in logs, and further names. A log also has names of tenants
-    /// that are gone.
+    /// Returns the names in a report: in the daemon's answers, in its logs, in the paths of all
+    /// texts, and the names in `further`. A log also has names of tenants that are gone.
     pub fn of<'t>(
-        status: Option<&Value>,
+        answers: impl IntoIterator<Item = &'t Value>,
         logs: impl IntoIterator<Item = &'t str>,
+        texts: impl IntoIterator<Item = &'t str>,
         further: impl IntoIterator<Item = String>,
     ) -> Self {
         let mut names = BTreeSet::from_iter(further);
         logs.into_iter().for_each(|log| names.extend(logged(log)));
-        if let Some(status) = status {
-            collect(status, &mut names);
-            let tenants = status["tenants"].as_array().into_iter().flatten();
+        texts.into_iter().for_each(|text| names.extend(homes(text)));
+        for answer in answers {
+            collect(answer, &mut names);
+            names.extend(homes(&answer.to_string()));
+            let tenants = answer["tenants"].as_array().into_iter().flatten();
             names.extend(tenants.filter_map(|tenant| tenant["name"].as_str()).map(str::to_owned));
         }
         names.remove("");
         let key = RandomState::new();
-        let hashes: BTreeMap<String, String> = names
-            .into_iter()
-            .map(|name| (name.clone(), format!("name-{:08x}", key.hash_one(&name) as u32)))
-            .collect();
-        let mut names: Vec<_> = hashes.into_iter().collect();
-        names.sort_by_key(|(name, _)| std::cmp::Reverse(name.len()));
-        Self(names)
+        let hash = |name: &String| format!("name-{:08x}", key.hash_one(name) as u32);
+        let forms =
+            names.iter().flat_map(|name| [name.clone(), escaped(name)].map(|form| (form, hash(name))));
+        let forms: BTreeMap<String, String> = forms.collect();
+        let mut forms: Vec<_> = forms.into_iter().collect();
+        forms.sort_by_key(|(form, _)| std::cmp::Reverse(form.len()));
+        Self(forms)
+    }
+
+    /// Replaces the names in all texts of an answer by hashes.
+    pub fn hash_all(&self, value: &mut Value) {
+        match value {
+            Value::String(text) => *text = self.hashed(text),
+            Value::Array(values) => values.iter_mut().for_each(|value| self.hash_all(value)),
+            Value::Object(fields) => fields.values_mut().for_each(|value| self.hash_all(value)),
+            _ => {}
+        }
     }
 
     /// Returns a text with a hash in the place of each name. A name inside a longer word stays.
@@ -96,14 +113,69 @@ fn collect(value: &Value, names: &mut BTreeSet<String>) {
 
 /// Returns the names in a log: the values of the fields in [`NAMED`], and single words in backquotes.
 fn logged(log: &str) -> impl Iterator<Item = String> {
-    let fields = log.split_whitespace().filter_map(|word| {
-        let (field, value) = word.split_once('=')?;
-        NAMED.contains(&field).then(|| value.trim_matches(['"', ',', ';']))
-    });
+    let fields = log.lines().flat_map(fields);
     // Of the parts of a line between backquotes, every second is quoted.
     let quoted = log.lines().flat_map(|line| line.split('`').skip(1).step_by(2));
     let quoted = quoted.filter(|text| !text.contains(char::is_whitespace));
-    fields.chain(quoted).map(str::to_owned)
+    fields.chain(quoted.map(str::to_owned))
+}
+
+/// Returns the values of the fields in [`NAMED`] in a line of a log.
+fn fields(line: &str) -> Vec<String> {
+    let (mut values, mut rest) = (Vec::new(), line);
+    while let Some((before, after)) = rest.split_once('=') {
+        rest = after;
+        let field = before.rsplit(|c: char| !is_of_word(c)).next().unwrap_or_default();
+        if !NAMED.contains(&field) {
+            continue;
+        }
+        let (value, next) = match after.strip_prefix('"') {
+            Some(quoted) => quoted.split_at(end_of_quoted(quoted)),
+            None => {
+                let (word, next) = after.split_at(after.find(char::is_whitespace).unwrap_or(after.len()));
+                (word.trim_end_matches([',', ';']), next)
+            }
+        };
+        rest = next;
+        let plain = unescaped(value);
+        let is_known = escaped(&plain) == value;
+        values.push(if is_known { plain } else { value.to_owned() });
+    }
+    values
+}
+
+/// Returns the place of the closing quotation mark in a text that follows the opening one. Without
+/// a closing mark, returns the end of the text.
+fn end_of_quoted(text: &str) -> usize {
+    let mut is_escaped = false;
+    let is_end = |c: char| {
+        let ends = c == '"' && !is_escaped;
+        is_escaped = c == '\\' && !is_escaped;
+        ends
+    };
+    text.find(is_end).unwrap_or(text.len())
+}
+
+/// Returns a text as it is between quotation marks in a log.
+fn escaped(text: &str) -> String {
+    let quoted = format!("{text:?}");
+    quoted[1..quoted.len() - 1].to_owned()
+}
+
+/// Returns a text without the backslashes before other characters.
+fn unescaped(text: &str) -> String {
+    let mut plain = String::with_capacity(text.len());
+    let mut rest = text.chars();
+    while let Some(c) = rest.next() {
+        plain.extend(if c == '\\' { rest.next() } else { Some(c) });
+    }
+    plain
+}
+
+/// Returns the users whose folders in [`HOMES`] a text names.
+fn homes(text: &str) -> impl Iterator<Item = String> {
+    let is_end = |c: char| c == '/' || c == '"' || c == '\'' || c.is_whitespace();
+    text.split(HOMES).skip(1).filter_map(move |rest| rest.split(is_end).next()).map(str::to_owned)
 }
 
 fn is_of_word(c: char) -> bool {
@@ -120,9 +192,29 @@ mod tests {
 
     #[test]
     fn names_in_a_log_are_hashed_although_the_status_has_them_no_longer() {
-        let hashed = Names::of(None, [LOG], []).hashed(LOG);
+        let hashed = Names::of([], [LOG], [], []).hashed(LOG);
         assert!(!hashed.contains("gone") && !hashed.contains("past"), "{hashed}");
         assert!(hashed.contains(" pid=7") && hashed.contains("`deepres ps`"), "{hashed}");
+    }
+
+    #[test]
+    fn a_command_line_in_a_log_is_hashed_with_its_arguments() {
+        let log = r#"INFO a session began tenant="team a" pid=7 client="sh -c \"train --key=s3cret\" C:\\x", kind="ioctl""#;
+        let answer = json!({ "path": "/home/ann/venv", "client": r#"sh -c "train --key=s3cret" C:\x"# });
+        let names = Names::of([&answer], [log], ["program /home/bob/deepres\n"], []);
+        let hashed = names.hashed(log);
+        for name in ["team a", "train", "s3cret", "C:"] {
+            assert!(!hashed.contains(name), "{name}: {hashed}");
+        }
+        assert!(
+            hashed.contains("\" pid=7 client=\"name-") && hashed.ends_with("\", kind=\"ioctl\""),
+            "{hashed}"
+        );
+        let mut told = answer.clone();
+        names.hash_all(&mut told);
+        assert!(hashed.contains(told["client"].as_str().unwrap()), "one hash for both forms: {told}");
+        let paths = names.hashed("/home/ann/venv /home/bob/deepres");
+        assert!(!paths.contains("ann") && !paths.contains("bob") && paths.ends_with("/deepres"), "{paths}");
     }
 
     #[test]
@@ -132,7 +224,7 @@ mod tests {
             "gpus": [{ "name": "H100", "holder": "train" }],
             "daemon": { "version": "0.1.0" },
         });
-        let names = Names::of(Some(&status), [LOG], ["lab7".to_owned()]);
+        let names = Names::of([&status], [LOG], [], ["lab7".to_owned()]);
         let text = "team=x: train waits for train-2 of ann on lab7: training by joann (H100, 4f2a)";
         let hashed = names.hashed(text);
         for name in ["team=x", " train ", "train-2", " ann ", "lab7", "4f2a"] {
@@ -144,7 +236,7 @@ mod tests {
         assert_eq!(names.hashed("asked by podman"), "asked by podman", "rules and runtimes are no names");
         assert_ne!(again, names.hashed("ann"));
         assert_ne!(
-            Names::of(Some(&status), [LOG], ["lab7".to_owned()]).hashed("train"),
+            Names::of([&status], [LOG], [], ["lab7".to_owned()]).hashed("train"),
             again,
             "each report has a key of its own"
         );

@@ -8,6 +8,8 @@
 //! - A change has a type of content that a form cannot have, and the token in a header that only
 //!   this page's script sets. The server allows no other origin (CORS), so a browser sends no such
 //!   header for a stranger's page.
+//! - The derivation of a share needs the token too, because the arbiters compute it. So a user who
+//!   is no administrator cannot keep the arbiters busy.
 
 use hyper::StatusCode;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderMap, HeaderName, ORIGIN};
@@ -25,7 +27,7 @@ const BEARER: &str = "Bearer ";
 /// A refusal: the status and the message for the user.
 pub type Refusal = (StatusCode, &'static str);
 
-/// The secret with which a request may change tenants.
+/// The secret with which a request may change tenants and ask for derivations of shares.
 #[derive(Clone)]
 pub struct Token(String);
 
@@ -105,13 +107,21 @@ pub fn check_change(parts: &Parts, token: &Token) -> Result<(), Refusal> {
     if only(&parts.headers, CONTENT_TYPE) != Some(JSON) {
         return Err((StatusCode::UNSUPPORTED_MEDIA_TYPE, "a change is application/json"));
     }
+    check_token(parts, token)
+}
+
+/// Checks that a request may ask the daemon's other threads.
+///
+/// # Errors
+/// The refusal.
+pub fn check_token(parts: &Parts, token: &Token) -> Result<(), Refusal> {
     let given = only(&parts.headers, AUTHORIZATION).and_then(|value| value.strip_prefix(BEARER));
     if given.is_some_and(|given| token.is(given)) {
         return Ok(());
     }
     Err((
         StatusCode::UNAUTHORIZED,
-        "the token is not this daemon's; the daemon's log names the file with the token",
+        "this needs the daemon's token; the daemon's log names the file with the token",
     ))
 }
 

@@ -5,7 +5,7 @@
 //! | `/`, `/page.css`, `/page.js` | the page, which needs nothing from elsewhere |
 //! | `/events` | server-sent events: `history` once, and `status` each second |
 //! | `/history?tenant=NAME` | the last ten minutes of one tenant |
-//! | `/explain?tenant=NAME` | the derivation of a tenant's share |
+//! | `/explain?tenant=NAME` | the derivation of a tenant's share, with the token |
 //! | `/change` | a request of the admin socket, with the token |
 //!
 //! | module | job |
@@ -13,7 +13,7 @@
 //! | `guard` | which requests the server answers |
 //! | `history` | the figures of the last ten minutes |
 //! | `figures` | the parts of the status that the page shows |
-//! | `token` | the secret for changes |
+//! | `token` | the secret for changes and derivations |
 
 mod figures;
 mod guard;
@@ -25,7 +25,7 @@ pub use guard::Token;
 use crate::http::{Answer, Streams, text};
 use crate::{Shared, administrators};
 use deepres_model::admin::{MAX_REQUEST_BYTES, Reply, Request as Order, Status};
-use guard::{Refusal, check_change, check_host, check_site};
+use guard::{Refusal, check_change, check_host, check_site, check_token};
 use history::{EVERY_NS, History};
 use http_body_util::{BodyExt, Either, Full, Limited};
 use hyper::body::{Body, Bytes};
@@ -158,7 +158,10 @@ impl Web {
                 let told = json!({ "every_ms": EVERY_NS / NS_PER_MS, "series": self.history().of(&name) });
                 Ok(content_of(JSON, told.to_string().into()))
             }
-            "/explain" => self.ask(Order::Explain { tenant: tenant(parts)? }).await,
+            "/explain" => {
+                check_token(parts, &self.token)?;
+                self.ask(Order::Explain { tenant: tenant(parts)? }).await
+            }
             "/change" => {
                 check_change(parts, &self.token)?;
                 let body = Limited::new(body, MAX_REQUEST_BYTES).collect().await;
@@ -370,7 +373,10 @@ mod tests {
             body.starts_with("event: history\ndata: {") && body.contains("\n\nevent: status\n"),
             "{body}"
         );
-        let (status, _, orders) = ask(Method::GET, "/explain?tenant=a%20%C3%A9", &[], "");
+        let path = "/explain?tenant=a%20%C3%A9";
+        let (status, _, orders) = ask(Method::GET, path, &[], "");
+        assert_eq!((status, orders.len()), (StatusCode::UNAUTHORIZED, 0), "a derivation needs the token");
+        let (status, _, orders) = ask(Method::GET, path, &[TOKEN], "");
         assert_eq!((status, orders), (StatusCode::OK, vec![Order::Explain { tenant: "a é".to_owned() }]));
         let cross = (HeaderName::from_static("sec-fetch-site"), "cross-site");
         for path in ["/events", "/history?tenant=a", "/explain?tenant=a"] {
@@ -384,7 +390,7 @@ mod tests {
             ("/metrics", StatusCode::NOT_FOUND),
             ("/../state.json", StatusCode::NOT_FOUND),
         ] {
-            assert_eq!(ask(Method::GET, path, &[], "").0, expected, "{path}");
+            assert_eq!(ask(Method::GET, path, &[TOKEN], "").0, expected, "{path}");
         }
     }
 }

@@ -368,6 +368,7 @@ function draw() {
     }),
   );
 }
+const authorization = () => ({ Authorization: "Bearer " + $("token").value.trim() });
 async function explain() {
   const name = chosen;
   const lines = [];
@@ -376,7 +377,7 @@ async function explain() {
     el("dl", {}, ...one.terms.flatMap((term) => [el("dt", {}, (term.ppm < 0 ? "−" : "+") + percent(Math.abs(term.ppm))), el("dd", {}, term.what)])),
   ];
   try {
-    const answer = await fetch("/explain?tenant=" + encodeURIComponent(name));
+    const answer = await fetch("/explain?tenant=" + encodeURIComponent(name), { headers: authorization() });
     const text = await answer.text();
     const reply = answer.ok ? JSON.parse(text) : { reply: "error", message: text };
     if (reply.reply === "error") lines.push(el("p", {}, reply.message));
@@ -396,7 +397,7 @@ async function change(order) {
   put($("outcome"), "asking the daemon");
   let said;
   try {
-    const headers = { "Content-Type": "application/json", Authorization: "Bearer " + $("token").value.trim() };
+    const headers = { "Content-Type": "application/json", ...authorization() };
     const answer = await fetch("/change", { method: "POST", headers, body: JSON.stringify(order) });
     const text = await answer.text();
     const reply = answer.ok ? JSON.parse(text) : { reply: "error", message: text.trim() };
@@ -448,6 +449,7 @@ for (const [type, target] of [["resize", window], ["visibilitychange", document]
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", show);
 $("token").value = sessionStorage.getItem("token") || "";
 $("token").addEventListener("input", () => sessionStorage.setItem("token", $("token").value));
+$("token").addEventListener("change", () => chosen !== null && explain());
 
 const events = new EventSource("/events");
 events.addEventListener("history", (event) => {

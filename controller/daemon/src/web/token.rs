@@ -1,16 +1,19 @@
-//! The secret with which the page changes tenants. Administrators read it from a file.
+//! The secret with which the page changes tenants and explains shares. Administrators read it from a
+//! file.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::{OpenOptionsExt as _, chown};
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _, fchown};
 use std::path::Path;
 
 /// The source of random bytes.
 const RANDOM: &str = "/dev/urandom";
 /// The length of the secret, bytes.
 const BYTES: usize = 32;
-/// Only the daemon's user, and the group of administrators if there is one, may read the file.
-const MODE: u32 = 0o640;
+/// Mode of the file without a group of administrators.
+const OWN_MODE: u32 = 0o600;
+/// Mode of the file if the members of a group may administer the daemon.
+const GROUP_MODE: u32 = 0o640;
 
 /// Makes a new token and writes it into a file that the daemon's user and the members of `group`
 /// may read. Returns the token.
@@ -25,10 +28,11 @@ pub fn make(path: &Path, group: Option<u32>) -> io::Result<String> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    let mode = if group.is_some() { MODE } else { MODE & !0o077 };
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(path)?;
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(OWN_MODE).open(path)?;
     if group.is_some() {
-        chown(path, None, group)?;
+        fchown(&file, None, group)?;
+        // The umask does not count here. The shipped unit has a umask of 0077.
+        file.set_permissions(Permissions::from_mode(GROUP_MODE))?;
     }
     writeln!(file, "{token}")?;
     Ok(token)
@@ -37,7 +41,7 @@ pub fn make(path: &Path, group: Option<u32>) -> io::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::PermissionsExt as _;
+    use std::os::unix::fs::MetadataExt as _;
 
     #[test]
     fn each_token_is_new_and_only_the_user_reads_it() {
@@ -48,5 +52,16 @@ mod tests {
         assert_eq!(std::fs::read_to_string(&path).unwrap().trim(), tokens[1]);
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert!(make(&folder.path().join("none/web-token"), None).is_err());
+    }
+
+    #[test]
+    fn the_group_of_administrators_reads_the_token_whatever_the_umask() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("web-token");
+        let group = rustix::process::getegid().as_raw();
+        // The test sets no umask, because other tests of the process run beside this one.
+        make(&path, Some(group)).unwrap();
+        let found = std::fs::metadata(&path).unwrap();
+        assert_eq!((found.mode() & 0o777, found.gid()), (GROUP_MODE, group));
     }
 }

@@ -100,12 +100,15 @@ fn the_page_follows_the_status_and_changes_a_tenant_with_the_token() {
     };
     follow("event: history");
     follow("\"name\":\"a\"");
-    assert!(ask(address, "GET /explain?tenant=a HTTP/1.1", "").contains("\"reply\":\"explained\""));
+    let explain = "GET /explain?tenant=a HTTP/1.1";
+    assert!(ask(address, explain, "").starts_with("HTTP/1.1 401"));
     let pause = r#"{"op":"pause","tenant":"a"}"#;
     let head = "POST /change HTTP/1.1\r\nContent-Type: application/json";
     assert!(ask(address, head, pause).starts_with("HTTP/1.1 401"));
     let token = std::fs::read_to_string(daemon.directory.web_token_file()).unwrap();
-    let head = format!("{head}\r\nAuthorization: Bearer {}", token.trim());
+    let authorised = |head: &str| format!("{head}\r\nAuthorization: Bearer {}", token.trim());
+    assert!(ask(address, &authorised(explain), "").contains("\"reply\":\"explained\""));
+    let head = authorised(head);
     assert!(ask(address, &head, pause).ends_with("{\"reply\":\"paused\"}"));
     assert!(daemon.status().tenants[0].paused);
     follow("\"paused\":true");

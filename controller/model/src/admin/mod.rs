@@ -139,7 +139,7 @@ pub enum Reply {
         file: Option<PathBuf>,
         /// The keys whose new values are in force.
         now: Vec<String>,
-        /// The keys whose new values come into force when the daemon next starts.
+        /// The keys whose new values are in force when the daemon next starts.
         later: Vec<String>,
     },
     /// Reply to [`Request::Adopt`]: the process goes on.
@@ -510,7 +510,8 @@ status! {
         pub p99_ns: Option<u64> as Gauge => "P99",
         /// The part of the latest 256 requests that ended within the SLO, parts per million.
         pub attained_ppm: Option<u32> as Gauge => "IN TIME",
-        /// Goodput: requests that ended within the SLO, per second, in the last ten seconds.
+        /// Goodput: requests that ended within the SLO, per second, in the last ten seconds or, if
+        /// shorter, since the oldest of the latest 256 requests.
         pub goodput_per_second: f64 as Gauge => "GOODPUT",
         /// Time of late requests in which another tenant had the GPU and the tenant's gate was
         /// closed, ns.

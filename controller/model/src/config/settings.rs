@@ -58,7 +58,7 @@ pub struct Reloaded {
     pub loaded: Loaded,
     /// The keys whose new values are in force from now on.
     pub now: Vec<String>,
-    /// The keys whose new values come into force when a daemon starts.
+    /// The keys whose new values are in force when the daemon next starts.
     pub later: Vec<String>,
 }
 
@@ -97,6 +97,11 @@ impl Loaded {
         let origin = |key: &str| self.origins.get(key).cloned().unwrap_or(Origin::Default);
         let values = keys::values(&self.config.to_table());
         values.into_iter().map(|(key, value)| Setting { origin: origin(&key), key, value }).collect()
+    }
+
+    /// Returns the file of this configuration if `next`, which was read later, is not from this file.
+    pub fn lost_file(&self, next: &Self) -> Option<&Path> {
+        self.file.as_deref().filter(|file| next.file.as_deref() != Some(*file))
     }
 
     /// Returns the effect of the configuration `next` on a daemon that runs with this configuration.
@@ -163,6 +168,16 @@ mod tests {
         ] {
             assert_eq!(setting(&loaded, key), (value, origin), "{key}");
         }
+    }
+
+    #[test]
+    fn a_configuration_whose_file_is_gone_is_lost_and_one_without_a_file_is_not() {
+        let (own, other) = (loaded("gangs = false\n"), loaded("gangs = false\n"));
+        let none = Loaded::from(Config::default());
+        assert_eq!(own.lost_file(&own), None);
+        assert_eq!(own.lost_file(&none), own.file.as_deref());
+        assert_eq!(own.lost_file(&other), own.file.as_deref());
+        assert_eq!(none.lost_file(&own), None);
     }
 
     #[test]

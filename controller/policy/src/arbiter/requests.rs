@@ -328,12 +328,18 @@ impl Requests {
         u32::try_from(ppm).ok()
     }
 
-    /// Returns the requests that ended within the SLO in the last seconds, per second.
+    /// Returns the requests that ended within the SLO in the last ten seconds, per second. If more
+    /// requests ended than the core remembers, returns the rate of the remembered ones.
     pub fn goodput_per_s(&self, now_ns: u64) -> f64 {
+        let begun_ns = self.since_ns.max(now_ns.saturating_sub(GOODPUT_NS));
+        // Nothing is known of the time before the oldest remembered request.
         let full = (self.count == REMEMBERED).then(|| self.latest[self.next].at_ns);
-        let from_ns = self.since_ns.max(now_ns.saturating_sub(GOODPUT_NS)).max(full.unwrap_or(0));
+        let (from_ns, least_ns) = match full.filter(|oldest_ns| *oldest_ns > begun_ns) {
+            Some(oldest_ns) => (oldest_ns, 1),
+            None => (begun_ns, LEAST_GOODPUT_NS),
+        };
         let in_time = self.latest().iter().filter(|ended| ended.is_in_time && ended.at_ns > from_ns).count();
-        let over_ns = now_ns.saturating_sub(from_ns).max(LEAST_GOODPUT_NS);
+        let over_ns = now_ns.saturating_sub(from_ns).max(least_ns);
         in_time as f64 / Duration::from_nanos(over_ns).as_secs_f64()
     }
 
@@ -474,6 +480,19 @@ mod tests {
         assert!((per_s - 3.0 / 2.036).abs() < 0.01, "{per_s}");
         assert_eq!(bench.requests.attained_ppm(), Some(750_000));
         assert_eq!(bench.requests.goodput_per_s(bench.now_ns + 2 * GOODPUT_NS), 0.0);
+    }
+
+    #[test]
+    fn the_goodput_is_right_for_more_requests_a_second_than_the_core_remembers() {
+        let mut bench = Bench::new();
+        for _ in 0..1_000 {
+            bench.look(MS / 2, WANTS);
+            bench.look(MS / 4, Look { ends: 1, ..RESTS });
+            bench.look(MS / 4, RESTS);
+        }
+        assert_eq!((bench.now_ns, bench.served.in_time), (1_000 * MS, 1_000));
+        let per_s = bench.requests.goodput_per_s(bench.now_ns);
+        assert!((per_s - 1_000.0).abs() < 10.0, "{per_s}");
     }
 
     #[test]

@@ -105,11 +105,7 @@ fn keys_alone_choose_a_tenant_explain_it_and_pause_it_with_the_token() {
     };
     tab_to(&mut browser, "#tenants tbody button");
     browser.press("Enter").expect("a key");
-    browser
-        .await_true(
-            "document.getElementById('explain').innerText.includes('the share that the tenant asked for')",
-        )
-        .expect("an explanation");
+    browser.await_true("document.getElementById('explain').innerText.includes('token')").expect("a refusal");
     browser.await_true("document.querySelectorAll('#curves canvas').length === 3").expect("the last minutes");
     tab_to(&mut browser, "#pause");
     browser.press("Enter").expect("a key");
@@ -118,6 +114,11 @@ fn keys_alone_choose_a_tenant_explain_it_and_pause_it_with_the_token() {
     browser.value("document.getElementById('token').focus()").expect("a field");
     browser.type_text(token.trim()).expect("a text");
     tab_to(&mut browser, "#pause");
+    browser
+        .await_true(
+            "document.getElementById('explain').innerText.includes('the share that the tenant asked for')",
+        )
+        .expect("an explanation");
     browser.press("Enter").expect("a key");
     browser.await_true("document.getElementById('outcome').innerText === 'paused'").expect("a pause");
     assert_eq!(host.tenant(VICTIM)["paused"], json!(true));
