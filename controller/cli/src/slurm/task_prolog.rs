@@ -330,7 +330,7 @@ mod tests {
             }
         };
         let share = |task: Task| {
-            let lines = task.lines(&[gpu(1, 1, 1_000)], &"/p.so".into(), &"/s".into()).unwrap();
+            let lines = task.lines(&[gpu(1, 1, 1_000)], OsStr::new("/p.so"), Path::new("/s")).unwrap();
             lines.into_iter().find(|line| line.starts_with("export DEEPRES_SHARE="))
         };
         let step = || {
