@@ -15,6 +15,7 @@ use deepres_model::directory::Directory;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -222,8 +223,17 @@ impl Node {
         }
         // The plugin reads the checkpoint first. A container whose end comes in between counts once
         // more; a new container is young.
-        let checkpoint =
-            std::fs::read_to_string(self.options.kubelet_dir.join(CHECKPOINT)).unwrap_or_default();
+        let checkpoint = match std::fs::read_to_string(self.options.kubelet_dir.join(CHECKPOINT)) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+            Err(error) => {
+                // Without the file, containers could seem gone that run.
+                tracing::warn!(
+                    "the plugin cannot read the kubelet's checkpoint, and ends no allocation: {error}"
+                );
+                return None;
+            }
+        };
         let listed: Result<ListPodResourcesResponse, _> =
             kubelet.as_mut()?.unary(path::POD_RESOURCES, Empty {}).await;
         match listed {
@@ -396,7 +406,10 @@ impl Node {
     ) -> Result<Vec<String>, Refusal> {
         let state = self.state.lock().await;
         match resource {
-            Resource::Share => state.shares.prefer(available, must, size).map_err(Refusal::Impossible),
+            Resource::Share => {
+                let held = state.records.iter().flat_map(|held| held.record.ids()).collect();
+                state.shares.prefer(available, must, size, &held).map_err(Refusal::Impossible)
+            }
             Resource::Gpu => {
                 let rest = size.saturating_sub(must.len());
                 if rest == 0 {
@@ -474,14 +487,15 @@ impl Node {
         loop {
             let lacking = {
                 let state = self.state.lock().await;
-                let own = || state.records.iter().filter(|held| held.record.ids() == ids);
-                if own().any(|held| !held.record.waits) {
-                    return Ok(());
-                }
-                let Some(held) = own().next() else {
+                let own = state.records.iter().filter(|held| held.record.ids() == ids);
+                // An older record with these devices is of a container that has ended.
+                let Some(held) = own.max_by_key(|held| held.since) else {
                     let reason = "the device plugin has no record of the container's devices; delete the pod";
                     return Err(Refusal::Impossible(reason.to_owned()));
                 };
+                if !held.record.waits {
+                    return Ok(());
+                }
                 state.lacking(held)
             };
             if began.elapsed() >= self.options.timing.hold {

@@ -211,7 +211,8 @@ impl Shares {
     }
 
     /// Chooses `size` of the available devices for a container, among them those that it must get.
-    /// Which devices it gets makes no difference.
+    /// Devices in no record (`held`) come first. The kubelet may offer devices that a container of
+    /// which it has not told yet has.
     ///
     /// # Errors
     /// The reason for which no container can have so many devices.
@@ -220,11 +221,13 @@ impl Shares {
         available: Vec<String>,
         must: Vec<String>,
         size: usize,
+        held: &BTreeSet<String>,
     ) -> Result<Vec<String>, String> {
         check_size(size)?;
-        let rest = available.into_iter().filter(|id| !must.contains(id)).collect::<BTreeSet<_>>();
+        let rest = available.into_iter().filter(|id| !must.contains(id));
+        let rest: BTreeSet<(bool, String)> = rest.map(|id| (held.contains(&id), id)).collect();
         let missing = size.saturating_sub(must.len());
-        Ok(must.iter().cloned().chain(rest.into_iter().take(missing)).collect())
+        Ok(must.iter().cloned().chain(rest.into_iter().map(|(_, id)| id).take(missing)).collect())
     }
 
     /// Chooses the GPU for a container with these devices, beside the containers of `parts`. Of the GPUs
@@ -394,10 +397,13 @@ mod tests {
     fn the_kubelet_gets_what_it_must_and_any_others() {
         let shares = shares(2);
         let ids = |slots: Range<usize>| slots.collect::<Slots>().ids().into_iter().collect::<Vec<_>>();
-        let got = shares.prefer(ids(0..70), ids(50..70), 60).unwrap();
+        let got = shares.prefer(ids(0..70), ids(50..70), 60, &BTreeSet::new()).unwrap();
         assert!(got.len() == 60 && ids(50..70).iter().all(|id| got.contains(id)), "{got:?}");
+        let held: BTreeSet<String> = ids(0..40).into_iter().collect();
+        let free = shares.prefer(ids(0..70), Vec::new(), 30, &held).unwrap();
+        assert!(free.iter().all(|id| !held.contains(id)), "devices of a record come last: {free:?}");
         for size in [0, 101, usize::MAX] {
-            let said = shares.prefer(ids(0..200), Vec::new(), size).unwrap_err();
+            let said = shares.prefer(ids(0..200), Vec::new(), size, &BTreeSet::new()).unwrap_err();
             assert!(said.contains("deepres.dev/gpu"), "{said}");
         }
     }

@@ -383,6 +383,7 @@ impl Registry {
         if tenant.members.are_gone() && !is_back {
             tenant.owner.user = guest.facts.owner;
             tenant.owner.groups.clone_from(&guest.groups);
+            tenant.owner.container = guest.facts.place.as_ref().and_then(|place| place.container()).cloned();
             let before = std::mem::replace(&mut tenant.terms, terms);
             if keeps_settings {
                 tenant.terms.keep_settings_of(&before);

@@ -85,8 +85,9 @@ impl Registry {
         }
     }
 
-    /// Returns the identity of a process that has an allocation: by its token, or because its
-    /// container's processes have one.
+    /// Returns the identity of a process that has an allocation: because its container's processes
+    /// have one, or by its token. A container has no more than one allocation, so a second token, for
+    /// example of an init container, gains nothing.
     pub(super) fn allocated(&self, claim: &str, facts: &Facts) -> Option<Identity> {
         let by_token = || {
             let allocation = self.allocations.0.get(&Token::try_from(claim.to_owned()).ok()?)?;
@@ -102,7 +103,7 @@ impl Registry {
             })?;
             Some((tenant.owner.key.clone(), name.to_owned()))
         };
-        let (key, name) = by_token().or_else(by_container)?;
+        let (key, name) = by_container().or_else(by_token)?;
         Some(Identity { key, name, found: Found::Allocation })
     }
 
