@@ -90,12 +90,11 @@ fn check(node: &Node, running: impl Iterator<Item = String>) {
     assert!(shares.values().all(|shares| *shares <= 100), "a GPU has more shares than it has: {shares:?}");
 }
 
-/// Checks that a process of each container of a pod gets the container's share, though it asks for all.
+/// Checks that a job of each container of a pod gets the container's share.
 fn check_shares(node: &Node, pod: &Pod) {
     for one in &pod.containers {
         let device = one.devices.last().unwrap();
-        let wish = Wish { share_ppm: Some(1_000_000), ..Wish::default() };
-        let hello = hello_of(node, Role::Keeper, device, wish);
+        let hello = hello_of(node, Role::Keeper, device, Wish::default());
         let (_connection, welcome, _) =
             shake_hands(&node.daemon().directory.tenant_socket(), hello.as_bytes()).unwrap();
         let granted = welcome.fallback().share_ppm;
