@@ -253,8 +253,17 @@ mod measured {
         }
         let live = first.truth().processes.into_iter().filter(|process| deepres_e2e::alive(process.pid));
         assert_eq!(live.count(), jobs.len() - 2);
-        // Slurm makes a requeued job wait for two minutes, unless an administrator starts it.
-        cluster.call("scontrol", &["update", &format!("JobId={requeued}"), "StartTime=now"]);
+        // Slurm makes a requeued job wait for two minutes, unless an administrator starts it. The wait
+        // begins some time after the job's end.
+        eventually_within("the requeued job starts", SLURM_LIMIT, || {
+            let state = cluster
+                .call("squeue", &["--noheader", "--format=%t", "--jobs", &requeued.to_string()])
+                .stdout;
+            if state.trim() == "PD" {
+                cluster.call("scontrol", &["update", &format!("JobId={requeued}"), "StartTime=now"]);
+            }
+            state.trim() == "R"
+        });
         assert_ne!(started(&first, requeued), pids[1]);
         assert_granted(&first, requeued, 60, Some(part_of_memory(&first, 60)));
 
