@@ -29,7 +29,7 @@ pub mod tree;
 
 use cgroup::{Kind, Place};
 use deepres_abi::wire::TENANT_NAME_BYTES;
-use deepres_model::identity::Found;
+use deepres_model::identity::{Container, Found};
 use deepres_model::process::ProcessKey;
 use deepres_model::text::harmless;
 use serde::{Deserialize, Serialize};
@@ -89,6 +89,11 @@ impl Facts {
         let namespace = read::namespace(pid);
         let owner = namespace.and_then(|_| read::namespace_owner(pid)).unwrap_or(user);
         Self { pid, process: read::process(pid), place: read::place(pid), owner, namespace }
+    }
+
+    /// Returns the container of the process.
+    pub fn container(&self) -> Option<&Container> {
+        self.place.as_ref()?.container()
     }
 }
 

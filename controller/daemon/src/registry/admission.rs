@@ -227,7 +227,7 @@ impl Registry {
             source: guest.source.clone(),
             process,
             client,
-            container: guest.facts.place.as_ref().and_then(|place| place.container()).cloned(),
+            container: guest.facts.container().cloned(),
             slot,
             gpus,
             grant: Arc::clone(&pages.grant),
@@ -383,7 +383,7 @@ impl Registry {
         if tenant.members.are_gone() && !is_back {
             tenant.owner.user = guest.facts.owner;
             tenant.owner.groups.clone_from(&guest.groups);
-            tenant.owner.container = guest.facts.place.as_ref().and_then(|place| place.container()).cloned();
+            tenant.owner.container = guest.facts.container().cloned();
             let before = std::mem::replace(&mut tenant.terms, terms);
             if keeps_settings {
                 tenant.terms.keep_settings_of(&before);
@@ -481,7 +481,7 @@ impl Registry {
         let owner = Owner {
             key: identity.key,
             found: identity.found,
-            container: guest.facts.place.as_ref().and_then(|place| place.container()).cloned(),
+            container: guest.facts.container().cloned(),
             user: guest.facts.owner,
             groups: guest.groups.clone(),
         };

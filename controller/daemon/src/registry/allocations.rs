@@ -96,7 +96,7 @@ impl Registry {
             Some((key(&allocation.token), name.unwrap_or_else(|| PLACE.to_owned())))
         };
         let by_container = || {
-            let container = facts.place.as_ref()?.container()?;
+            let container = facts.container()?;
             let (name, tenant) = self.tenants.iter().find(|(_, tenant)| {
                 tenant.owner.container.as_ref() == Some(container)
                     && self.allocations.of_key(&tenant.owner.key).is_some()

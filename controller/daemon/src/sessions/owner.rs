@@ -53,7 +53,7 @@ async fn reply(guest: &Guest, hello: &Hello, shared: &Rc<Shared>) -> Reply {
     match if is_young { Some(latest) } else { status::publish(shared).await } {
         Some(status) => {
             let mut status = part(Status::clone(&status), is_own);
-            let is_inside = guest.facts.place.as_ref().is_some_and(|place| place.container().is_some());
+            let is_inside = guest.facts.container().is_some();
             status.waiting.retain(|job| job.uid == guest.facts.owner && !is_inside);
             Reply::Status(Box::new(status))
         }
@@ -64,7 +64,7 @@ async fn reply(guest: &Guest, hello: &Hello, shared: &Rc<Shared>) -> Reply {
 /// Returns whether the user of a process owns a tenant. In a container, only the container's
 /// tenants are the user's, because root of one container is not root of another.
 fn owns(guest: &Guest, tenant: &Tenant) -> bool {
-    let container = guest.facts.place.as_ref().and_then(|place| place.container());
+    let container = guest.facts.container();
     tenant.owner.user == guest.facts.owner
         && (container.is_none() || tenant.owner.container.as_ref() == container)
 }

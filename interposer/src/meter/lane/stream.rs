@@ -50,18 +50,21 @@ impl Lane {
             .filter(move |lane| lane.stream() == stream)
     }
 
+    /// Returns a number that no other lane has.
+    fn number(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+
     /// Returns a number that all lanes of the stream share, and no lane of another stream.
     pub fn stream_number(&self) -> usize {
-        let number = |lane: &Lane| std::ptr::from_ref(lane).addr();
-        self.others_of_stream().map(number).fold(number(self), usize::min)
+        self.others_of_stream().map(Self::number).fold(self.number(), usize::min)
     }
 
     /// Returns whether the lane is the one that counts for its stream, of all lanes of the stream
     /// with unfinished kernels or graphs.
     pub fn counts_as_stream(&self) -> bool {
-        let number = |lane: &Lane| std::ptr::from_ref(lane).addr();
         self.is_computing()
-            && self.others_of_stream().all(|other| !other.is_computing() || number(other) > number(self))
+            && self.others_of_stream().all(|other| !other.is_computing() || other.number() > self.number())
     }
 
     /// Returns when the work of the stream before `start_ns` ended, as far as the processed segments
