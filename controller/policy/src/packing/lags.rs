@@ -2,13 +2,14 @@
 //!
 //! The figures are areas: a part of the SMs, times the time. The virtual time is that of EEVDF, as
 //! in [`crate::lease::clock`]: it grows by the area in use, divided by the weights of the tenants
-//! that want the GPU.
+//! that want the GPU. The debt that a tenant forgets, the others bear. So the lags of the tenants
+//! that wait stay comparable, however long another tenant has SMs that nobody else can use.
 
 use alloc::vec::Vec;
 
-/// The greatest lag and the greatest debt of a tenant, ns of the whole GPU. A longer memory would
-/// let a tenant that comes back shut out the others.
-const MOST_NS: f64 = 250e6;
+/// The greatest debt of a tenant, and the greatest lag over a pause, ns of the whole GPU. A longer
+/// memory would let a tenant that comes back shut out the others.
+const MOST_NS: f64 = 100e6;
 
 /// The least weight, so that every tenant is owed something.
 const LEAST_WEIGHT: f64 = 1e-6;
@@ -69,8 +70,8 @@ impl Lags {
             return;
         }
         account.wants = wants;
-        account.kept_ns = lag_ns;
-        account.served = self.now - lag_ns / account.weight;
+        account.kept_ns = lag_ns.clamp(-MOST_NS, MOST_NS);
+        account.served = self.now - account.kept_ns / account.weight;
         self.weights += if wants { account.weight } else { -account.weight };
     }
 
@@ -85,11 +86,17 @@ impl Lags {
             return;
         }
         account.served += area_ns / account.weight;
+        let weight = account.weight;
         self.now += area_ns / self.weights;
-        // What a tenant loses by the bounds, the others get by and by.
-        let lag_ns = self.lag_ns(tenant);
-        let account = &mut self.accounts[tenant];
-        account.served = self.now - lag_ns / account.weight;
+        let forgotten_ns = -MOST_NS - self.lag_ns(tenant);
+        if forgotten_ns > 0.0 {
+            let others = self.weights - weight;
+            // Below the least weight there is nobody but rounding errors.
+            if others >= LEAST_WEIGHT / 2.0 {
+                self.now -= forgotten_ns / others;
+            }
+            self.accounts[tenant].served = self.now + MOST_NS / weight;
+        }
     }
 
     /// Returns the area that the tenant is owed, ns of the whole GPU; negative if the tenant had
@@ -99,8 +106,6 @@ impl Lags {
     /// No tenant has this number.
     pub fn lag_ns(&self, tenant: usize) -> f64 {
         let account = &self.accounts[tenant];
-        let lag_ns =
-            if account.wants { account.weight * (self.now - account.served) } else { account.kept_ns };
-        lag_ns.clamp(-MOST_NS, MOST_NS)
+        if account.wants { account.weight * (self.now - account.served) } else { account.kept_ns }
     }
 }

@@ -81,6 +81,9 @@ fn lags_are_what_the_weights_say() {
     assert!((lags.lag_ns(two) - 30e6).abs() < 1.0, "a tenant alone is owed nothing by others");
     lags.set_wants(one, true);
     assert!((lags.lag_ns(one) + 30e6).abs() < 1.0, "a pause changes no lag");
+    lags.charge(one, 1e9);
+    assert!((lags.lag_ns(one) + 100e6).abs() < 1.0, "a long debt is forgotten");
+    assert!((lags.lag_ns(two) - 100e6).abs() < 1.0, "and the others bear it");
 }
 
 #[test]
