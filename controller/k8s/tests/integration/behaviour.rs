@@ -8,7 +8,7 @@ use deepres_k8s::node::Timing;
 use deepres_model::wish::Wish;
 use std::collections::BTreeSet;
 use std::time::Duration;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 const SHARE: &str = "deepres.dev/share";
 const GPU: &str = "deepres.dev/gpu";
@@ -187,7 +187,8 @@ async fn a_container_that_waits_starts_on_any_gpu_with_room() {
     let start = tokio::spawn(node.kubelet.start_pod("late"));
     pass(5).await;
     node.kubelet.end("a");
-    start.await.unwrap().unwrap();
+    let started = timeout(Duration::from_secs(20), start).await.expect("the container starts");
+    started.unwrap().unwrap();
     assert_eq!(node.gpus(main), other);
     let device = &main.devices[2];
     let memory = (1_u64 << 30) * 62 / 100;
@@ -257,20 +258,6 @@ async fn no_device_is_given_twice_when_another_client_lists_the_pods() {
     assert!(ids.is_disjoint(&next.containers[0].ids));
     let said = node.kubelet.admit(Pod::of_shares("large", 20)).await.unwrap_err();
     assert!(said.contains("10 devices that no running container has"), "{said}");
-}
-
-#[tokio::test]
-async fn a_slow_kubelet_does_not_cost_a_new_container_its_allocation() {
-    let node = Node::start(1, 0).await;
-    let old = node.kubelet.admit(Pod::of_shares("old", 100)).await.unwrap();
-    node.kubelet.slow_down(Duration::from_millis(40));
-    node.kubelet.end("old");
-    let new = node.kubelet.admit(Pod::of_shares("new", 100)).await.unwrap();
-    assert_eq!(new.containers[0].ids, old.containers[0].ids);
-    pass(5).await;
-    // The checkpoint had the old container still, and then neither, while the kubelet gave the devices.
-    let token = node.variable(new.containers[0].devices.last().unwrap(), "DEEPRES_TENANT");
-    assert!(node.tokens().iter().any(|own| own.as_str() == token));
 }
 
 #[tokio::test]
