@@ -212,12 +212,13 @@ fn print_others(status: &Status, verbose: bool, out: &mut impl Write) -> io::Res
     if verbose { activity::print(status, out) } else { Ok(()) }
 }
 
-/// Returns the phase of a GPU, with the holder.
+/// Returns the phase of a GPU, with the holder, and the GPU's fault.
 pub fn phase(gpu: &GpuStatus) -> String {
-    match (&gpu.holder, gpu.phase.as_str()) {
+    let phase = match (&gpu.holder, gpu.phase.as_str()) {
         (Some(holder), phase) => format!("{phase} ({holder})"),
         (None, phase) => phase.to_owned(),
-    }
+    };
+    gpu.fault.as_ref().map_or(phase.clone(), |fault| format!("{phase}; fault: {fault}"))
 }
 
 fn print_gpu(gpu: &GpuStatus, shown: Shown, out: &mut impl Write) -> io::Result<()> {

@@ -202,7 +202,7 @@ pub async fn answer(request: Request, shared: &Rc<Shared>) -> Reply {
         Request::Allocations => {
             let registry = shared.registry.borrow();
             let tokens = registry.allocations().iter().map(|allocation| allocation.token.clone());
-            Reply::Allocations { tokens: tokens.collect() }
+            Reply::Allocations { tokens: tokens.collect(), faults: registry.gpus().faults().all() }
         }
         Request::Place { gpus, among } => {
             let placed = shared.registry.borrow().place_whole(gpus, &among);

@@ -1,11 +1,12 @@
 //! The GPUs of this host, as NVML lists them, and the GPUs that the daemon manages.
 
 use crate::arbiter::{Arbiter, Report, Snapshot};
+use crate::faults::Faults;
 use crate::nvml;
 use crate::registry::Order;
 use crate::tenant::Tenant;
 use deepres_abi::wire::Uuid;
-use deepres_policy::placement::Topology;
+use deepres_policy::placement::{GpuSet, Topology};
 use nvml_wrapper::error::NvmlError;
 use std::ops::Range;
 use std::sync::Arc;
@@ -100,9 +101,10 @@ impl Gpu {
     }
 }
 
-/// The GPUs that the daemon manages, by their numbers, each with its arbiter, and their topology.
+/// The GPUs that the daemon manages, by their numbers, each with its arbiter, their topology and their
+/// faults.
 #[derive(Debug, Default)]
-pub struct Gpus(Vec<(Gpu, Arbiter)>, Option<Topology>);
+pub struct Gpus(Vec<(Gpu, Arbiter)>, Option<Topology>, Faults);
 
 impl Gpus {
     /// Adds a GPU with its arbiter.
@@ -118,6 +120,23 @@ impl Gpus {
     /// Returns the topology. If it is not known, all GPUs are far from each other.
     pub fn topology(&self) -> Topology {
         self.1.clone().unwrap_or_else(|| Topology::unknown(self.count()))
+    }
+
+    /// Sets the record of the faults of all GPUs.
+    pub fn set_faults(&mut self, faults: Faults) {
+        self.2 = faults;
+    }
+
+    /// Returns the record of the faults of all GPUs.
+    pub fn faults(&self) -> &Faults {
+        &self.2
+    }
+
+    /// Returns the numbers of the GPUs without a fault.
+    pub fn well(&self) -> GpuSet {
+        let faults = self.2.all();
+        let is_well = |(_, gpu): &(usize, &Gpu)| !faults.contains_key(&gpu.uuid_text);
+        self.iter().enumerate().filter(is_well).map(|(number, _)| number).collect()
     }
 
     /// Returns the number of GPUs.

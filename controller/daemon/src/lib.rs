@@ -7,6 +7,7 @@
 //! | `tenant` | one tenant: its terms, its members, its residence |
 //! | `memory` | promises and limits of memory, and reconciliation with NVML |
 //! | `nvml` | the thread that asks NVML |
+//! | `faults` | the thread that waits for faults of GPUs |
 //! | `residency` | tenants that take turns on the GPUs with all their memory |
 //! | `sessions` | the tenant socket: admits processes, and answers processes that only ask |
 //! | `slurm` | the part of the GPUs that Slurm gave to a job |
@@ -23,6 +24,7 @@
 mod administrators;
 pub mod arbiter;
 mod driver_use;
+mod faults;
 mod files;
 mod gpu_lock;
 mod gpus;
@@ -46,6 +48,7 @@ mod tenant;
 pub mod trace;
 mod web;
 
+pub use faults::Faults;
 pub use files::{FilesError, Inherited, check_own_directory, group_number, make_own_directory};
 pub use gpu_lock::{GpuLockError, lock_directories};
 pub use gpus::{Gpu, GpuError};
@@ -95,6 +98,8 @@ pub struct Options {
     pub gpus: Vec<Gpu>,
     /// The topology of these GPUs; `None` if it is not known.
     pub topology: Option<Topology>,
+    /// The faults of these GPUs.
+    pub faults: Faults,
     /// The directories of the GPUs' locks.
     pub locks: Vec<PathBuf>,
     /// Sockets that the service manager opened for the daemon.
@@ -245,6 +250,7 @@ pub fn run(
         gpus.add(gpu, arbiter);
     }
     gpus.set_topology(options.topology);
+    gpus.set_faults(options.faults);
     let mut registry = Registry::new(config, gpus, beat);
     let mut state = StateFile::at(options.directory.state_file());
     let (mut before, mut away) = (Before::default(), Vec::new());

@@ -70,6 +70,11 @@ async fn now(shared: &Shared) -> Option<Status> {
         })
     };
     let gpu_bytes = |gpu: usize| registry.gpus().iter().nth(gpu).map(|gpu| gpu.memory_bytes);
+    let faults = registry.gpus().faults();
+    let gpu_status = |(index, (gpu, report)): (usize, (&Gpu, &Report))| GpuStatus {
+        fault: faults.of(&gpu.uuid_text),
+        ..gpu_status(index, gpu, report, &names)
+    };
     Some(Status {
         now_ns: reports.iter().map(|report| report.now_ns).max().unwrap_or_else(monotonic_ns),
         daemon: DaemonStatus {
@@ -81,7 +86,7 @@ async fn now(shared: &Shared) -> Option<Status> {
             fail_mode: config.fail_mode.name().to_owned(),
             suspend_limit_ns: config.suspend_limit_ms * NS_PER_MS,
         },
-        gpus: gpus.map(|(index, (gpu, report))| gpu_status(index, gpu, report, &names)).collect(),
+        gpus: gpus.map(gpu_status).collect(),
         tenants: tenants
             .iter()
             .map(|(name, tenant)| {
@@ -249,5 +254,6 @@ fn gpu_status(index: usize, gpu: &Gpu, report: &Report, names: &BTreeMap<TenantI
         lead_ns: report.tuning.lead_ns,
         grace_ns: report.tuning.grace_ns,
         fairness_ppm: report.fairness_ppm,
+        fault: None,
     }
 }

@@ -4,6 +4,7 @@ use deepres_model::admin::client::Client;
 use deepres_model::admin::{GpuStatus, Reply, Request};
 use deepres_model::allocation::{Allocation, Token};
 use deepres_model::directory::Directory;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The reason for which the daemon did not do what the plugin asked.
@@ -72,13 +73,13 @@ impl Daemon {
         }
     }
 
-    /// Returns the tokens of the allocations on the daemon's record.
+    /// Returns the tokens of the allocations on the daemon's record, and the faults of its GPUs by UUID.
     ///
     /// # Errors
     /// [`DaemonError`].
-    pub async fn tokens(&self) -> Result<Vec<Token>, DaemonError> {
+    pub async fn allocations(&self) -> Result<(Vec<Token>, BTreeMap<String, String>), DaemonError> {
         match self.ask(Request::Allocations).await? {
-            Reply::Allocations { tokens } => Ok(tokens),
+            Reply::Allocations { tokens, faults } => Ok((tokens, faults)),
             other => Err(strange(&other)),
         }
     }

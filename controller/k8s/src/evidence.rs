@@ -6,8 +6,8 @@
 //! container gets devices, and when a plugin sends a list. So a container counts while either has it.
 
 use crate::api::ListPodResourcesResponse;
-use crate::shares::{GPU_RESOURCE, SHARE_RESOURCE};
 use deepres_model::allocation::PodContainer;
+use deepres_policy::shares::{GPU_RESOURCE, SHARE_RESOURCE};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,8 +26,8 @@ pub struct Evidence(BTreeMap<Ids, Holders>);
 struct Holders {
     /// The containers in PodResources.
     listed: Vec<PodContainer>,
-    /// The number of containers in the checkpoint.
-    in_checkpoint: usize,
+    /// The pod of each container in the checkpoint, by UID.
+    in_checkpoint: Vec<String>,
 }
 
 #[derive(Deserialize)]
@@ -44,6 +44,8 @@ struct Data {
 
 #[derive(Deserialize)]
 struct Entry {
+    #[serde(rename = "PodUID", default)]
+    pod: String,
     #[serde(rename = "ResourceName")]
     resource: String,
     /// The devices by NUMA node.
@@ -81,14 +83,37 @@ impl Evidence {
         for entry in checkpoint.ok().flatten().into_iter().flatten().filter(|entry| is_ours(&entry.resource))
         {
             let ids: Ids = entry.ids.into_iter().flat_map(BTreeMap::into_values).flatten().collect();
-            all.entry(ids).or_default().in_checkpoint += 1;
+            all.entry(ids).or_default().in_checkpoint.push(entry.pod);
         }
         Self(all)
     }
 
     /// Returns the number of containers that have exactly these devices.
     pub fn count(&self, ids: &BTreeSet<String>) -> usize {
-        self.0.get(ids).map_or(0, |holders| holders.listed.len().max(holders.in_checkpoint))
+        self.0.get(ids).map_or(0, |holders| holders.listed.len().max(holders.in_checkpoint.len()))
+    }
+
+    /// Returns the number of containers that have exactly these devices, as PodResources says.
+    pub fn count_listed(&self, ids: &BTreeSet<String>) -> usize {
+        self.0.get(ids).map_or(0, |holders| holders.listed.len())
+    }
+
+    /// Returns the devices of the later containers of the pod whose init container has exactly these
+    /// devices. Empty if no container with these devices is an init container for certain.
+    pub fn after_init(&self, ids: &BTreeSet<String>) -> Vec<&BTreeSet<String>> {
+        let Some(Holders { listed, in_checkpoint }) = self.0.get(ids) else { return Vec::new() };
+        let [pod] = &in_checkpoint[..] else { return Vec::new() };
+        if !listed.is_empty() {
+            return Vec::new();
+        }
+        let is_later = |other: &Holders| !other.listed.is_empty() && other.in_checkpoint.contains(pod);
+        self.0.iter().filter(|(_, other)| is_later(other)).map(|(ids, _)| ids).collect()
+    }
+
+    /// Returns the devices of all containers that PodResources lists.
+    pub fn listed_ids(&self) -> BTreeSet<String> {
+        let listed = self.0.iter().filter(|(_, holders)| !holders.listed.is_empty());
+        listed.flat_map(|(ids, _)| ids.iter().cloned()).collect()
     }
 
     /// Returns the container that has exactly these devices, as PodResources says. If an init container
@@ -105,7 +130,7 @@ impl Evidence {
     /// Returns whether the checkpoint has a container that PodResources does not list: an init
     /// container, or a container whose end the kubelet has not written yet.
     pub fn is_doubtful(&self) -> bool {
-        self.0.values().any(|holders| holders.in_checkpoint > holders.listed.len())
+        self.0.values().any(|holders| holders.in_checkpoint.len() > holders.listed.len())
     }
 }
 
@@ -150,6 +175,20 @@ mod tests {
         let restarted = Evidence::new(ListPodResourcesResponse::default(), CHECKPOINT);
         assert_eq!(restarted.count(&ids(&["a", "b"])), 2);
         assert_eq!(restarted.holder(&ids(&["a", "b"])), None);
+    }
+
+    #[test]
+    fn the_containers_after_an_init_container_are_of_its_pod() {
+        let checkpoint = r#"{"Data":{"PodDeviceEntries":[
+            {"PodUID":"0d0f","ContainerName":"init","ResourceName":"deepres.dev/share","DeviceIDs":{"-1":["a","b"]}},
+            {"PodUID":"0d0f","ContainerName":"main","ResourceName":"deepres.dev/share","DeviceIDs":{"-1":["a"]}},
+            {"PodUID":"1111","ContainerName":"main","ResourceName":"deepres.dev/share","DeviceIDs":{"-1":["c"]}}
+            ]}}"#;
+        let evidence = Evidence::new(listed("pod", "main", &[("deepres.dev/share", &["a"])]), checkpoint);
+        assert_eq!(evidence.after_init(&ids(&["a", "b"])), [&ids(&["a"])]);
+        assert!(evidence.after_init(&ids(&["a"])).is_empty(), "the main container is no init container");
+        assert!(evidence.after_init(&ids(&["c"])).is_empty(), "its pod has no other container");
+        assert_eq!(evidence.listed_ids(), ids(&["a"]));
     }
 
     #[test]

@@ -134,6 +134,12 @@ impl Service<http::Request<Body>> for Sender {
 /// A connection to a service.
 pub struct Client(client::Grpc<Sender>);
 
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Client").finish_non_exhaustive()
+    }
+}
+
 impl Client {
     /// Connects to the service at a socket.
     ///

@@ -2,12 +2,14 @@
 //!
 //! | module | job |
 //! |---|---|
-//! | [`shares`] | which devices the kubelet may give away, and which a container gets; pure |
 //! | [`evidence`] | which containers have which devices, by the kubelet's word; pure |
 //! | [`record`] | the record of an allocation, which is its CDI specification |
 //! | [`node`] | brings daemon, kubelet and records together |
 //! | [`plugin`] | registers at the kubelet, and answers its calls |
 //! | [`daemon`], [`grpc`], [`api`] | the daemon's admin socket, gRPC, and the kubelet's messages |
+//!
+//! [`deepres_policy::shares`] decides which devices the kubelet may give away, and which GPU a container
+//! gets.
 //!
 //! docs/kubernetes.md describes the plugin for users.
 
@@ -18,4 +20,3 @@ pub mod grpc;
 pub mod node;
 pub mod plugin;
 pub mod record;
-pub mod shares;

@@ -8,20 +8,20 @@ use crate::daemon::{Daemon, DaemonError};
 use crate::evidence::{CHECKPOINT, Evidence};
 use crate::grpc::Client;
 use crate::plugin::Resource;
-use crate::record::Record;
-use crate::shares::{Part, Shares, Slots, lacking};
+use crate::record::{Phase, Record};
 use anyhow::Result;
 use deepres_model::directory::Directory;
+use deepres_policy::shares::{Part, Shares, Slots};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Mutex, watch};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 /// The place in the name of a further CDI device that stands for the GPU's UUID.
 const UUID: &str = "{uuid}";
@@ -36,8 +36,12 @@ pub struct Timing {
     pub young: Duration,
     /// The time after an allocation in which another container of the same pod may follow.
     pub settle: Duration,
-    /// The time after which it is quiet: the scheduler has learned of all containers that came or went.
-    pub quiet: Duration,
+    /// The time for which a surplus of healthy devices stays. Within it, the scheduler learns of all
+    /// containers that came or went.
+    pub surplus: Duration,
+    /// The time that the kubelet takes at most from the plugin's answer until its own record has what
+    /// the kubelet gives to a container.
+    pub giving: Duration,
     /// The time for which a container's start waits for room before the kubelet tries again. The
     /// kubelet allows 30 s.
     pub hold: Duration,
@@ -57,7 +61,8 @@ impl Default for Timing {
             look: Duration::from_secs(1),
             young: Duration::from_secs(10),
             settle: Duration::from_secs(2),
-            quiet: Duration::from_secs(60),
+            surplus: Duration::from_secs(60),
+            giving: Duration::from_millis(500),
             hold: Duration::from_secs(20),
             away: Duration::from_secs(30),
             wait: Duration::from_secs(5),
@@ -97,6 +102,14 @@ struct Held {
     since: Instant,
     /// Whether the kubelet has listed the container.
     is_seen: bool,
+    /// When the container first started. `None`: not yet, or an earlier plugin let it start.
+    started: Option<Instant>,
+}
+
+impl Held {
+    fn new(record: Record) -> Self {
+        Self { record, since: Instant::now(), is_seen: false, started: None }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -107,12 +120,10 @@ struct State {
     whole: BTreeSet<String>,
     records: Vec<Held>,
     evidence: Evidence,
-    /// The shares of all containers.
-    used: Slots,
+    /// The faults of GPUs, by UUID, as the daemon tells them.
+    faults: BTreeMap<String, String>,
     /// When a container last got devices.
     allocated: Option<Instant>,
-    /// When a container's devices last came or went.
-    stirred: Option<Instant>,
     /// When the daemon last answered. `None` before its first answer.
     answered: Option<Instant>,
     /// Whether the daemon did not answer at the last look.
@@ -127,13 +138,81 @@ impl State {
         self.records.iter().filter_map(|held| held.record.part())
     }
 
-    /// Returns the room that a container's GPU lacks, in shares; 0 if the container can start. A
-    /// container that waits lets those go first that do not wait or have waited longer.
-    fn lacking(&self, held: &Held) -> usize {
-        let Some(own) = held.record.part() else { return 0 };
-        let comes_before = |other: &&Held| !other.record.waits || other.since < held.since;
-        let before = self.records.iter().filter(comes_before).filter_map(|other| other.record.part());
-        lacking(own.slots, own.gpu, before)
+    /// Returns the places of the records with parts, in the order in which containers start: those that
+    /// do not wait, and then the longest wait first. Records that an earlier plugin left are of one age,
+    /// so the name decides.
+    fn in_order(&self) -> Vec<usize> {
+        let mut places: Vec<usize> =
+            (0..self.records.len()).filter(|place| self.records[*place].record.part().is_some()).collect();
+        let order = |place: &usize| {
+            let Held { record, since, .. } = &self.records[*place];
+            (record.phase == Phase::Waits, *since, &record.name)
+        };
+        places.sort_by(|one, other| order(one).cmp(&order(other)));
+        places
+    }
+
+    /// Returns the room that a container's GPU lacks, in shares; 0 if the container can start.
+    fn lacking(&self, place: usize) -> usize {
+        let Held { record, .. } = &self.records[place];
+        let (Some(slots), Some(gpu)) = (&record.slots, record.allocation.gpus.first()) else { return 0 };
+        let before = self.in_order().into_iter().take_while(|other| *other != place);
+        self.shares.lacking(slots, gpu, before.filter_map(|other| self.records[other].record.part()))
+    }
+
+    /// Returns the next change for the containers that wait: the place of a record, and its next form.
+    fn next_change(&self) -> Option<(usize, Record)> {
+        let places = self.in_order();
+        let parts: Vec<Part<'_>> =
+            places.iter().filter_map(|place| self.records[*place].record.part()).collect();
+        let (at, choice) = self.shares.next_change(&parts)?;
+        let record = &self.records[places[at]].record;
+        let phase = if choice.waits { Phase::Waits } else { Phase::Runs };
+        Some((places[at], Record { phase, ..record.on(choice.gpu, *self.memory.get(choice.gpu)?) }))
+    }
+
+    /// Returns the place of an init container that has ended: a later container of its pod started after
+    /// it.
+    fn ended_init(&self) -> Option<usize> {
+        self.records.iter().position(|held| {
+            let Held { record, started: Some(started), .. } = held else { return false };
+            if record.phase != Phase::Runs || record.slots.is_none() {
+                return false;
+            }
+            let later = self.evidence.after_init(&record.ids());
+            let is_later = |other: &&Held| other.started > Some(*started);
+            !later.is_empty()
+                && self.records.iter().filter(is_later).any(|other| later.contains(&&other.record.ids()))
+        })
+    }
+
+    /// Returns why a container cannot use its GPUs; `None` if it can.
+    fn fault(&self, record: &Record) -> Option<String> {
+        self.answered?;
+        record.allocation.gpus.iter().find_map(|gpu| match self.faults.get(gpu) {
+            Some(fault) => Some(format!("the container's GPU {gpu} has a fault ({fault})")),
+            None if self.memory.contains_key(gpu) => None,
+            None => Some(format!("the container's GPU {gpu} is gone")),
+        })
+    }
+}
+
+/// What the kubelet is giving to containers.
+#[derive(Debug, Default)]
+struct Giving {
+    /// The number of calls of Allocate without an answer yet.
+    calls: usize,
+    /// Until when the kubelet may be giving what the plugin last answered.
+    until: Option<Instant>,
+}
+
+/// A call of Allocate.
+struct Call<'a>(&'a Node);
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        self.0.giving().calls -= 1;
+        self.0.gives();
     }
 }
 
@@ -144,6 +223,14 @@ pub struct Node {
     daemon: Daemon,
     state: Mutex<State>,
     lists: [watch::Sender<Vec<Device>>; 2],
+    /// When the plugin began.
+    began: Instant,
+    /// The connection to the kubelet. A kubelet that lists its pods forgets which devices it is giving
+    /// to a container at that moment, and would give them again (`UpdateAllocatedDevices` in the
+    /// kubelet's devicemanager). So the plugin asks for a list only while the kubelet gives nothing, and
+    /// chooses no devices for the next container before the list is there.
+    kubelet: Mutex<Option<Client>>,
+    giving: std::sync::Mutex<Giving>,
 }
 
 /// The reason for which a container does not get what the kubelet asks for.
@@ -172,12 +259,13 @@ impl Node {
     /// # Errors
     /// The folder of CDI specifications cannot be read.
     pub fn new(options: Options) -> Result<Self> {
-        let since = Instant::now();
+        let began = Instant::now();
         let records = Record::read_all(&options.cdi_dir)?;
-        let records = records.into_iter().map(|record| Held { record, since, is_seen: false }).collect();
+        let records = records.into_iter().map(|record| Held { since: began, ..Held::new(record) }).collect();
         let state = Mutex::new(State { records, ..State::default() });
         let daemon = Daemon::new(options.directory.clone());
-        Ok(Self { options, daemon, state, lists: Default::default() })
+        let (lists, kubelet, giving) = Default::default();
+        Ok(Self { options, daemon, state, lists, began, kubelet, giving })
     }
 
     /// Returns the options.
@@ -194,15 +282,15 @@ impl Node {
     /// when the daemon has named its GPUs.
     pub async fn watch(&self, on_gpus: impl FnOnce(Vec<Resource>)) -> Infallible {
         let mut on_gpus = Some(on_gpus);
-        let mut kubelet = None;
         loop {
-            let evidence = self.evidence(&mut kubelet).await;
+            let evidence = self.evidence().await;
             let mut state = self.state.lock().await;
             self.meet_daemon(&mut state).await;
-            if let Some(evidence) = evidence {
-                self.compare(&mut state, evidence).await;
+            if let Some((asked, evidence)) = evidence {
+                self.compare(&mut state, evidence, asked).await;
+                self.end_inits(&mut state);
             }
-            self.let_start(&mut state);
+            self.let_start(&mut state).await;
             self.publish(&mut state);
             if state.answered.is_some()
                 && let Some(on_gpus) = on_gpus.take()
@@ -216,8 +304,40 @@ impl Node {
         }
     }
 
-    /// Asks the kubelet which containers have which devices. Returns `None` without an answer.
-    async fn evidence(&self, kubelet: &mut Option<Client>) -> Option<Evidence> {
+    fn giving(&self) -> std::sync::MutexGuard<'_, Giving> {
+        self.giving.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that the kubelet gives from now on what the plugin answered.
+    fn gives(&self) {
+        self.giving().until = Some(Instant::now() + self.options.timing.giving);
+    }
+
+    /// Waits until the kubelet gives nothing.
+    async fn given(&self) {
+        loop {
+            let now = Instant::now();
+            let until = match *self.giving() {
+                Giving { calls: 0, until } => until.filter(|until| *until > now),
+                _ => Some(now + self.options.timing.giving),
+            };
+            match until {
+                Some(until) => sleep_until(until).await,
+                None => return,
+            }
+        }
+    }
+
+    /// Asks the kubelet which containers have which devices. Returns also when the plugin asked, or
+    /// `None` without an answer.
+    async fn evidence(&self) -> Option<(Instant, Evidence)> {
+        let mut kubelet = self.kubelet.lock().await;
+        self.given().await;
+        let asked = Instant::now();
+        Some((asked, self.ask(&mut kubelet).await?))
+    }
+
+    async fn ask(&self, kubelet: &mut Option<Client>) -> Option<Evidence> {
         if kubelet.is_none() {
             *kubelet = Client::connect(&self.options.pod_resources).await.ok();
         }
@@ -268,7 +388,12 @@ impl Node {
         if state.answered.is_none() || state.is_away {
             self.learn_gpus(state).await?;
         }
-        let known: BTreeSet<_> = self.daemon.tokens().await?.into_iter().collect();
+        let (tokens, faults) = self.daemon.allocations().await?;
+        if faults != state.faults {
+            tracing::warn!(?faults, "the faults of GPUs have changed");
+            state.faults = faults;
+        }
+        let known: BTreeSet<_> = tokens.into_iter().collect();
         let own: BTreeSet<_> =
             state.records.iter().map(|held| held.record.allocation.token.clone()).collect();
         for ended in known.difference(&own) {
@@ -306,18 +431,24 @@ impl Node {
         Ok(())
     }
 
-    /// Compares the records with the kubelet's word: ends the allocations of containers that are gone,
-    /// and learns the names of new containers.
-    async fn compare(&self, state: &mut State, evidence: Evidence) {
+    /// Compares the records with the kubelet's word, for which the plugin asked at `asked`: ends the
+    /// allocations of containers that are gone, and learns the names of new containers. The word says
+    /// nothing about later containers, which may have the devices of a container that has ended.
+    async fn compare(&self, state: &mut State, evidence: Evidence, asked: Instant) {
         state.records.sort_by_key(|held| Reverse(held.since));
         let mut seen = BTreeMap::<BTreeSet<String>, usize>::new();
         let mut kept = Vec::new();
         for mut held in std::mem::take(&mut state.records) {
+            if held.since >= asked {
+                kept.push(held);
+                continue;
+            }
             let ids = held.record.ids();
             let newer = seen.entry(ids.clone()).or_default();
             let is_there = *newer < evidence.count(&ids);
+            // The checkpoint may still have a container that had these devices before.
+            held.is_seen |= *newer < evidence.count_listed(&ids);
             *newer += 1;
-            held.is_seen |= is_there;
             if !is_there && (held.is_seen || held.since.elapsed() >= self.options.timing.young) {
                 if let Err(error) = held.record.remove(&self.options.cdi_dir) {
                     tracing::warn!("{error:#}");
@@ -346,43 +477,63 @@ impl Node {
         (state.records, state.evidence) = (kept, evidence);
     }
 
-    /// Lets each waiting container start whose GPU has room now.
-    fn let_start(&self, state: &mut State) {
-        let can_start = |held: &Held| held.record.waits && state.lacking(held) == 0;
-        let Some(place) = state.records.iter().position(can_start) else { return };
-        let record = Record { waits: false, ..state.records[place].record.clone() };
-        match record.write(&self.options.cdi_dir, &self.options.library, &self.options.directory) {
-            Ok(()) => {
-                tracing::info!(device = record.device(), "the GPU has room for a container that waited");
-                state.records[place].record = record;
-                self.let_start(state);
+    /// Frees the parts of init containers that have ended.
+    fn end_inits(&self, state: &mut State) {
+        while let Some(place) = state.ended_init() {
+            let record = Record { phase: Phase::Over, ..state.records[place].record.clone() };
+            if !self.keep(&record) {
+                return;
             }
-            // The next look tries again.
-            Err(error) => tracing::warn!("{error:#}"),
+            tracing::info!(device = record.device(), "an init container has ended, and its part is free");
+            state.records[place].record = record;
         }
+    }
+
+    /// Lets the containers that wait start on a GPU with room, the longest wait first.
+    async fn let_start(&self, state: &mut State) {
+        while let Some((place, record)) = state.next_change() {
+            if record.allocation != state.records[place].record.allocation
+                && let Err(error) = self.daemon.allocate(record.allocation.clone()).await
+            {
+                // The next look tries again.
+                tracing::warn!("a container that waits cannot get another GPU: {error}");
+                return;
+            }
+            if !self.keep(&record) {
+                return;
+            }
+            let (gpus, waits) = (&record.allocation.gpus, record.phase == Phase::Waits);
+            tracing::info!(device = record.device(), ?gpus, waits, "a container that waits has a better GPU");
+            state.records[place].record = record;
+        }
+    }
+
+    /// Writes a record. Returns whether the record is written; the next look tries again.
+    fn keep(&self, record: &Record) -> bool {
+        let written = record.write(&self.options.cdi_dir, &self.options.library, &self.options.directory);
+        written.inspect_err(|error| tracing::warn!("{error:#}")).is_ok()
     }
 
     /// Publishes the devices.
     fn publish(&self, state: &mut State) {
         let timing = &self.options.timing;
+        let mut used: Slots = state.records.iter().filter_map(|held| held.record.slots.as_ref()).collect();
         // The evidence may have ids of an earlier release.
-        let listed = state.evidence.ids().filter_map(|id| Slots::of_ids([id]).ok());
-        let used: Slots = listed.chain(state.parts().map(|part| part.slots.clone())).collect();
-        if used != state.used {
-            (state.used, state.stirred) = (used.clone(), Some(Instant::now()));
+        for listed in state.evidence.ids().filter_map(|id| Slots::of_ids([id]).ok()) {
+            used.add(&listed);
         }
         let is_settled = state.allocated.is_none_or(|at| at.elapsed() >= timing.settle);
-        let is_quiet = state.stirred.is_none_or(|at| at.elapsed() >= timing.quiet);
         let parts = state.records.iter().filter_map(|held| held.record.part());
-        state.shares.observe(&used, parts, is_settled, is_quiet);
+        state.shares.set_ill(state.faults.keys().cloned().collect());
+        state.shares.observe(&used, parts, is_settled, self.began.elapsed(), timing.surplus);
         let is_there = state.answered.is_some_and(|at| at.elapsed() < timing.away);
         let health = |is_healthy: bool| if is_healthy && is_there { HEALTHY } else { UNHEALTHY }.to_owned();
-        let shares = state
-            .shares
-            .devices()
-            .into_iter()
-            .map(|device| Device { health: health(device.health == HEALTHY), ..device });
-        let whole = state.whole.iter().map(|uuid| Device { id: uuid.clone(), health: health(true) });
+        let shares = state.shares.devices();
+        let shares = shares.map(|(id, is_healthy)| Device { id, health: health(is_healthy) });
+        let whole = state
+            .whole
+            .iter()
+            .map(|uuid| Device { id: uuid.clone(), health: health(!state.faults.contains_key(uuid)) });
         let is_due = state.nudged.is_none_or(|at| at.elapsed() >= timing.nudge);
         let nudges = is_due && state.evidence.is_doubtful();
         if nudges {
@@ -404,11 +555,22 @@ impl Node {
         must: Vec<String>,
         size: usize,
     ) -> Result<Vec<String>, Refusal> {
-        let state = self.state.lock().await;
-        match resource {
+        // While the plugin has the connection, it asks for no list.
+        let mut kubelet = timeout(self.options.timing.wait, self.kubelet.lock()).await.ok();
+        let chosen = match resource {
             Resource::Share => {
-                let held = state.records.iter().flat_map(|held| held.record.ids()).collect();
-                state.shares.prefer(available, must, size, &held).map_err(Refusal::Impossible)
+                let ids = |state: &State| state.records.iter().flat_map(|held| held.record.ids()).collect();
+                let held: BTreeSet<String> = ids(&*self.state.lock().await);
+                let is_spare = |id: &&String| !must.contains(id) && !held.contains(*id);
+                let mut owned = BTreeSet::new();
+                if available.iter().filter(is_spare).count() + must.len() < size
+                    && let Some(kubelet) = &mut kubelet
+                    && let Some(evidence) = self.ask(kubelet).await
+                {
+                    owned = evidence.listed_ids();
+                }
+                let state = self.state.lock().await;
+                state.shares.prefer(available, must, size, &held, &owned).map_err(Refusal::Impossible)
             }
             Resource::Gpu => {
                 let rest = size.saturating_sub(must.len());
@@ -419,7 +581,9 @@ impl Node {
                 let placed = self.daemon.place(rest, among).await?;
                 Ok([must, placed].concat())
             }
-        }
+        };
+        self.gives();
+        chosen
     }
 
     /// Gives devices to a container. Returns what the container needs.
@@ -431,24 +595,27 @@ impl Node {
         resource: Resource,
         ids: &[String],
     ) -> Result<ContainerAllocateResponse, Refusal> {
+        self.giving().calls += 1;
+        let _call = Call(self);
         let mut state = self.state.lock().await;
-        let (gpus, slots, waits) = match resource {
+        let (gpus, slots, phase) = match resource {
             Resource::Share => {
                 let slots = state.shares.checked(ids).map_err(Refusal::Impossible)?;
                 let choice = state.shares.choose(&slots, state.parts()).map_err(Refusal::Impossible)?;
-                (vec![choice.gpu.to_owned()], Some(slots), choice.waits)
+                let phase = if choice.waits { Phase::Waits } else { Phase::Runs };
+                (vec![choice.gpu.to_owned()], Some(slots), phase)
             }
             Resource::Gpu => {
                 if let Some(unknown) = ids.iter().find(|id| !state.whole.contains(*id)) {
                     return Err(Refusal::Impossible(format!("the GPU {unknown:?} is not set aside")));
                 }
-                (ids.to_vec(), None, false)
+                (ids.to_vec(), None, Phase::Runs)
             }
         };
         let memory = gpus.iter().filter_map(|uuid| state.memory.get(uuid)).min();
         let memory = *memory.ok_or_else(|| Refusal::Impossible("the kubelet named no devices".to_owned()))?;
         let unavailable = |error: anyhow::Error| Refusal::Unavailable(format!("{error:#}"));
-        let record = Record { waits, ..Record::new(gpus, slots, memory).map_err(unavailable)? };
+        let record = Record { phase, ..Record::new(gpus, slots, memory).map_err(unavailable)? };
         self.tell(&record).await?;
         if let Err(error) =
             record.write(&self.options.cdi_dir, &self.options.library, &self.options.directory)
@@ -457,22 +624,22 @@ impl Node {
             drop(self.daemon.release(record.allocation.token).await);
             return Err(unavailable(error));
         }
-        let devices = self
-            .options
-            .gpu_device
-            .iter()
-            .flat_map(|template| record.allocation.gpus.iter().map(|uuid| template.replace(UUID, uuid)));
+        // The kubelet never asks again, so a container that waits gets the files of all GPUs on which it
+        // may start.
+        let seen = if phase == Phase::Waits { state.shares.gpus() } else { &record.allocation.gpus[..] };
+        let files = self.options.gpu_device.iter();
+        let devices = files.flat_map(|name| seen.iter().map(|uuid| name.replace(UUID, uuid)));
         let devices = devices.chain([record.device()]).map(|name| CdiDevice { name }).collect();
         tracing::info!(
             device = record.device(),
             gpus = ?record.allocation.gpus,
             share_ppm = record.allocation.share_ppm,
-            waits,
+            waits = phase == Phase::Waits,
             "a container gets an allocation"
         );
-        let since = Instant::now();
-        state.records.push(Held { record, since, is_seen: false });
-        state.allocated = Some(since);
+        let held = Held::new(record);
+        state.allocated = Some(held.since);
+        state.records.push(held);
         self.publish(&mut state);
         Ok(ContainerAllocateResponse { cdi_devices: devices, ..Default::default() })
     }
@@ -485,28 +652,54 @@ impl Node {
         let ids: BTreeSet<String> = ids.iter().cloned().collect();
         let began = Instant::now();
         loop {
-            let lacking = {
-                let state = self.state.lock().await;
-                let own = state.records.iter().filter(|held| held.record.ids() == ids);
+            let reason = {
+                let mut state = self.state.lock().await;
+                let own = state.records.iter().enumerate().filter(|(_, held)| held.record.ids() == ids);
                 // An older record with these devices is of a container that has ended.
-                let Some(held) = own.max_by_key(|held| held.since) else {
+                let Some((place, _)) = own.max_by_key(|(_, held)| held.since) else {
                     let reason = "the device plugin has no record of the container's devices; delete the pod";
                     return Err(Refusal::Impossible(reason.to_owned()));
                 };
-                if !held.record.waits {
-                    return Ok(());
+                match self.obstacle(&mut state, place) {
+                    None => return Ok(()),
+                    Some(reason) => reason,
                 }
-                state.lacking(held)
             };
             if began.elapsed() >= self.options.timing.hold {
-                return Err(Refusal::Unavailable(format!(
-                    "the container waits for {} {} on one GPU, and {lacking} more have to become free",
-                    ids.len(),
-                    Resource::Share.name()
-                )));
+                return Err(Refusal::Unavailable(reason));
             }
             sleep(self.options.timing.look).await;
         }
+    }
+
+    /// Returns why a container cannot start now; `None` if it starts.
+    fn obstacle(&self, state: &mut State, place: usize) -> Option<String> {
+        let record = &state.records[place].record;
+        let (count, phase) = (record.slots.as_ref().map_or(0, Slots::count), record.phase);
+        if phase != Phase::Waits
+            && let Some(fault) = state.fault(record)
+        {
+            return Some(format!("{fault}; delete the pod, and the next one gets another GPU"));
+        }
+        let lacking = if phase == Phase::Runs { 0 } else { state.lacking(place) };
+        if lacking > 0 || phase == Phase::Waits {
+            let gpu = record.allocation.gpus.first().map_or("", String::as_str);
+            return Some(format!(
+                "the container waits for {count} {} on one GPU, and {lacking} more have to become free on {gpu}, which lacks the least",
+                Resource::Share.name()
+            ));
+        }
+        if phase == Phase::Over {
+            // The pod starts anew, with its init containers. From now on, nobody can tell their ends.
+            let record = Record { phase: Phase::Runs, ..record.clone() };
+            if !self.keep(&record) {
+                return Some("the plugin cannot write the container's record".to_owned());
+            }
+            state.records[place].record = record;
+            return None;
+        }
+        state.records[place].started.get_or_insert_with(Instant::now);
+        None
     }
 
     /// Puts an allocation on the daemon's record. Waits for a daemon that restarts.

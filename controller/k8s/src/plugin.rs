@@ -11,7 +11,7 @@ use crate::api::{
 };
 use crate::grpc::{self, Answer, Call, Client, Serve};
 use crate::node::{Node, Refusal};
-use crate::shares::{GPU_RESOURCE, SHARE_RESOURCE};
+use deepres_policy::shares::{GPU_RESOURCE, SHARE_RESOURCE};
 use std::convert::Infallible;
 use std::io;
 use std::os::unix::fs::MetadataExt;

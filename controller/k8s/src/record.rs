@@ -1,7 +1,6 @@
 //! The plugin's record of an allocation: a CDI specification with one device, in a file of its own.
 //! The file is all that the plugin keeps, so the next plugin reads its records from the files.
 
-use crate::shares::{GPU_RESOURCE, Part, SHARE_PPM, SHARE_RESOURCE, SHARES, Slots};
 use anyhow::{Context, Result, bail};
 use deepres_abi::fallback::{FALLBACK_VARIABLE, Fallback};
 use deepres_abi::grant::FailMode;
@@ -9,6 +8,7 @@ use deepres_abi::wish::{Key, Value};
 use deepres_model::allocation::{Allocation, PodContainer, Token};
 use deepres_model::cdi::{ContainerEdits, Device, KIND, Spec};
 use deepres_model::directory::Directory;
+use deepres_policy::shares::{GPU_RESOURCE, Part, SHARE_PPM, SHARE_RESOURCE, SHARES, Slots};
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::collections::BTreeSet;
 use std::fs::Permissions;
@@ -31,8 +31,34 @@ const TENANT_VARIABLE: &str = "DEEPRES_TENANT";
 const GPUS_VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
 /// The variable with the kubelet's devices. Whole GPUs have none.
 const SLOTS_VARIABLE: &str = "DEEPRES_SLOTS";
-/// The variable of a container that waits until its GPU has room. A container that starts has none.
+/// The variable of a container that waits until a GPU has room. A container that starts has none.
 const WAITS_VARIABLE: &str = "DEEPRES_WAITS";
+/// The variable of an init container that has ended.
+const OVER_VARIABLE: &str = "DEEPRES_OVER";
+
+/// What a container does with its part of a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Phase {
+    /// It has its part, and may start at any time.
+    #[default]
+    Runs,
+    /// It waits until a GPU has room.
+    Waits,
+    /// It was an init container and has ended. Its part is free for others, as long as it does not start
+    /// again.
+    Over,
+}
+
+impl Phase {
+    /// Returns the variable by which the file shows the phase.
+    fn variable(self) -> Option<&'static str> {
+        match self {
+            Self::Runs => None,
+            Self::Waits => Some(WAITS_VARIABLE),
+            Self::Over => Some(OVER_VARIABLE),
+        }
+    }
+}
 
 /// An allocation with the kubelet's devices, and its CDI device.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,8 +69,8 @@ pub struct Record {
     pub allocation: Allocation,
     /// The container's shares of its one GPU. `None`: the container has whole GPUs.
     pub slots: Option<Slots>,
-    /// Whether the container waits until its GPU has room.
-    pub waits: bool,
+    /// What the container does with its part.
+    pub phase: Phase,
 }
 
 /// Returns random bytes.
@@ -67,16 +93,24 @@ impl Record {
     /// The kernel gives no random bytes.
     pub fn new(gpus: Vec<String>, slots: Option<Slots>, memory_bytes: u64) -> Result<Self> {
         let count = slots.as_ref().map_or(SHARES, Slots::count);
-        let part = u128::from(memory_bytes) * count as u128 / SHARES as u128;
         let name = random::<NAME_BYTES>()?.iter().map(|byte| format!("{byte:02x}")).collect();
         let allocation = Allocation {
             token: Token::of(random()?),
             share_ppm: count as u32 * SHARE_PPM,
-            memory_bytes: u64::try_from(part)?,
+            memory_bytes: part_of(memory_bytes, count),
             gpus,
             holder: None,
         };
-        Ok(Self { name, allocation, slots, waits: false })
+        Ok(Self { name, allocation, slots, phase: Phase::Runs })
+    }
+
+    /// Returns this record on another GPU, which has `memory_bytes` of memory.
+    pub fn on(&self, gpu: &str, memory_bytes: u64) -> Self {
+        let count = self.slots.as_ref().map_or(SHARES, Slots::count);
+        let gpus = vec![gpu.to_owned()];
+        let memory_bytes = part_of(memory_bytes, count);
+        let allocation = Allocation { gpus, memory_bytes, ..self.allocation.clone() };
+        Self { allocation, ..self.clone() }
     }
 
     /// Returns the resource of the kubelet's devices.
@@ -90,9 +124,11 @@ impl Record {
         self.slots.as_ref().map_or_else(whole, Slots::ids)
     }
 
-    /// Returns the container's part of a GPU; `None` if the container has whole GPUs.
+    /// Returns the container's part of a GPU; `None` if the container has whole GPUs, or is over.
     pub fn part(&self) -> Option<Part<'_>> {
-        Some(Part { gpu: self.allocation.gpus.first()?, slots: self.slots.as_ref()?, waits: self.waits })
+        let waits = self.phase == Phase::Waits;
+        let slots = self.slots.as_ref().filter(|_| self.phase != Phase::Over)?;
+        Some(Part { gpu: self.allocation.gpus.first()?, slots, waits })
     }
 
     /// Returns the qualified name of the CDI device.
@@ -130,9 +166,9 @@ impl Record {
             (GPUS_VARIABLE, gpus.join(",")),
         ];
         let slots = self.slots.as_ref().map(|slots| (SLOTS_VARIABLE, slots.to_string()));
-        let waits = self.waits.then(|| (WAITS_VARIABLE, true.to_string()));
+        let phase = self.phase.variable().map(|name| (name, true.to_string()));
         let variables =
-            variables.into_iter().chain(slots).chain(waits).map(|(name, value)| format!("{name}={value}"));
+            variables.into_iter().chain(slots).chain(phase).map(|(name, value)| format!("{name}={value}"));
         let socket = directory.tenant_socket();
         let socket =
             socket.file_name().and_then(|name| name.to_str()).context("the tenant socket has no name")?;
@@ -212,9 +248,16 @@ impl Record {
         if let Some(fault) = allocation.fault() {
             bail!(fault);
         }
-        let waits = value(WAITS_VARIABLE).is_some();
-        Ok(Self { name: name.to_owned(), allocation, slots: slots.transpose()?, waits })
+        let is_in = |phase: &Phase| phase.variable().is_some_and(|name| value(name).is_some());
+        let phase = [Phase::Waits, Phase::Over].into_iter().find(is_in).unwrap_or_default();
+        Ok(Self { name: name.to_owned(), allocation, slots: slots.transpose()?, phase })
     }
+}
+
+/// Returns the part of a GPU's memory for this number of shares, bytes.
+fn part_of(memory_bytes: u64, shares: usize) -> u64 {
+    let part = u128::from(memory_bytes) * shares as u128 / SHARES as u128;
+    u64::try_from(part).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
@@ -233,7 +276,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let cdi = folder.path().join("cdi");
         let share = Record::new(vec!["GPU-1".to_owned()], Slots::parse("0-29"), 8 * GIB).unwrap();
-        let share = Record { waits: true, ..share };
+        let share = Record { phase: Phase::Waits, ..share };
         let whole = Record::new(vec!["GPU-2".to_owned(), "GPU-3".to_owned()], None, 8 * GIB).unwrap();
         assert_eq!((share.allocation.share_ppm, share.allocation.memory_bytes), (300_000, 8 * GIB * 3 / 10));
         assert_eq!((whole.allocation.share_ppm, whole.allocation.memory_bytes), (1_000_000, 8 * GIB));

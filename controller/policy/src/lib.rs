@@ -11,7 +11,7 @@
 //! | granularity | how much may be in flight? | [`tuning`] (one window for all) |
 //!
 //! [`lease`] turns entitlements into leases. [`tuning`] derives the time constants of leases from
-//! measurements. [`arbiter`] makes all decisions about one GPU: a state machine takes readings and
+//! measurements. [`shares`] says what a cluster's scheduler may give away of a node's GPUs. [`arbiter`] makes all decisions about one GPU: a state machine takes readings and
 //! orders, and returns actions.
 //!
 //! The crate is `no_std`, so that a library inside other programs can use it.
@@ -31,6 +31,7 @@ pub mod packing;
 pub mod placement;
 pub mod priority;
 pub mod residency;
+pub mod shares;
 pub mod signals;
 pub mod tuning;
 pub mod turns;

@@ -7,7 +7,7 @@ use deepres_abi::ledger::LedgerPage;
 use deepres_abi::meter::{MeterPage, MeterSlot};
 use deepres_abi::page::{self, Page};
 use deepres_abi::wire::{self, Hello, MAX_FRAME_BYTES, PAGE_FDS, Refusal, Role, Uuid, Welcome};
-use deepres_daemon::{Configuration, Gpu, Options};
+use deepres_daemon::{Configuration, Faults, Gpu, Options};
 use deepres_e2e::stolen::Stolen;
 use deepres_model::admin::Status;
 use deepres_model::admin::client::Client;
@@ -43,6 +43,8 @@ pub struct Daemon {
     pub directory: Directory,
     /// The GPUs that it manages.
     pub gpus: Vec<Gpu>,
+    /// The faults of its GPUs, which the test sets.
+    pub faults: Faults,
     config: Config,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -82,11 +84,13 @@ impl Daemon {
         within: impl FnOnce(Box<dyn FnOnce()>) + Send + 'static,
     ) -> Self {
         let directory = Directory::at(scratch.path().join("d"));
+        let faults = Faults::default();
         let options = Options {
             directory: directory.clone(),
             config: configuration,
             gpus: gpus.clone(),
             topology: None,
+            faults: faults.clone(),
             locks: vec![scratch.path().to_owned()],
             inherited: Default::default(),
             exits_idle: false,
@@ -102,6 +106,7 @@ impl Daemon {
         Self {
             directory,
             gpus,
+            faults,
             config,
             stop: Some(stop),
             thread: Some(thread),

@@ -1,12 +1,14 @@
 //! Evaluates policies that share a GPU, in virtual time. `cargo xtask eval` prints the results. The
 //! end-to-end tests compare the results with the same scenarios in real time. `cargo xtask eval
-//! --placement` evaluates policies that choose GPUs, and `--packing` policies that share the SMs.
+//! --placement` evaluates policies that choose GPUs, `--packing` policies that share the SMs, and
+//! `--cluster` a day on a cluster.
 
 pub mod bars;
 pub mod beside;
 pub mod bound;
 #[cfg(test)]
 mod claims;
+pub mod cluster;
 pub mod device;
 pub mod engine;
 pub mod fluid;

@@ -11,7 +11,7 @@ use clap::Parser;
 use deepres_eval::bars::Bars;
 use deepres_eval::policy::Policy;
 use deepres_eval::scenario::{self, Scenario};
-use deepres_eval::{metrics, packing, page, placement, plot, report, sweep};
+use deepres_eval::{cluster, metrics, packing, page, placement, plot, report, sweep};
 
 /// Evaluate sharing policies in virtual time
 ///
@@ -59,6 +59,12 @@ struct Options {
     /// and all mixes of the models of one table. docs/packing.md describes the scenarios
     #[arg(long, conflicts_with_all = ["policy", "report", "plots", "sweep", "placement"])]
     packing: bool,
+    /// Let a day of jobs pass on a Kubernetes cluster. docs/scale.md explains the figures
+    #[arg(long, conflicts_with_all = ["scenario", "policy", "report", "plots", "bars", "sweep", "placement", "packing"])]
+    cluster: bool,
+    /// The number of nodes of the cluster
+    #[arg(long, value_name = "NUMBER", default_value_t = cluster::Size::LARGE.nodes, requires = "cluster", value_parser = at_least_one)]
+    nodes: usize,
     /// Take the scenarios of packing from the published measurements in this folder
     #[arg(long, value_name = "DIR", requires = "packing", conflicts_with = "scenario")]
     profiles: Option<PathBuf>,
@@ -83,6 +89,11 @@ fn run(options: &Options) -> Result<()> {
         let path = options.matrix.clone().unwrap_or_else(placement::ours);
         let report = placement::run(&path)?;
         return if options.json { placement::print_json } else { placement::print_table }(&report);
+    }
+    if options.cluster {
+        let size = cluster::Size { nodes: options.nodes, ..cluster::Size::LARGE };
+        let rows = cluster::evaluate(size, &cluster::Policy::ALL);
+        return if options.json { cluster::print_json } else { cluster::print_table }(&rows);
     }
     if options.packing {
         return run_packing(options);
@@ -122,6 +133,11 @@ fn run(options: &Options) -> Result<()> {
     }
     if options.json { report::print_json(&rows) } else { report::print_table(&rows) }?;
     missed(&|bars| bars.missed_by_rows(&rows))
+}
+
+/// Reads a number that is not 0.
+fn at_least_one(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|number| *number > 0).ok_or_else(|| "give a number of 1 or more".to_owned())
 }
 
 fn run_packing(options: &Options) -> Result<()> {

@@ -6,7 +6,7 @@ pub mod log_file;
 
 use anyhow::{Result, bail};
 use deepres_daemon::{
-    Configuration, Gpu, GpuError, Inherited, Options, is_supervised, lock_directories, turn_away,
+    Configuration, Faults, Gpu, GpuError, Inherited, Options, is_supervised, lock_directories, turn_away,
 };
 use deepres_model::config::{Loaded, WebAddress, parse_address};
 use deepres_model::directory::Directory;
@@ -143,11 +143,13 @@ fn serve(args: &Args, inherited: Inherited, ready: impl FnOnce()) -> Result<()> 
     })?;
     let topology = Gpu::topology(&gpus)
         .inspect_err(|error| tracing::warn!("the daemon cannot read how the GPUs reach each other: {error}"));
+    let faults = Faults::watch(gpus.iter().map(|gpu| gpu.uuid_text.clone()).collect())?;
     let options = Options {
         directory: Directory::own(),
         config,
         gpus,
         topology: topology.ok(),
+        faults,
         locks: lock_directories(),
         inherited,
         exits_idle: args.exit_idle,

@@ -1,7 +1,8 @@
 //! Chooses the GPUs of a job that asks for a number of GPUs.
 //!
 //! The daemon knows what is promised on each GPU: the shares and memory limits of the tenants whose
-//! GPUs it chose, and of all other tenants on each GPU on which their sessions are.
+//! GPUs it chose, and of all other tenants on each GPU on which their sessions are. A GPU with a fault
+//! gets no job.
 
 use super::{Refused, Registry};
 use crate::tenant::Placed;
@@ -58,7 +59,7 @@ impl Registry {
             gpus: wanted,
             share_ppm: granted.share_ppm.value.unwrap_or(0),
             memory_bytes: granted.memory_bytes.value.unwrap_or(0),
-            among,
+            among: among & self.gpus.well(),
         };
         let Placement { gpus, why } = place(&self.gpus.topology(), &rooms, &request)
             .map_err(|refusal| refused(&refusal.to_string()))?;
@@ -76,7 +77,7 @@ impl Registry {
         let among: GpuSet = among.iter().filter_map(|uuid| self.gpus.number_named(uuid)).collect();
         let whole = Room { share_ppm: PPM, memory_bytes: u64::MAX, singles: 0, gangs: 0 };
         let rooms: Vec<Room> = self.gpus.numbers().map(|_| whole).collect();
-        let request = Request { gpus, share_ppm: PPM, memory_bytes: 0, among };
+        let request = Request { gpus, share_ppm: PPM, memory_bytes: 0, among: among & self.gpus.well() };
         let Placement { gpus, why } =
             place(&self.gpus.topology(), &rooms, &request).map_err(|refusal| refusal.to_string())?;
         let uuids = self.gpus.iter().map(|gpu| gpu.uuid_text.clone());

@@ -32,7 +32,7 @@ fn allocate(daemon: &Daemon, allocation: &Allocation) -> Result<Reply, ClientErr
 
 fn tokens(daemon: &Daemon) -> usize {
     match daemon.client().ask(&Request::Allocations).unwrap() {
-        Reply::Allocations { tokens } => tokens.len(),
+        Reply::Allocations { tokens, .. } => tokens.len(),
         other => panic!("{other:?}"),
     }
 }

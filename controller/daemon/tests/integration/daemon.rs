@@ -411,6 +411,7 @@ fn a_daemon_that_was_started_for_a_job_ends_when_it_was_idle_for_long_enough() {
         config: Config { idle_exit_s: 1, ..Config::default() }.into(),
         gpus: Vec::new(),
         topology: None,
+        faults: Default::default(),
         locks: vec![scratch.path().to_owned()],
         inherited: Default::default(),
         exits_idle: true,

@@ -44,6 +44,20 @@ fn kept(daemon: &Daemon, tenant: &str, gpus: u32, percent: u32) -> (OwnedFd, Vec
 }
 
 #[test]
+fn a_gpu_with_a_fault_gets_no_job_until_the_fault_is_gone() {
+    let daemon = Daemon::start(2, Config::default());
+    let uuid = &daemon.gpus[0].uuid_text;
+    daemon.faults.set(uuid, Some("Xid 79"));
+    let (_first, gpus) = kept(&daemon, "first", 1, 30);
+    assert_eq!(gpus, [1]);
+    assert!(keep(&daemon, "gang", 2, 30, None).unwrap_err().1.contains("1 of 2 have room"));
+    assert_eq!(daemon.status().gpus[0].fault.as_deref(), Some("Xid 79"));
+    daemon.faults.set(uuid, None);
+    let (_gang, gpus) = kept(&daemon, "gang", 2, 30);
+    assert_eq!(gpus, [0, 1]);
+}
+
+#[test]
 fn jobs_are_placed_by_what_is_promised_on_each_gpu() {
     let daemon = Daemon::start(4, Config::default());
     let (_single, gpus) = kept(&daemon, "single", 1, 60);

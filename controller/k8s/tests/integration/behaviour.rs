@@ -1,11 +1,14 @@
 //! How the plugin behaves at the kubelet: each behaviour of a real kubelet as a test.
 
 use crate::kubelet::{Container, Pod};
-use crate::node::{Node, pass};
+use crate::node::{Node, pass, timing};
 use deepres_abi::wire::{self, Hello, Role};
 use deepres_daemon_harness::{Daemon, Tenant, hello};
+use deepres_k8s::node::Timing;
 use deepres_model::wish::Wish;
 use std::collections::BTreeSet;
+use std::time::Duration;
+use tokio::time::{sleep, timeout};
 
 const SHARE: &str = "deepres.dev/share";
 const GPU: &str = "deepres.dev/gpu";
@@ -165,6 +168,150 @@ async fn a_container_for_which_no_gpu_has_room_waits_and_then_runs() {
     let said = refusals.first().expect("the kubelet tried in vain");
     assert!(said.contains("waits for 62 deepres.dev/share on one GPU, and 16 more"), "{said}");
     node.until("the wait is over", || !node.specifications().concat().contains("DEEPRES_WAITS")).await;
+}
+
+#[tokio::test]
+async fn a_container_that_waits_starts_on_any_gpu_with_room() {
+    let node = Node::start(2, 0).await;
+    let mut pods = Vec::new();
+    for (name, size, healthy) in [("a", 56, 156), ("b", 54, 156), ("c", 40, 196)] {
+        pods.push(node.kubelet.admit(Pod::of_shares(name, size)).await.unwrap());
+        node.until("the hole is open", || node.kubelet.allocatable(SHARE) == healthy).await;
+    }
+    let other = node.gpus(&pods[0].containers[0]);
+    node.kubelet.end("c");
+    let late = node.kubelet.admit(Pod::of_shares("late", 62)).await.unwrap();
+    let main = &late.containers[0];
+    assert_ne!(node.gpus(main), other, "it waits for the GPU that lacks the least");
+    assert_eq!(main.devices.len(), 3, "it has the files of both GPUs: {:?}", main.devices);
+    let start = tokio::spawn(node.kubelet.start_pod("late"));
+    pass(5).await;
+    node.kubelet.end("a");
+    let started = timeout(Duration::from_secs(20), start).await.expect("the container starts");
+    started.unwrap().unwrap();
+    assert_eq!(node.gpus(main), other);
+    let device = &main.devices[2];
+    let memory = (1_u64 << 30) * 62 / 100;
+    assert_eq!(node.variable(device, "DEEPRES_FALLBACK"), format!("share=62%,memory={memory}"));
+    let _tenant = connect(&node, device, Wish::default());
+    let status = node.daemon().status();
+    assert_eq!(status.tenants.iter().filter_map(|tenant| tenant.asked_share_ppm).max(), Some(620_000));
+}
+
+#[tokio::test]
+async fn a_surplus_of_shares_goes_while_pods_come_and_go() {
+    let node = Node::start(4, 0).await;
+    let mut used = 0;
+    for (size, names) in [(60, ["a", "b", "c", "d"]), (40, ["e", "f", "g", "h"])] {
+        for name in names {
+            node.kubelet.admit(Pod::of_shares(name, size)).await.unwrap();
+            used += size;
+            let hole = if used < 240 { 100 } else { 40.min(400 - used) };
+            node.until("the next hole is open", || node.kubelet.allocatable(SHARE) == used + hole).await;
+        }
+    }
+    for name in ["e", "f", "g", "h"] {
+        node.kubelet.end(name);
+    }
+    let mut least = usize::MAX;
+    for round in 0..12 {
+        let name = format!("small-{round}");
+        node.kubelet.admit(Pod::of_shares(&name, 2)).await.unwrap();
+        pass(10).await;
+        node.kubelet.end(&name);
+        pass(10).await;
+        least = least.min(node.kubelet.allocatable(SHARE));
+    }
+    assert!(least <= 240 + 44, "the scheduler sees {} free shares, and no GPU has more than 40", least - 240);
+}
+
+#[tokio::test]
+async fn the_plugin_asks_for_no_list_while_the_kubelet_gives_devices() {
+    let node = Node::start_with(1, 0, Timing { giving: Duration::from_millis(150), ..timing() }).await;
+    node.kubelet.admit(Pod::of_shares("old", 10)).await.unwrap();
+    sleep(Duration::from_millis(300)).await;
+    node.kubelet.slow_down(Duration::from_millis(20));
+    let end = async {
+        sleep(Duration::from_millis(10)).await;
+        node.kubelet.end("old");
+    };
+    let (pod, ()) = tokio::join!(node.kubelet.admit(Pod::of_shares("new", 30)), end);
+    let given = node.kubelet.given(SHARE);
+    assert!(pod.unwrap().containers[0].ids.is_subset(&given), "a list made the kubelet forget devices");
+}
+
+#[tokio::test]
+async fn no_device_is_given_twice_when_another_client_lists_the_pods() {
+    let node = Node::start(1, 0).await;
+    node.kubelet.admit(Pod::of_shares("old", 10)).await.unwrap();
+    sleep(Duration::from_millis(30)).await;
+    node.kubelet.slow_down(Duration::from_millis(20));
+    let list = async {
+        sleep(Duration::from_millis(20)).await;
+        node.kubelet.end("old");
+        node.kubelet.list().await;
+    };
+    let (pod, ()) = tokio::join!(node.kubelet.admit(Pod::of_shares("new", 30)), list);
+    let ids = pod.unwrap().containers[0].ids.clone();
+    assert!(ids.is_disjoint(&node.kubelet.given(SHARE)), "the kubelet forgot the devices");
+    let next = node.kubelet.admit(Pod::of_shares("next", 60)).await.unwrap();
+    assert!(ids.is_disjoint(&next.containers[0].ids));
+    let said = node.kubelet.admit(Pod::of_shares("large", 20)).await.unwrap_err();
+    assert!(said.contains("10 devices that no running container has"), "{said}");
+}
+
+#[tokio::test]
+async fn the_part_of_an_init_container_that_has_ended_is_free_for_others() {
+    let node = Node::start(2, 0).await;
+    let containers = vec![Container::new("init", SHARE, 90).init(), Container::new("main", SHARE, 10)];
+    let pod = node.kubelet.admit(Pod::new("pod", containers)).await.unwrap();
+    node.until("the other GPU is the hole", || node.kubelet.allocatable(SHARE) == 190).await;
+    node.kubelet.admit(Pod::of_shares("other", 60)).await.unwrap();
+    pass(10).await;
+    assert_eq!(node.kubelet.allocatable(SHARE), 90 + 60 + 40, "the init container may run still");
+    assert_eq!(node.kubelet.start_pod("pod").await, Some(Vec::new()));
+    node.until("the room is open", || node.kubelet.allocatable(SHARE) == 200).await;
+    let next = node.kubelet.admit(Pod::of_shares("next", 50)).await.unwrap();
+    assert_eq!(node.kubelet.start_pod("next").await, Some(Vec::new()));
+    assert_eq!(node.gpus(&next.containers[0]), node.gpus(&pod.containers[1]));
+    // The pod starts anew, and its init container with it.
+    let again = tokio::spawn(node.kubelet.start_pod("pod"));
+    pass(30).await;
+    assert!(!again.is_finished());
+    node.kubelet.end("next");
+    let refusals = again.await.unwrap().unwrap();
+    assert!(refusals[0].contains("waits for 90") && refusals[0].contains("40 more"), "{refusals:?}");
+}
+
+#[tokio::test]
+async fn the_fault_of_a_gpu_reaches_the_kubelet_and_goes_again() {
+    let node = Node::start(3, 1).await;
+    let pod = node.kubelet.admit(Pod::of_shares("a", 60)).await.unwrap();
+    node.until("the other GPU is the hole", || node.kubelet.allocatable(SHARE) == 160).await;
+    let ill: String = node.gpus(&pod.containers[0]).into_iter().next().unwrap();
+    let faults = &node.daemon().faults;
+    faults.set(&ill, Some("it fell off the bus"));
+    // The scheduler counts the 60 of the pod still. All devices but those of the pod are healthy.
+    node.until("the pod's devices are unhealthy", || node.kubelet.allocatable(SHARE) == 140).await;
+    let start = tokio::spawn(node.kubelet.start_pod("a"));
+    let next = node.kubelet.admit(Pod::of_shares("b", 30)).await.unwrap();
+    assert_eq!(node.kubelet.start_pod("b").await, Some(Vec::new()));
+    assert!(!node.gpus(&next.containers[0]).contains(&ill));
+    pass(30).await;
+    assert!(!start.is_finished());
+    faults.set(&ill, None);
+    let refusals = start.await.unwrap().unwrap();
+    assert!(
+        refusals[0].contains("it fell off the bus") && refusals[0].contains("delete the pod"),
+        "{refusals:?}"
+    );
+    node.until("the devices are back", || node.kubelet.allocatable(SHARE) == 60 + 30 + 70).await;
+    let whole = node.daemon().gpus.last().unwrap().uuid_text.clone();
+    faults.set(&whole, Some("Xid 79"));
+    node.until("the whole GPU is unhealthy", || node.kubelet.allocatable(GPU) == 0).await;
+    assert_eq!(node.kubelet.capacity(GPU), 1);
+    faults.set(&whole, None);
+    node.until("the whole GPU is back", || node.kubelet.allocatable(GPU) == 1).await;
 }
 
 #[tokio::test]

@@ -91,17 +91,31 @@ struct State {
     registrations: usize,
     /// The requests of the plugins that registered.
     registered: Vec<RegisterRequest>,
+    /// The devices that the kubelet believes to be given, by resource: also those that it is giving.
+    given: BTreeMap<String, BTreeSet<String>>,
+    /// The time that passes before the call of Allocate and after its answer.
+    slow: std::time::Duration,
     /// Random choices of the kubelet.
     random: u64,
     checkpoint: PathBuf,
 }
 
 impl State {
-    /// Returns the devices that pods have, after the kubelet has let those of ended pods go.
-    fn in_use(&mut self, resource: &str) -> BTreeSet<String> {
+    /// Lets the devices of ended pods go, if there are any. Like a real kubelet, it then counts anew what
+    /// its record has, and so forgets what it is giving at this moment.
+    fn update(&mut self) {
+        let before = self.pods.len();
         self.pods.retain(|_, pod| !pod.is_over);
-        let containers = self.pods.values().flat_map(|pod| &pod.containers);
-        containers.filter(|one| one.resource == resource).flat_map(|one| one.ids.iter().cloned()).collect()
+        if self.pods.len() != before {
+            self.count_anew();
+        }
+    }
+
+    fn count_anew(&mut self) {
+        self.given.clear();
+        for one in self.pods.values().flat_map(|pod| &pod.containers) {
+            self.given.entry(one.resource.clone()).or_default().extend(one.ids.iter().cloned());
+        }
     }
 
     fn healthy(&self, resource: &str) -> BTreeSet<String> {
@@ -203,7 +217,7 @@ impl Service {
 
     async fn list(self: Arc<Self>, _: Empty) -> Result<ListPodResourcesResponse, Status> {
         let mut state = self.state();
-        state.pods.retain(|_, pod| !pod.is_over);
+        state.update();
         let devices = |one: &Container| ContainerDevices {
             resource_name: one.resource.clone(),
             ids: one.ids.iter().cloned().collect(),
@@ -281,6 +295,26 @@ impl Kubelet {
     /// Returns the number of healthy devices: what the node's status says at this moment.
     pub fn allocatable(&self, resource: &str) -> usize {
         self.state().healthy(resource).len()
+    }
+
+    /// Returns the devices that the kubelet will not give to another container.
+    pub fn given(&self, resource: &str) -> BTreeSet<String> {
+        self.state().given.get(resource).cloned().unwrap_or_default()
+    }
+
+    /// Makes the kubelet take its time before a call of Allocate and after its answer.
+    pub fn slow_down(&self, slow: std::time::Duration) {
+        self.state().slow = slow;
+    }
+
+    /// Lists the pods, as any client of the node may.
+    pub async fn list(&self) -> ListPodResourcesResponse {
+        Client::connect(&self.pod_resources)
+            .await
+            .unwrap()
+            .unary(path::POD_RESOURCES, Empty {})
+            .await
+            .unwrap()
     }
 
     /// Returns the number of devices.
@@ -365,12 +399,16 @@ impl Kubelet {
         if size == 0 {
             return Ok(());
         }
+        self.state().update();
         let ids = self.choose(pod, container, &resource, size).await?;
-        let socket = self.state().endpoints[&resource].socket.clone();
-        // The kubelet counts the devices as given while it waits for the answer.
-        self.state().pods.get_mut(pod).unwrap().containers[container].ids.clone_from(&ids);
+        let (socket, slow) = {
+            let mut state = self.state();
+            state.given.entry(resource.clone()).or_default().extend(ids.iter().cloned());
+            (state.endpoints[&resource].socket.clone(), state.slow)
+        };
+        sleep(slow).await;
         let request = AllocateRequest {
-            container_requests: vec![ContainerAllocateRequest { ids: ids.into_iter().collect() }],
+            container_requests: vec![ContainerAllocateRequest { ids: ids.iter().cloned().collect() }],
         };
         let answer = async {
             let mut plugin = Client::connect(&socket).await?;
@@ -379,14 +417,17 @@ impl Kubelet {
         let answer = match answer.await {
             Ok(answer) => answer,
             Err(status) => {
-                self.state().pods.get_mut(pod).unwrap().containers[container].ids.clear();
+                self.state().count_anew();
                 return Err(format!("rpc error: code = {:?} desc = {}", status.code(), status.message()));
             }
         };
         let [response] = &answer.container_responses[..] else { return Err("not one response".to_owned()) };
+        sleep(slow).await;
         let mut state = self.state();
         let devices = response.cdi_devices.iter().map(|device| device.name.clone()).collect();
-        state.pods.get_mut(pod).unwrap().containers[container].devices = devices;
+        // A real kubelet does not put the devices into `given` again.
+        let one = &mut state.pods.get_mut(pod).unwrap().containers[container];
+        (one.ids, one.devices) = (ids, devices);
         state.write_checkpoint();
         Ok(())
     }
@@ -400,7 +441,7 @@ impl Kubelet {
     ) -> Result<BTreeSet<String>, String> {
         let (must, available, socket, asks) = {
             let mut state = self.state();
-            let in_use = state.in_use(resource);
+            let in_use = state.given.get(resource).cloned().unwrap_or_default();
             let healthy = state.healthy(resource);
             let endpoint = state.endpoints.get(resource).cloned();
             let Some(endpoint) = endpoint else {

@@ -15,18 +15,22 @@ use tokio::time::sleep;
 pub const SECOND: Duration = Duration::from_millis(5);
 /// The time without a daemon after which the devices of a test are unhealthy.
 const AWAY: Duration = Duration::from_secs(1);
+/// The time that the fake kubelet takes at most to record what it gives.
+const GIVING: Duration = Duration::from_millis(10);
 /// The longest wait for anything.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Returns the times of a plugin on this node.
-fn timing() -> Timing {
+pub fn timing() -> Timing {
     let real = Timing::default();
     let scaled = |time: Duration| SECOND.mul_f64(time.as_secs_f64());
     Timing {
         look: scaled(real.look),
         young: scaled(real.young),
         settle: scaled(real.settle),
-        quiet: scaled(real.quiet),
+        surplus: scaled(real.surplus),
+        // The fake kubelet has no time scale.
+        giving: GIVING,
         hold: scaled(real.hold),
         // The daemon of a test does not restart faster than another.
         away: AWAY,
@@ -49,6 +53,11 @@ impl Node {
     /// Starts a node, of whose GPUs the last `whole` are set aside. Returns once the kubelet has all
     /// devices.
     pub async fn start(gpus: usize, whole: usize) -> Self {
+        Self::start_with(gpus, whole, timing()).await
+    }
+
+    /// Starts a node whose plugin has these times.
+    pub async fn start_with(gpus: usize, whole: usize, timing: Timing) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let daemon = Daemon::start(gpus, Config { pods_need_token: true, ..Config::default() });
         let kubelet = Kubelet::start(folder.path());
@@ -60,7 +69,7 @@ impl Node {
             gpu_device: Some("nvidia.com/gpu={uuid}".to_owned()),
             whole: (gpus - whole..gpus).map(|gpu| gpu.to_string()).collect(),
             directory: daemon.directory.clone(),
-            timing: timing(),
+            timing,
         };
         let plugin = spawn(&options);
         let node = Self { daemon: Some(daemon), kubelet, plugin, options, _folder: folder };
@@ -75,7 +84,7 @@ impl Node {
     /// Returns the tokens of the allocations on the daemon's record.
     pub fn tokens(&self) -> Vec<Token> {
         let asked = self.daemon().client().ask(&deepres_model::admin::Request::Allocations).unwrap();
-        let deepres_model::admin::Reply::Allocations { tokens } = asked else { panic!("{asked:?}") };
+        let deepres_model::admin::Reply::Allocations { tokens, .. } = asked else { panic!("{asked:?}") };
         tokens
     }
 

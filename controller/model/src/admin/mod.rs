@@ -97,7 +97,7 @@ pub enum Request {
         /// The allocation's token.
         token: Token,
     },
-    /// Asks for the tokens of all allocations.
+    /// Asks for the tokens of all allocations, and for the faults of GPUs.
     Allocations,
     /// Asks which GPUs a job with whole GPUs should get, by the machine's topology.
     Place {
@@ -177,6 +177,9 @@ pub enum Reply {
     Allocations {
         /// The tokens.
         tokens: Vec<Token>,
+        /// The faults of GPUs, by UUID.
+        #[serde(default)]
+        faults: BTreeMap<String, String>,
     },
     /// Reply to [`Request::Place`].
     Placed {
@@ -319,6 +322,9 @@ status! {
         /// time of tenants with the time that they were owed; equal treatment gives the whole.
         /// `None` if fewer than two tenants wanted the GPU.
         pub fairness_ppm: Option<u32> as Gauge,
+        /// Why the GPU cannot be used: the driver lost the GPU, or reported an error of the hardware.
+        /// `None` if no fault is known.
+        pub fault: Option<String>,
     }
 
     /// The state of a tenant.

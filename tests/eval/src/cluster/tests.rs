@@ -1,0 +1,55 @@
+use super::jobs::{DAY_MS, Job, SECOND_MS};
+use super::sim::Sim;
+use super::{Policy, Row, Size, evaluate, jobs};
+
+const SMALL: Size = Size { nodes: 10, ..Size::LARGE };
+
+fn rows() -> [Row; 3] {
+    evaluate(SMALL, &Policy::ALL).try_into().unwrap()
+}
+
+#[test]
+fn the_jobs_of_a_day_ask_for_three_quarters_of_the_gpus() {
+    let jobs = jobs::draw(SMALL);
+    assert_eq!(jobs.len(), 2_400);
+    assert!(jobs.is_sorted_by_key(|job| job.arrives_ms) && jobs.iter().all(|job| job.arrives_ms < DAY_MS));
+    let asked: u64 = jobs.iter().map(|job| job.share as u64 * job.runs_ms).sum();
+    let load = asked as f64 / (80 * 100 * DAY_MS) as f64;
+    assert!((0.68..0.82).contains(&load), "{load}");
+}
+
+#[test]
+fn a_day_is_the_same_each_time() {
+    assert_eq!(rows(), rows());
+}
+
+#[test]
+fn deepres_refuses_hardly_a_job_and_writes_less_than_the_others() {
+    let [deepres, counted, hami] = rows();
+    assert!(deepres.refused * 20 < counted.refused && hami.refused == 0, "{deepres:?} {counted:?}");
+    assert!(counted.refused_though_room > 1_000, "{counted:?}");
+    assert!(deepres.wait_s_p99 < counted.wait_s_p99, "{deepres:?} {counted:?}");
+    assert!(deepres.api_writes_per_job < 2.0, "{deepres:?}");
+    assert!(counted.api_writes_per_job > 3.0 && hami.api_writes_per_job > 6.0, "{counted:?} {hami:?}");
+    for row in [&deepres, &counted, &hami] {
+        assert!(row.used > 0.6 && row.not_started < 60, "{row:?}");
+    }
+}
+
+#[test]
+fn the_fragments_of_four_gpus_hold_no_job_of_ninety() {
+    let job = |arrives_s: u64, share: usize, runs_s: u64| Job {
+        arrives_ms: arrives_s * SECOND_MS,
+        share,
+        runs_ms: runs_s * SECOND_MS,
+    };
+    // Four jobs of 60, and one of 90 while 160 are free: it waits until the first job ends.
+    let jobs =
+        [job(0, 60, 600), job(20, 60, 3_600), job(40, 60, 3_600), job(60, 60, 3_600), job(120, 90, 60)];
+    let size = Size { nodes: 1, gpus: 4, jobs_per_gpu: 1 };
+    let [deepres, counted] =
+        [Policy::Deepres, Policy::Counted].map(|policy| Sim::new(policy, size, &jobs).run());
+    assert_eq!((deepres.refused, deepres.not_started, deepres.waited_on_node), (0, 0, 0), "{deepres:?}");
+    assert!(counted.refused > 3, "{counted:?}");
+    assert_eq!(counted.refused_though_room, 0, "no GPU had room");
+}
