@@ -74,7 +74,7 @@ struct Options {
     /// Show beside each plan the best one that a search of minutes finds
     #[arg(long, requires = "plans")]
     offline: bool,
-    /// The time from the end of a wait of a plan to the beginning of the kernel, us (default: 5)
+    /// The time from the end of a wait of a plan to the beginning of the kernel, us (default: 10)
     #[arg(long, value_name = "US", requires = "plans")]
     switch_us: Option<u32>,
 }
@@ -168,7 +168,8 @@ fn run_plans(options: &Options) -> Result<()> {
     if let Some(Some(file)) = &options.bars {
         bail!("the bars of plans come from no file: give --bars without {}", file.display());
     }
-    let folders = options.traces.clone().map_or_else(|| plans::models::ours().to_vec(), |folder| vec![folder]);
+    let folders =
+        options.traces.clone().map_or_else(|| plans::models::ours().to_vec(), |folder| vec![folder]);
     let read = |folder: &PathBuf| plans::models::read(folder);
     let models = folders.iter().map(read).collect::<Result<Vec<_>>>()?.concat();
     let mut evaluation = plans::Evaluation { is_offline: options.offline, ..Default::default() };

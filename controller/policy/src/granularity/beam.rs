@@ -36,8 +36,7 @@ struct Node {
 pub(super) fn cuts(mix: &Mix, search: &Search) -> Vec<Cut> {
     let guide = Guide::new(mix, search.cells);
     let mut trails = Vec::new();
-    let first =
-        Node { state: State::new(mix), trail: 0, fresh: Vec::new(), ended: None, estimate_ns: 0.0 };
+    let first = Node { state: State::new(mix), trail: 0, fresh: Vec::new(), ended: None, estimate_ns: 0.0 };
     let mut beam = vec![first];
     let mut next = Vec::new();
     for _ in 0..mix.kernels() {

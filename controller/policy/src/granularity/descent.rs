@@ -80,7 +80,9 @@ pub(super) fn improve(mix: &Mix, search: &Search, cuts: Vec<Cut>) -> Improved {
                 let has_cut = without.len() < best.cuts.len();
                 // A cut that is there may also end earlier.
                 let from = of_all[other].saturating_sub(if has_cut { MOST_AHEAD / 2 } else { 0 });
-                for until in (from + 1..=from + MOST_AHEAD).take_while(|until| *until <= mix.tenants[other].len()) {
+                for until in
+                    (from + 1..=from + MOST_AHEAD).take_while(|until| *until <= mix.tenants[other].len())
+                {
                     let cut = Cut { tenant: *tenant, kernel: *kernel, other, until };
                     let mut with = without.clone();
                     with.insert(with.partition_point(|one| *one < cut), cut);

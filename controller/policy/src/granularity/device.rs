@@ -253,8 +253,7 @@ impl State {
         if let Some(work) = self.work(mix, queue).copied() {
             let Head { place, .. } = self.heads[queue];
             let Work { pause_ns, duration_ns, .. } = work;
-            self.heads[queue] =
-                Head { place, pause_ns, left_ns: duration_ns, order: 0, held_since_ns: None };
+            self.heads[queue] = Head { place, pause_ns, left_ns: duration_ns, order: 0, held_since_ns: None };
         }
     }
 
@@ -351,7 +350,8 @@ impl State {
         let mut first = None;
         if sharing == Sharing::Turns {
             let running = queues.clone().filter(|queue| runs(*queue).is_some());
-            first = running.min_by_key(|queue| self.heads[*queue].order).map(|queue| mix.queues[queue].tenant);
+            first =
+                running.min_by_key(|queue| self.heads[*queue].order).map(|queue| mix.queues[queue].tenant);
         }
         let mut sum = 0.0;
         for queue in queues.filter(|queue| first.is_none_or(|first| mix.queues[*queue].tenant == first)) {

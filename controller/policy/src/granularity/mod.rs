@@ -100,10 +100,10 @@ impl Default for Search {
     fn default() -> Self {
         // Within a second for three tenants of 500 kernels (`cargo xtask bench policy`).
         Self {
-            switch_ns: Duration::from_micros(5).as_nanos() as u64,
-            cells: 2_000_000,
-            beam: 200,
-            kernels: 5_000_000,
+            switch_ns: Duration::from_micros(10).as_nanos() as u64,
+            cells: 1_000_000,
+            beam: 150,
+            kernels: 3_000_000,
         }
     }
 }
@@ -121,6 +121,9 @@ pub struct Plan {
     pub unplanned_ns: f64,
     /// The time with the plan, its switches included, ns.
     pub planned_ns: f64,
+    /// The gain over the time without a plan if kernels share the SMs in order ([`Sharing::InOrder`])
+    /// under both, as a part of it.
+    pub in_order_gain: f64,
     /// The least time of any plan: the area, or the longest tenant, ns.
     pub bound_ns: f64,
     /// The idle area, ns of all SMs. The part of it that switches cause is in it.
@@ -131,15 +134,20 @@ pub struct Plan {
     pub longest_wait_ns: f64,
 }
 
+fn gain(unplanned_ns: f64, planned_ns: f64) -> f64 {
+    if unplanned_ns > 0.0 { 1.0 - planned_ns / unplanned_ns } else { 0.0 }
+}
+
 impl Plan {
     /// Returns the predicted gain, as a part of the time without a plan.
     pub fn gain(&self) -> f64 {
-        if self.unplanned_ns > 0.0 { 1.0 - self.planned_ns / self.unplanned_ns } else { 0.0 }
+        gain(self.unplanned_ns, self.planned_ns)
     }
 
-    /// Returns whether the plan is worth its while.
+    /// Returns whether the plan is worth its while, by whichever rule the hardware shares its SMs.
     pub fn pays(&self) -> bool {
-        self.gain() > MARGIN && self.sequential_ns >= LEAST_BOUND * self.bound_ns
+        let has_room = self.sequential_ns >= LEAST_BOUND * self.bound_ns;
+        has_room && self.gain() > MARGIN && self.in_order_gain > 0.0
     }
 }
 
@@ -178,11 +186,14 @@ impl Search {
         let planned = mix.run_watched(Sharing::Alike, &cuts, self.switch_ns, &mut longest);
         let planned_ns = planned.unwrap_or(f64::INFINITY);
         let sequential_ns = mix.sequential_ns();
+        let in_order =
+            |cuts: &[Cut]| mix.run(Sharing::InOrder, cuts, self.switch_ns).unwrap_or(f64::INFINITY);
         let unplanned = Sharing::ALL.into_iter().filter_map(|sharing| mix.run(sharing, &[], 0));
         Plan {
             sequential_ns,
             unplanned_ns: unplanned.fold(sequential_ns, f64::min),
             planned_ns,
+            in_order_gain: gain(in_order(&[]), in_order(&cuts)),
             bound_ns: mix.area_ns().max(mix.critical_path_ns()),
             residue_ns: planned_ns - mix.area_ns(),
             cost_ns: cuts.len() as f64 * self.switch_ns as f64,

@@ -76,10 +76,12 @@ fn a_plan_pays_by_its_gain_where_the_bound_leaves_room() {
         sequential_ns,
         planned_ns,
         unplanned_ns: 100.0,
+        in_order_gain: 0.01,
         bound_ns: 90.0,
         ..found.clone()
     };
     assert!(with(100.0, 97.0).pays() && !with(100.0, 99.0).pays() && !with(98.0, 97.0).pays());
+    assert!(!Plan { in_order_gain: -0.01, ..with(100.0, 97.0) }.pays(), "the hardware may share in order");
     assert!((with(100.0, 97.0).gain() - 0.03).abs() < 1e-9);
 }
 
@@ -91,7 +93,9 @@ fn nothing_is_planned_where_nothing_can_be_won() {
         let plan = plan(SHORT, &tenants);
         assert!(!plan.pays() && plan.cuts.is_empty(), "{plan:?}");
     }
-    assert!(!plan(SHORT, &[]).pays() && !plan(SHORT, &[wide]).pays() && !plan(SHORT, &[vec![], vec![]]).pays());
+    assert!(
+        !plan(SHORT, &[]).pays() && !plan(SHORT, &[wide]).pays() && !plan(SHORT, &[vec![], vec![]]).pays()
+    );
     let four: [&[Kernel]; 4] = [&[]; 4];
     assert_eq!(SHORT.plan(&four), Err(TooMany(4)));
 }

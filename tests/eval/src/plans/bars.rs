@@ -41,7 +41,10 @@ pub fn missed(rows: &[Row]) -> Vec<String> {
             missed.push(format!("{mix}: {:.3} ms is less than the bound", row.planned_ms));
         }
         let worse = row.planned_ms / row.unplanned_ms() - 1.0;
-        if row.installed && worse > 0.0 || is_of_six(row) && worse > SLOWER {
+        if row.installed && row.gain_of_wrong_times < 0.0 {
+            missed.push(format!("{mix}: a loss if kernels take other times than the plan knows"));
+        }
+        if row.installed && (worse > 0.0 || row.gain_beside_mps < 0.0) || is_of_six(row) && worse > SLOWER {
             missed.push(format!("{mix}: {:.1} % slower than without a plan", 100.0 * worse));
         }
         if NAMED.contains(&mix.as_str()) {

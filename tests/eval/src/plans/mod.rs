@@ -13,7 +13,9 @@ mod tests;
 
 use anyhow::Result;
 use deepres_policy::granularity::device::{Mix, Sharing};
-use deepres_policy::granularity::{Kernel, Search};
+use deepres_policy::granularity::{Cut, Kernel, Search};
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng as _, SeedableRng as _};
 use serde::Serialize;
 
 use models::Model;
@@ -22,6 +24,9 @@ pub use report::{print_json, print_table};
 
 /// Nanoseconds in a millisecond.
 const MS: f64 = 1e6;
+/// The most by which a kernel's time differs from the one that the plan knows, for
+/// [`Row::gain_of_wrong_times`].
+const WRONG_PERCENT: u64 = 10;
 /// A search that takes minutes for a mix, to see what the usual search misses.
 const OFFLINE: Search = Search { cells: 40_000_000, beam: 4_000, kernels: 300_000_000, switch_ns: 0 };
 
@@ -47,8 +52,11 @@ pub struct Row {
     pub installed: bool,
     /// The best plan that the search found, installed or not.
     pub found_ms: f64,
-    /// The same plan, if kernels share the SMs as in `mps_ms`.
-    pub found_mps_ms: Option<f64>,
+    /// The gain of the plan over `mps_ms`, if the SMs are shared in the same way under the plan.
+    pub gain_beside_mps: f64,
+    /// The gain of the plan over all at once, if each kernel takes up to a tenth more or less time than
+    /// the plan knows.
+    pub gain_of_wrong_times: f64,
     /// The predicted gain over the best way without a plan, as a part of its time.
     pub gain: f64,
     /// The number of cuts.
@@ -73,6 +81,20 @@ impl Row {
     pub fn of_bound(&self) -> f64 {
         if self.planned_ms > 0.0 { self.bound_ms / self.planned_ms } else { 1.0 }
     }
+}
+
+/// Returns the gain of cuts over all at once, if each kernel takes up to a tenth more or less time.
+fn gain_of_wrong_times(tenants: &[&[Kernel]], cuts: &[Cut], switch_ns: u64) -> Result<f64> {
+    let mut random = ChaCha8Rng::seed_from_u64(0);
+    let mut wrong = |kernel: &Kernel| {
+        let percent = random.next_u64() % (2 * WRONG_PERCENT + 1) + 100 - WRONG_PERCENT;
+        Kernel { duration_ns: kernel.duration_ns * percent / 100, ..*kernel }
+    };
+    let wrong: Vec<Vec<Kernel>> =
+        tenants.iter().map(|kernels| kernels.iter().map(&mut wrong).collect()).collect();
+    let mix = Mix::new(&wrong.iter().map(Vec::as_slice).collect::<Vec<_>>())?;
+    let time_ns = |cuts: &[Cut]| mix.run(Sharing::Alike, cuts, switch_ns).unwrap_or(f64::INFINITY);
+    Ok(1.0 - time_ns(cuts) / time_ns(&[]))
 }
 
 /// Returns the name of a mix.
@@ -113,7 +135,8 @@ impl Evaluation {
             bound_ms: plan.bound_ns / MS,
             installed: plan.pays(),
             found_ms,
-            found_mps_ms: mix.run(Sharing::InOrder, &plan.cuts, switch_ns).map(|ns| ns / MS),
+            gain_beside_mps: plan.in_order_gain,
+            gain_of_wrong_times: gain_of_wrong_times(&tenants, &plan.cuts, switch_ns)?,
             gain: plan.gain(),
             cuts: plan.cuts.len(),
             residue_ms: plan.residue_ns / MS,

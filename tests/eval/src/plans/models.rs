@@ -58,7 +58,8 @@ pub fn ours() -> [PathBuf; 2] {
 pub fn read(folder: &Path) -> Result<Vec<Model>> {
     let cannot = || format!("cannot read the models in {}", folder.display());
     let entries = std::fs::read_dir(folder).with_context(cannot)?;
-    let mut files = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>().with_context(cannot)?;
+    let mut files =
+        entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>().with_context(cannot)?;
     files.sort();
     let mut models = Vec::new();
     for file in files {
@@ -110,7 +111,8 @@ fn parse_csv(text: &str) -> Result<Vec<Kernel>> {
 /// Returns the mixes of models: all pairs and triples of the six, and all pairs of the others of one
 /// kind.
 pub fn mixes(models: &[Model]) -> Vec<Vec<&Model>> {
-    let (six, others): (Vec<&Model>, Vec<&Model>) = models.iter().partition(|model| model.among_six().is_some());
+    let (six, others): (Vec<&Model>, Vec<&Model>) =
+        models.iter().partition(|model| model.among_six().is_some());
     let pairs = |of: &[&'_ Model]| -> Vec<[usize; 2]> {
         (0..of.len()).flat_map(|one| (one + 1..of.len()).map(move |other| [one, other])).collect()
     };

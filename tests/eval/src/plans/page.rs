@@ -45,7 +45,7 @@ pub fn page() -> Result<String> {
          **Limits of this comparison:** The paper's text and code are not public. The kernels and widths are\n\
          those that Orion recorded on a V100. The tables of other mixes, and mixes in which nothing is won,\n\
          are in [granularity.md](granularity.md). Caches, memory bandwidth and the waves of blocks are left\n\
-         out. A wait at a cut costs 5 us, which is an assumption. Plans are a policy in virtual time: no gate\n\
+         out. A wait at a cut costs 10 us, which is an assumption. Plans are a policy in virtual time: no gate\n\
          holds a launch for a plan yet.\n\n",
     );
     Ok(page)

@@ -25,7 +25,16 @@ pub fn print_table(rows: &[Row]) -> Result<()> {
     writeln!(
         out,
         "{:<34}{:>11}{:>9}{:>9}{:>9}{:>9}{:>9}{:>10}{:>9}{:>6}{:>9}",
-        "mix, ms", "sequential", "temporal", "streams", "mps", "planned", "bound", "of bound", "gain", "cuts",
+        "mix, ms",
+        "sequential",
+        "temporal",
+        "streams",
+        "mps",
+        "planned",
+        "bound",
+        "of bound",
+        "gain",
+        "cuts",
         "offline"
     )?;
     for row in rows {
