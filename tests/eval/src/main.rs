@@ -71,7 +71,7 @@ struct Options {
     /// Only the mixes of plans with this name, such as R50+R101 (repeatable)
     #[arg(long, value_name = "NAME", requires = "plans")]
     mix: Vec<String>,
-    /// Show beside each plan the best one that a search of minutes finds
+    /// Show beside each plan the best one of a search with a hundred times the effort
     #[arg(long, requires = "plans")]
     offline: bool,
     /// The time from the end of a wait of a plan to the beginning of the kernel, us (default: 10)

@@ -175,8 +175,8 @@ impl Trace {
     }
 }
 
-/// Returns the part of the SMs of an H200 that a kernel's blocks can use, percent. Only the threads of
-/// the blocks count, because a trace has no registers. A graph has an unknown width: all SMs.
+/// Returns the part of the SMs of an H200 that a kernel's blocks can use, percent. Only the threads
+/// of the blocks count, because a trace has no registers. A graph has an unknown width: all SMs.
 fn width_percent(shape: &Shape) -> f64 {
     /// SMs of the GPU, and the most threads and blocks on each of them.
     const SMS: f64 = 132.0;

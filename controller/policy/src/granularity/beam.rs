@@ -1,8 +1,8 @@
 //! Follows the most promising schedules side by side, and turns the best one into cuts.
 //!
-//! A schedule decides at each end of a kernel which tenants launch their next kernel, and which ones
-//! wait. All schedules of a step have as many finished kernels. The estimate of the time that is left
-//! ([`Guide`]) ranks them.
+//! A schedule decides at each end of a kernel which tenants launch their next kernel, and which
+//! ones wait. All schedules of a step have as many finished kernels. The estimate of the time that
+//! is left ([`Guide`]) ranks them.
 
 use alloc::collections::BTreeSet;
 use alloc::vec;

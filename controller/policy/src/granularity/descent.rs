@@ -11,8 +11,8 @@ const MOST_AHEAD: usize = 4;
 /// A plan, and its cost.
 pub(super) struct Improved {
     pub cuts: Vec<Cut>,
-    /// The time of the plan and a switch for each cut, ns. So a cut that gains less than a switch is
-    /// none.
+    /// The time of the plan and a switch for each cut, ns. So a cut that gains less than a switch
+    /// is none.
     pub cost_ns: f64,
 }
 
@@ -37,8 +37,8 @@ fn cost_ns(mix: &Mix, search: &Search, cuts: &[Cut]) -> f64 {
     run.unwrap_or(f64::INFINITY) + cuts.len() as f64 * search.switch_ns as f64
 }
 
-/// Improves a plan until no change of one cut helps, or the search has run its most kernels. A change
-/// takes a cut away, adds one, or moves its end.
+/// Improves a plan until no change of one cut helps, or the search has run its most kernels. A
+/// change takes a cut away, adds one, or moves its end.
 pub(super) fn improve(mix: &Mix, search: &Search, cuts: Vec<Cut>) -> Improved {
     let mut best = Improved { cost_ns: cost_ns(mix, search, &cuts), cuts };
     if best.cost_ns == f64::INFINITY {

@@ -1,20 +1,20 @@
 //! A model of a GPU on which kernels of several tenants run at once.
 //!
-//! Each stream runs its kernels one after the other. A kernel that has the SMs of its width takes its
-//! duration, and with fewer SMs it takes longer in proportion. The rules of [`Sharing`] say which
-//! kernel has which SMs. The model has no caches, no memory bandwidth and no waves of blocks.
+//! Each stream runs its kernels one after the other. A kernel that has the SMs of its width takes
+//! its duration, and with fewer SMs it takes longer in proportion. The rules of [`Sharing`] say
+//! which kernel has which SMs. The model has no caches, no memory bandwidth and no waves of blocks.
 
 use alloc::vec::Vec;
 
 use super::{Cut, Kernel, MOST_TENANTS, TooMany};
 
-/// The most streams of a tenant in the model. Kernels of further streams follow each other in the last
-/// one.
+/// The most streams of a tenant in the model. Kernels of further streams follow each other in the
+/// last one.
 const MOST_STREAMS: usize = 4;
 /// The most streams of all tenants.
 pub(super) const MOST_QUEUES: usize = MOST_TENANTS * MOST_STREAMS;
-/// The longest duration and the longest pause, ns: longer ones count as this long. A sum of such times
-/// is exact to a nanosecond.
+/// The longest duration and the longest pause, ns: longer ones count as this long. A sum of such
+/// times is exact to a nanosecond.
 const MOST_NS: u64 = 1 << 40;
 /// The least width, as a part of all SMs. No GPU has ten thousand SMs.
 const LEAST_WIDTH: f64 = 1e-4;

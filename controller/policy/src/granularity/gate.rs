@@ -1,9 +1,10 @@
 //! The wait of one tenant at the cuts of its plan.
 //!
-//! Each launch of the tenant asks its gate. The gate follows the tenant through its iteration by the
-//! keys of the kernels. At a cut, the launch waits until the other tenant has come to the place of the
-//! cut, at most for a bound. If a launch is not the one that the iteration has at this place, the
-//! tenant has departed from its plan: the gate lets all further launches through at once.
+//! Each launch of the tenant asks its gate. The gate follows the tenant through its iteration by
+//! the keys of the kernels. At a cut, the launch waits until the other tenant has come to the place
+//! of the cut, at most for a bound. If a launch is not the one that the iteration has at this
+//! place, the tenant has departed from its plan: the gate lets all further launches through at
+//! once.
 
 use alloc::vec::Vec;
 
@@ -16,8 +17,8 @@ pub const MOST_MISSES: u32 = 3;
 /// Where a tenant of the plan is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
-    /// The tenant keeps to its iteration. It has finished so many whole iterations, and so many kernels
-    /// of the next one, since the plan began.
+    /// The tenant keeps to its iteration. It has finished so many whole iterations, and so many
+    /// kernels of the next one, since the plan began.
     At {
         /// Whole iterations.
         iterations: u64,
@@ -33,8 +34,8 @@ pub enum Place {
 pub enum Answer {
     /// The launch goes to the GPU.
     Launch,
-    /// The launch waits. It asks again when the other tenant has finished a kernel, and at this time at
-    /// the latest, ns.
+    /// The launch waits. It asks again when the other tenant has finished a kernel, and at this
+    /// time at the latest, ns.
     Wait(u64),
 }
 

@@ -27,8 +27,8 @@ pub(super) struct Guide {
 }
 
 impl Guide {
-    /// Computes the estimate for a mix, from at most so many combinations of places. More take longer,
-    /// and make the estimate more exact.
+    /// Computes the estimate for a mix, from at most so many combinations of places. More take
+    /// longer, and make the estimate more exact.
     pub fn new(mix: &Mix, most_cells: usize) -> Self {
         let mut sums_ns = [0.0; MOST_TENANTS];
         let mut lengths_ns = [0.0; MOST_TENANTS];
@@ -111,8 +111,8 @@ impl Guide {
         }
     }
 
-    /// Returns the estimated time that is left, ns, if so much of each tenant's pauses and durations
-    /// is over, ns.
+    /// Returns the estimated time that is left, ns, if so much of each tenant's pauses and
+    /// durations is over, ns.
     pub fn left_ns(&self, past_ns: [f64; MOST_TENANTS]) -> f64 {
         let strides = self.strides();
         let mut cell = 0;

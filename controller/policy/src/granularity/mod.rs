@@ -1,21 +1,21 @@
 //! Granularity: plans for tenants that repeat themselves and run on a GPU at the same time.
 //!
 //! A tenant that trains or serves launches the same kernels again and again. One repetition is an
-//! *iteration* ([`period`] finds it). A kernel has a *width*: the part of the SMs that its blocks can
-//! use. If kernels of several tenants run at once, SMs stay idle while the widths sum to less than
-//! all SMs. The idle area is the *residue*. It depends on which kernels meet.
+//! *iteration* ([`period`] finds it). A kernel has a *width*: the part of the SMs that its blocks
+//! can use. If kernels of several tenants run at once, SMs stay idle while the widths sum to less
+//! than all SMs. The idle area is the *residue*. It depends on which kernels meet.
 //!
-//! A plan has *cuts*. Before the kernel of a cut, the tenant waits until another tenant has come to a
-//! certain place of that tenant's iteration. So narrow kernels of one tenant meet wide kernels of another
-//! one. A cut stops no kernel that runs. A wait costs a switch, because the tenant's next kernel
-//! reaches the GPU later.
+//! A plan has *cuts*. Before the kernel of a cut, the tenant waits until another tenant has come to
+//! a certain place of that tenant's iteration. So narrow kernels of one tenant meet wide kernels of
+//! another one. A cut stops no kernel that runs. A wait costs a switch, because the tenant's next
+//! kernel reaches the GPU later.
 //!
-//! [`Search`] finds cuts. [`device`] says what a plan comes to on a model of the GPU. The area and the
-//! longest tenant bound every plan. A plan is worth its while only in mixes in which the model
+//! [`Search`] finds cuts. [`device`] says what a plan comes to on a model of the GPU. The area and
+//! the longest tenant bound every plan. A plan is worth its while only in mixes in which the model
 //! predicts a gain ([`Plan::pays`]). [`gate`] lets a tenant wait for a bounded time.
 //!
-//! GACER (arXiv 2304.11745) has the idea of cuts and of the residue. Its text and code are not public,
-//! so the search is our own.
+//! GACER (arXiv 2304.11745) has the idea of cuts and of the residue. Its text and code are not
+//! public, so the search is our own.
 
 mod beam;
 mod descent;
@@ -34,8 +34,8 @@ use device::{Mix, Sharing, Watch};
 
 /// The most tenants that a plan can have.
 pub const MOST_TENANTS: usize = 3;
-/// The least gain that a plan has to predict, as a part of the time without a plan. The model of the
-/// GPU is not more exact.
+/// The least gain that a plan has to predict, as a part of the time without a plan. The model of
+/// the GPU is not more exact.
 const MARGIN: f64 = 0.02;
 /// The least quotient of the time of one tenant after the other and the bound. Below it, the GPU is
 /// hardly ever idle, and no plan can help.
@@ -48,8 +48,8 @@ pub struct Kernel {
     pub key: u64,
     /// The time of the kernel if it has as many SMs as it can use, ns.
     pub duration_ns: u64,
-    /// The part of the SMs that the blocks of the kernel can use, percent. What is no number, or more
-    /// than 100, counts as 100.
+    /// The part of the SMs that the blocks of the kernel can use, percent. What is no number, or
+    /// more than 100, counts as 100.
     pub width_percent: f64,
     /// The stream. Kernels of one stream run one after the other.
     pub stream: u64,
@@ -116,13 +116,13 @@ pub struct Plan {
     pub cuts: Vec<Cut>,
     /// The time of one tenant after the other, ns.
     pub sequential_ns: f64,
-    /// The time without a plan, ns: the least of all rules by which kernels can share the SMs, and of
-    /// one tenant after the other. The model does not know the rule of the hardware.
+    /// The time without a plan, ns: the least of all rules by which kernels can share the SMs, and
+    /// of one tenant after the other. The model does not know the rule of the hardware.
     pub unplanned_ns: f64,
     /// The time with the plan, its switches included, ns.
     pub planned_ns: f64,
-    /// The gain over the time without a plan if kernels share the SMs in order ([`Sharing::InOrder`])
-    /// under both, as a part of it.
+    /// The gain over the time without a plan if kernels share the SMs in order
+    /// ([`Sharing::InOrder`]) under both, as a part of it.
     pub in_order_gain: f64,
     /// The least time of any plan: the area, or the longest tenant, ns.
     pub bound_ns: f64,
@@ -164,8 +164,9 @@ impl Search {
     /// Returns the best plan that the search finds for one iteration of each tenant. A plan without
     /// cuts is the best one if nothing can be won.
     ///
-    /// The search takes the better of two plans: one of the schedules that it follows by an estimate
-    /// of the time that is left, and one without cuts. It improves both of them cut by cut.
+    /// The search takes the better of two plans: one of the schedules that it follows by an
+    /// estimate of the time that is left, and one without cuts. It improves both of them cut by
+    /// cut.
     ///
     /// # Errors
     /// There are more tenants than a plan can have.

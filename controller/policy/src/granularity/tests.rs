@@ -119,7 +119,8 @@ impl Watch for Seen {
     }
 }
 
-/// Checks that a schedule does all work, within the SMs, in the order of the streams and by the cuts.
+/// Checks that a schedule does all work, within the SMs, in the order of the streams and by the
+/// cuts.
 fn check(tenants: &[Vec<Kernel>], cuts: &[Cut], seen: &Seen) -> Result<(), TestCaseError> {
     let mut at = 0.0;
     for (tenant, kernels) in tenants.iter().enumerate() {
@@ -275,7 +276,6 @@ proptest! {
             Client { gate, launches, departs_at: *departs_at, done: 0, next_us: 0, asks: true }
         }).collect();
         let mut waited_us = vec![0; clients.len()];
-        let mut in_a_row = vec![0; clients.len()];
         let ideal_us: Vec<u64> =
             clients.iter().map(|client| client.launches.iter().map(|launch| launch.1).sum()).collect();
         let mut ended_us = ideal_us.clone();
@@ -328,7 +328,6 @@ proptest! {
                         let wait_us = waits_since_us[at].take().map_or(0, |since_us| now_us - since_us);
                         prop_assert!(wait_us <= bound_us, "{wait_us} of {bound_us}");
                         waited_us[at] += wait_us;
-                        in_a_row[at] = if bound_us > 0 && wait_us == bound_us { in_a_row[at] + 1 } else { 0 };
                         prop_assert!(client.done < client.departs_at || !client.gate.is_planned());
                         (client.asks, client.next_us) = (false, now_us + takes_us);
                     }

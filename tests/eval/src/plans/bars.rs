@@ -11,7 +11,7 @@ const MIXES_OF_SIX: usize = 35;
 /// The least part of the bound in a named mix, and in the mean over all mixes of the six.
 const OF_BOUND: f64 = 0.90;
 const OF_BOUND_MEAN: f64 = 0.92;
-/// Instead: the least part of the best plan of the search of minutes.
+/// Instead: the least part of the best plan of the long search.
 const OF_OFFLINE: f64 = 0.97;
 /// The most by which a mix may be slower than the best way without a plan.
 const SLOWER: f64 = 0.01;
@@ -21,13 +21,14 @@ pub fn is_of_six(row: &Row) -> bool {
     row.mix.split('+').all(|name| super::models::SIX.iter().any(|(six, _)| *six == name))
 }
 
-/// Returns the mean of a figure over the mixes of the six models. Returns nothing if one is missing.
+/// Returns the mean of a figure over the mixes of the six models. Returns nothing if one is
+/// missing.
 pub fn mean_of_six(rows: &[Row], figure: impl Fn(&Row) -> Option<f64>) -> Option<f64> {
     let figures: Vec<f64> = rows.iter().filter(|row| is_of_six(row)).filter_map(figure).collect();
     (figures.len() == MIXES_OF_SIX).then(|| figures.iter().sum::<f64>() / MIXES_OF_SIX as f64)
 }
 
-/// Returns the best plan of the search of minutes, as a part of what deepres does.
+/// Returns the best plan of the long search, as a part of what deepres does.
 pub fn of_offline(row: &Row) -> Option<f64> {
     row.offline_ms.map(|offline_ms| offline_ms.min(row.found_ms) / row.planned_ms)
 }

@@ -27,7 +27,7 @@ const MS: f64 = 1e6;
 /// The most by which a kernel's time differs from the one that the plan knows, for
 /// [`Row::gain_of_wrong_times`].
 const WRONG_PERCENT: u64 = 10;
-/// A search that takes minutes for a mix, to see what the usual search misses.
+/// The long search, with a hundred times the effort: it shows what the usual search misses.
 const OFFLINE: Search = Search { cells: 40_000_000, beam: 4_000, kernels: 300_000_000, switch_ns: 0 };
 
 /// The figures of a mix. Times are for one iteration of each model, ms.
@@ -54,8 +54,8 @@ pub struct Row {
     pub found_ms: f64,
     /// The gain of the plan over `mps_ms`, if the SMs are shared in the same way under the plan.
     pub gain_beside_mps: f64,
-    /// The gain of the plan over all at once, if each kernel takes up to a tenth more or less time than
-    /// the plan knows.
+    /// The gain of the plan over all at once, if each kernel takes up to a tenth more or less time
+    /// than the plan knows.
     pub gain_of_wrong_times: f64,
     /// The predicted gain over the best way without a plan, as a part of its time.
     pub gain: f64,
@@ -67,7 +67,7 @@ pub struct Row {
     pub cost_ms: f64,
     /// The longest wait at a cut.
     pub longest_wait_ms: f64,
-    /// The best plan of a search of minutes, if it was asked for.
+    /// The best plan of the long search, if it was asked for.
     pub offline_ms: Option<f64>,
 }
 
@@ -107,7 +107,7 @@ pub fn name(models: &[&Model]) -> String {
 pub struct Evaluation {
     /// The search of plans.
     pub search: Search,
-    /// Whether to run the search of minutes, too.
+    /// Whether to run the long search, too.
     pub is_offline: bool,
 }
 

@@ -80,8 +80,8 @@ pub fn read(folder: &Path) -> Result<Vec<Model>> {
     Ok(models)
 }
 
-/// Reads a file in Orion's format: a kernel on each line, with its name, the SMs that its blocks would
-/// fill, and its time, ns.
+/// Reads a file in Orion's format: a kernel on each line, with its name, the SMs that its blocks
+/// would fill, and its time, ns.
 fn read_csv(file: &Path) -> Result<Vec<Kernel>> {
     parse_csv(&std::fs::read_to_string(file)?)
 }
@@ -108,8 +108,8 @@ fn parse_csv(text: &str) -> Result<Vec<Kernel>> {
     lines.map(kernel).collect()
 }
 
-/// Returns the mixes of models: all pairs and triples of the six, and all pairs of the others of one
-/// kind.
+/// Returns the mixes of models: all pairs and triples of the six, and all pairs of the others of
+/// one kind.
 pub fn mixes(models: &[Model]) -> Vec<Vec<&Model>> {
     let (six, others): (Vec<&Model>, Vec<&Model>) =
         models.iter().partition(|model| model.among_six().is_some());

@@ -59,7 +59,7 @@ pub fn print_table(rows: &[Row]) -> Result<()> {
         writeln!(out, "mean of the 35 mixes: {mean:.3} of the bound")?;
     }
     if let Some(mean) = bars::mean_of_six(rows, bars::of_offline) {
-        writeln!(out, "mean of the 35 mixes: {mean:.3} of the best plan of the search of minutes")?;
+        writeln!(out, "mean of the 35 mixes: {mean:.3} of the best plan of the long search")?;
     }
     Ok(())
 }
