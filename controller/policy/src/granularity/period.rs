@@ -80,7 +80,7 @@ mod tests {
         }
 
         #[test]
-        fn any_keys_are_harmless(keys in proptest::collection::vec(any::<u64>(), 0..200)) {
+        fn any_keys_are_harmless(keys in proptest::collection::vec(0u64..3, 0..200)) {
             if let Some(found) = length(&keys) {
                 prop_assert!(found >= 1 && 2 * found <= keys.len());
             }
