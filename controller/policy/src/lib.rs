@@ -8,7 +8,7 @@
 //! | placement | which GPUs does a job get? | [`placement`] |
 //! | entitlement | what share is each tenant owed? | [`entitlement`] |
 //! | packing | which tenants run at the same time? | [`packing`]; under leases, one at a time |
-//! | granularity | how much may be in flight? | [`tuning`] (one window for all) |
+//! | granularity | which kernels meet, and how much may be in flight? | [`granularity`]; [`tuning`] |
 //!
 //! [`lease`] turns entitlements into leases. [`tuning`] derives the time constants of leases from
 //! measurements. [`shares`] says what a cluster's scheduler may give away of a node's GPUs. [`arbiter`] makes all decisions about one GPU: a state machine takes readings and
@@ -25,6 +25,7 @@ pub mod class;
 pub mod demand;
 pub mod entitlement;
 pub mod gang;
+pub mod granularity;
 pub mod lease;
 pub mod memory;
 pub mod packing;

@@ -10,6 +10,7 @@ use criterion::Criterion;
 use deepres_policy::TenantId;
 use deepres_policy::class::Class;
 use deepres_policy::entitlement::{Request, entitlements};
+use deepres_policy::granularity::{Kernel, Search};
 use deepres_policy::lease::{Grant, Scheduler, Seen};
 use deepres_policy::packing::{LOOK_NS, Packer, Run};
 use deepres_policy::tuning::{ASSUMED_HANDOFF_NS, QuantumBounds, Tuning};
@@ -224,8 +225,29 @@ fn policy(criterion: &mut Criterion) {
         .bench_function("review-1000-tenants", |bench| bench.iter(|| entitlements(black_box(&thousand))));
 }
 
+/// Searches a plan. The search takes so long that few samples are enough.
+fn plan(criterion: Criterion) {
+    /// The fewest samples that criterion takes.
+    const SAMPLES: usize = 10;
+    let mut criterion = criterion.sample_size(SAMPLES);
+    // Narrow and wide kernels of many lengths, in another order in each tenant.
+    let kernel = |at: usize| Kernel {
+        key: 0,
+        duration_ns: 5_000 + at as u64 * 7_919 % 90_000,
+        width_percent: 5.0 + (at * 37 % 96) as f64,
+        stream: 0,
+        pause_ns: 0,
+    };
+    let tenants: [Vec<Kernel>; 3] = [0, 7, 31].map(|first| (first..first + 500).map(kernel).collect());
+    let tenants = tenants.each_ref().map(Vec::as_slice);
+    criterion.bench_function("plan-3-tenants-of-500-kernels", |bench| {
+        bench.iter(|| Search::default().plan(black_box(&tenants)));
+    });
+}
+
 fn main() {
     let mut criterion = Criterion::default().configure_from_args();
     policy(&mut criterion);
+    plan(Criterion::default().configure_from_args());
     criterion.final_summary();
 }

@@ -1,7 +1,7 @@
 //! Evaluates policies that share a GPU, in virtual time. `cargo xtask eval` prints the results. The
 //! end-to-end tests compare the results with the same scenarios in real time. `cargo xtask eval
-//! --placement` evaluates policies that choose GPUs, `--packing` policies that share the SMs, and
-//! `--cluster` a day on a cluster.
+//! --placement` evaluates policies that choose GPUs, `--packing` policies that share the SMs,
+//! `--cluster` a day on a cluster, and `--plans` plans for tenants that repeat themselves.
 
 pub mod bars;
 pub mod beside;
@@ -18,6 +18,7 @@ pub mod metrics;
 pub mod packing;
 pub mod page;
 pub mod placement;
+pub mod plans;
 pub mod plot;
 pub mod policy;
 pub mod report;

@@ -11,7 +11,7 @@ use clap::Parser;
 use deepres_eval::bars::Bars;
 use deepres_eval::policy::Policy;
 use deepres_eval::scenario::{self, Scenario};
-use deepres_eval::{cluster, metrics, packing, page, placement, plot, report, sweep};
+use deepres_eval::{cluster, metrics, packing, page, placement, plans, plot, report, sweep};
 
 /// Evaluate sharing policies in virtual time
 ///
@@ -68,6 +68,21 @@ struct Options {
     /// Take the scenarios of packing from the published measurements in this folder
     #[arg(long, value_name = "DIR", requires = "packing", conflicts_with = "scenario")]
     profiles: Option<PathBuf>,
+    /// Compare plans for models that repeat themselves with ways to run them without a plan
+    #[arg(long, conflicts_with_all = ["scenario", "policy", "report", "plots", "sweep", "placement", "packing", "cluster"])]
+    plans: bool,
+    /// Take the models of plans from this folder: *.trace of `deepres run --record`, *.csv of Orion
+    #[arg(long, value_name = "DIR", requires = "plans")]
+    traces: Option<PathBuf>,
+    /// Only the mixes of plans with this name, such as R50+R101 (repeatable)
+    #[arg(long, value_name = "NAME", requires = "plans")]
+    mix: Vec<String>,
+    /// Show beside each plan the best one of a search with a hundred times the effort
+    #[arg(long, requires = "plans")]
+    offline: bool,
+    /// The time from the end of a wait of a plan to the beginning of the kernel, us (default: 10)
+    #[arg(long, value_name = "US", requires = "plans")]
+    switch_us: Option<u32>,
 }
 
 fn main() -> ExitCode {
@@ -97,6 +112,9 @@ fn run(options: &Options) -> Result<()> {
     }
     if options.packing {
         return run_packing(options);
+    }
+    if options.plans {
+        return run_plans(options);
     }
     let bars_file = options.bars.as_ref().map(|file| file.clone().unwrap_or_else(Bars::ours));
     let bars = bars_file.as_deref().map(Bars::read).transpose()?;
@@ -159,5 +177,33 @@ fn run_packing(options: &Options) -> Result<()> {
     match packing::bars::missed(&rows) {
         missed if options.bars.is_none() || missed.is_empty() => Ok(()),
         missed => bail!("deepres is below {} of its bars:\n  {}", missed.len(), missed.join("\n  ")),
+    }
+}
+
+fn run_plans(options: &Options) -> Result<()> {
+    if let Some(Some(file)) = &options.bars {
+        bail!("the bars of plans come from no file: give --bars without {}", file.display());
+    }
+    let folders =
+        options.traces.clone().map_or_else(|| plans::models::ours().to_vec(), |folder| vec![folder]);
+    let read = |folder: &PathBuf| plans::models::read(folder);
+    let models = folders.iter().map(read).collect::<Result<Vec<_>>>()?.concat();
+    let mut evaluation = plans::Evaluation { is_offline: options.offline, ..Default::default() };
+    if let Some(switch_us) = options.switch_us {
+        evaluation.search.switch_ns = u64::from(switch_us) * 1_000;
+    }
+    let mut rows = Vec::new();
+    for mix in plans::models::mixes(&models) {
+        if options.mix.is_empty() || options.mix.contains(&plans::name(&mix)) {
+            rows.push(evaluation.row(&mix)?);
+        }
+    }
+    if rows.is_empty() {
+        bail!("there is no such mix: `--plans` without --mix lists all of them");
+    }
+    if options.json { plans::print_json(&rows) } else { plans::print_table(&rows) }?;
+    match plans::bars::missed(&rows) {
+        missed if options.bars.is_none() || missed.is_empty() => Ok(()),
+        missed => bail!("plans are below {} of their bars:\n  {}", missed.len(), missed.join("\n  ")),
     }
 }

@@ -12,6 +12,7 @@ use crate::beside;
 use crate::metrics::{self, Row};
 use crate::packing;
 use crate::placement;
+use crate::plans;
 use crate::policy::Policy;
 use crate::scenario::{self, SECOND, Scenario};
 
@@ -176,11 +177,6 @@ const COMPARISONS: &[Comparison] = &[
     },
 ];
 
-/// Systems for whose comparison deepres lacks a part that it has not built yet.
-const ABSENT: &str = "\
-| GACER | chooses how finely models are cut: 1.37 to 1.66 times as fast as one model after another | not built yet |
-";
-
 const HEAD: &str = "\
 # How deepres compares
 
@@ -234,11 +230,11 @@ pub fn page() -> Result<String> {
     }
     page.push_str(&beside::page()?);
     page.push_str(&packing::page()?);
+    page.push_str(&plans::page()?);
     page.push_str(&placement::page()?);
-    writeln!(page, "## Not compared\n\n| system | claim | deepres |\n|---|---|---|\n{ABSENT}")?;
     writeln!(
         page,
-        "The evaluation leaves out caches and bandwidth that kernels share, memory, tenants on two GPUs, and\n\
+        "## Left out\n\nThe evaluation leaves out caches and bandwidth that kernels share, memory, tenants on two GPUs, and\n\
          the cost of launches ([what the evaluation leaves\n\
          out](evaluation-scenarios.md#what-the-evaluation-leaves-out)). The tests also run five scenarios in\n\
          real time on the simulated GPU (`tests/e2e/tests/e2e/agreement.rs`). In these runs, each tenant's\n\

@@ -8,6 +8,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use deepres_abi::recording::{
     CHUNK_MAGIC, ChunkHead, FILE_MAGIC, Head, MAJOR, MAX_CHUNK_BYTES, Record, Shape, checksum, take,
 };
+use deepres_policy::granularity::{Kernel, period};
 use zerocopy::FromBytes as _;
 
 /// Shortest pause between two kernels. A shorter pause does not count, because a launch and its
@@ -154,8 +155,7 @@ impl Trace {
     /// # Errors
     /// No kernel of the trace ran.
     pub fn stretches(&self) -> Result<Vec<Stretch>> {
-        let busiest = self.processes.iter().max_by_key(|process| process.launches.len());
-        let stretches = busiest.map(Process::stretches).unwrap_or_default();
+        let stretches = self.busiest().map(Process::stretches).unwrap_or_default();
         if stretches.is_empty() {
             // Missing data may be the reason, so the error names the defects.
             let flaws = self.flaws().into_iter().map(|flaw| format!("; {flaw}")).collect::<String>();
@@ -163,6 +163,32 @@ impl Trace {
         }
         Ok(stretches)
     }
+
+    /// Returns the last iteration of the process with the most launches, with the width that each
+    /// kernel has on an H200. Returns nothing if the process does not repeat itself.
+    pub fn iteration(&self) -> Option<Vec<Kernel>> {
+        self.busiest()?.iteration()
+    }
+
+    fn busiest(&self) -> Option<&Process> {
+        self.processes.iter().max_by_key(|process| process.launches.len())
+    }
+}
+
+/// Returns the part of the SMs of an H200 that a kernel's blocks can use, percent. Only the threads
+/// of the blocks count, because a trace has no registers. A graph has an unknown width: all SMs.
+fn width_percent(shape: &Shape) -> f64 {
+    /// SMs of the GPU, and the most threads and blocks on each of them.
+    const SMS: f64 = 132.0;
+    const THREADS: f64 = 2048.0;
+    const BLOCKS: f64 = 32.0;
+    let product = |sizes: [u32; 3]| sizes.into_iter().map(f64::from).product::<f64>();
+    let (blocks, threads) = (product(shape.grid), product(shape.block));
+    if blocks == 0.0 || threads == 0.0 {
+        return 100.0;
+    }
+    let at_once = SMS * (THREADS / threads).floor().clamp(1.0, BLOCKS);
+    100.0 * (blocks / at_once).min(1.0)
 }
 
 impl Process {
@@ -220,14 +246,39 @@ impl Process {
         if all.0 == 0 { UNKNOWN_NS } else { mean(all) }
     }
 
+    /// Returns each launch with the time since the end of the earlier work and its own time, ns.
+    fn paced(&self) -> impl Iterator<Item = (&Launched, u64, u64)> {
+        let mut done_ns = 0;
+        self.launches.iter().map(move |launch| {
+            let pause_ns = launch.at_ns.saturating_sub(done_ns);
+            let took_ns = self.took_ns(launch.shape);
+            done_ns = done_ns.max(launch.at_ns).saturating_add(took_ns);
+            (launch, pause_ns, took_ns)
+        })
+    }
+
+    /// Returns the last iteration of the process. Returns nothing if the process does not repeat
+    /// itself.
+    fn iteration(&self) -> Option<Vec<Kernel>> {
+        let kernels: Vec<Kernel> = self
+            .paced()
+            .map(|(launch, pause_ns, duration_ns)| Kernel {
+                key: launch.shape as u64,
+                duration_ns,
+                width_percent: self.shapes.get(launch.shape).map_or(100.0, width_percent),
+                stream: launch.stream,
+                pause_ns: if pause_ns < LEAST_PAUSE_NS { 0 } else { pause_ns },
+            })
+            .collect();
+        let keys: Vec<u64> = kernels.iter().map(|kernel| kernel.key).collect();
+        period::length(&keys).map(|length| kernels[kernels.len() - length..].to_vec())
+    }
+
     /// Returns the process's work in stretches. A launch begins a new stretch if the GPU has been
     /// idle for a while.
     fn stretches(&self) -> Vec<Stretch> {
         let mut stretches: Vec<Stretch> = Vec::new();
-        let mut done_ns = 0;
-        for launch in &self.launches {
-            let pause_ns = launch.at_ns.saturating_sub(done_ns);
-            let took_ns = self.took_ns(launch.shape);
+        for (_, pause_ns, took_ns) in self.paced() {
             match stretches.last_mut() {
                 Some(last) if pause_ns < LEAST_PAUSE_NS && last.kernels_ns.len() < MOST_KERNELS => {
                     last.kernels_ns.push(took_ns);
@@ -237,7 +288,6 @@ impl Process {
                     stretches.push(Stretch { pause_ns, kernels_ns: vec![took_ns] });
                 }
             }
-            done_ns = done_ns.max(launch.at_ns).saturating_add(took_ns);
         }
         stretches
     }

@@ -51,6 +51,8 @@ pub fn run(tally: &mut Tally) -> Result<()> {
     tally.check("cargo xtask eval --bars", eval::check_bars(&[]));
     heading("cargo xtask eval --packing --bars");
     tally.check("cargo xtask eval --packing --bars", eval::check_bars(&["--packing"]));
+    heading("cargo xtask eval --plans --bars");
+    tally.check("cargo xtask eval --plans --bars", eval::check_bars(&["--plans"]));
     heading("cargo xtask fuzz");
     let options = fuzz::Options { targets: Vec::new(), seconds: FUZZ_SECONDS, seed: 0 };
     tally.check("cargo xtask fuzz", fuzz::run(&options));

@@ -1,0 +1,379 @@
+use super::device::{Mix, Sharing, Watch};
+use super::gate::{Answer, Gate, MOST_MISSES, Place};
+use super::{Cut, Kernel, MOST_TENANTS, Plan, Search, TooMany};
+use proptest::prelude::*;
+
+const US: u64 = 1_000;
+/// Rounding errors of times are smaller than this, ns.
+const NEGLIGIBLE_NS: f64 = 1e-3;
+
+fn kernel(width_percent: f64, duration_us: u64) -> Kernel {
+    Kernel { key: duration_us, duration_ns: duration_us * US, width_percent, stream: 0, pause_ns: 0 }
+}
+
+fn mix(tenants: &[Vec<Kernel>]) -> Mix {
+    Mix::new(&tenants.iter().map(Vec::as_slice).collect::<Vec<_>>()).unwrap()
+}
+
+fn run_us(tenants: &[Vec<Kernel>], sharing: Sharing, cuts: &[Cut]) -> f64 {
+    mix(tenants).run(sharing, cuts, 2 * US).unwrap() / US as f64
+}
+
+/// A search of a few milliseconds.
+const SHORT: Search = Search { switch_ns: 1_000, cells: 20_000, beam: 20, kernels: 20_000 };
+
+fn plan(search: Search, tenants: &[Vec<Kernel>]) -> Plan {
+    search.plan(&tenants.iter().map(Vec::as_slice).collect::<Vec<_>>()).unwrap()
+}
+
+#[test]
+fn kernels_share_the_sms_by_the_rule() {
+    let tenants = [vec![kernel(80.0, 100)], vec![kernel(80.0, 100), kernel(20.0, 40)]];
+    assert_eq!(run_us(&tenants, Sharing::Alike, &[]), 160.0 + 40.0);
+    // The second tenant has a fifth of the SMs for 100 us, so a quarter of its kernel is done.
+    assert_eq!(run_us(&tenants, Sharing::InOrder, &[]), 100.0 + 75.0 + 40.0);
+    assert_eq!(run_us(&tenants, Sharing::Turns, &[]), 240.0);
+    let cut = Cut { tenant: 1, kernel: 1, other: 0, until: 1 };
+    assert_eq!(run_us(&tenants, Sharing::Alike, &[cut]), 200.0, "a cut that waits for nothing costs nothing");
+    let cut = Cut { tenant: 1, kernel: 0, other: 0, until: 1 };
+    assert_eq!(run_us(&tenants, Sharing::Alike, &[cut]), 100.0 + 2.0 + 140.0, "a wait costs a switch");
+}
+
+#[test]
+fn pauses_of_the_host_and_streams_run_beside_the_gpu() {
+    let paused = Kernel { pause_ns: 50 * US, ..kernel(100.0, 10) };
+    let beside = Kernel { stream: 7, ..kernel(50.0, 30) };
+    let tenants = [vec![paused, beside, paused]];
+    assert_eq!(run_us(&tenants, Sharing::Alike, &[]), 120.0);
+    assert_eq!(mix(&tenants).critical_path_ns(), 120e3);
+    assert_eq!(mix(&tenants).area_ns(), 35e3);
+}
+
+#[test]
+fn cuts_that_wait_for_each_other_have_no_end() {
+    let tenants = [vec![kernel(10.0, 1)], vec![kernel(10.0, 1)]];
+    let cut = |tenant: usize| Cut { tenant, kernel: 0, other: 1 - tenant, until: 1 };
+    assert_eq!(mix(&tenants).run(Sharing::Alike, &[cut(0), cut(1)], 0), None);
+}
+
+#[test]
+fn one_cut_lets_narrow_kernels_meet_wide_ones() {
+    // In step, two narrow kernels leave 60 % of the SMs idle, and two wide ones need 160 %.
+    let tenant: Vec<Kernel> = (0..20).map(|at| kernel(if at % 2 == 0 { 20.0 } else { 80.0 }, 100)).collect();
+    let tenants = [tenant.clone(), tenant];
+    assert!((run_us(&tenants, Sharing::Alike, &[]) - 2_600.0).abs() < NEGLIGIBLE_NS);
+    let plan = plan(SHORT, &tenants);
+    assert!(plan.bound_ns == 2_000e3 && plan.planned_ns <= 2_150e3, "{plan:?}");
+    assert!((1..=3).contains(&plan.cuts.len()), "{plan:?}");
+    assert!((plan.residue_ns - (plan.planned_ns - 2_000e3)).abs() < NEGLIGIBLE_NS);
+    assert!(plan.longest_wait_ns >= 99e3, "{plan:?}");
+}
+
+#[test]
+fn a_plan_pays_by_its_gain_where_the_bound_leaves_room() {
+    let found = plan(SHORT, &[vec![kernel(50.0, 100)], vec![kernel(50.0, 100)]]);
+    let with = |sequential_ns, planned_ns| Plan {
+        sequential_ns,
+        planned_ns,
+        unplanned_ns: 100.0,
+        in_order_gain: 0.01,
+        bound_ns: 90.0,
+        ..found.clone()
+    };
+    assert!(with(100.0, 97.0).pays() && !with(100.0, 99.0).pays() && !with(98.0, 97.0).pays());
+    assert!(!Plan { in_order_gain: -0.01, ..with(100.0, 97.0) }.pays(), "the hardware may share in order");
+    assert!((with(100.0, 97.0).gain() - 0.03).abs() < 1e-9);
+}
+
+#[test]
+fn nothing_is_planned_where_nothing_can_be_won() {
+    let wide: Vec<Kernel> = (0..30).map(|at| kernel(100.0, 10 + at)).collect();
+    let narrow: Vec<Kernel> = (0..30).map(|at| kernel(30.0, 10 + at)).collect();
+    for tenants in [[wide.clone(), wide.clone()], [narrow.clone(), narrow]] {
+        let plan = plan(SHORT, &tenants);
+        assert!(!plan.pays() && plan.cuts.is_empty(), "{plan:?}");
+    }
+    assert!(
+        !plan(SHORT, &[]).pays() && !plan(SHORT, &[wide]).pays() && !plan(SHORT, &[vec![], vec![]]).pays()
+    );
+    let four: [&[Kernel]; 4] = [&[]; 4];
+    assert_eq!(SHORT.plan(&four), Err(TooMany(4)));
+}
+
+/// A kernel that ran: tenant, place, from and to, ns, and the part of the SMs.
+type Ran = (usize, usize, f64, f64, f64);
+
+#[derive(Default)]
+struct Seen {
+    ran: Vec<Ran>,
+    began: Vec<(usize, usize, [usize; MOST_TENANTS])>,
+}
+
+impl Watch for Seen {
+    fn ran(&mut self, tenant: usize, kernel: usize, from_ns: f64, to_ns: f64, part: f64) {
+        self.ran.push((tenant, kernel, from_ns, to_ns, part));
+    }
+
+    fn began(&mut self, tenant: usize, kernel: usize, _: f64, places: [usize; MOST_TENANTS]) {
+        self.began.push((tenant, kernel, places));
+    }
+}
+
+/// Checks that a schedule does all work, within the SMs, in the order of the streams and by the
+/// cuts.
+fn check(tenants: &[Vec<Kernel>], cuts: &[Cut], seen: &Seen) -> Result<(), TestCaseError> {
+    let mut at = 0.0;
+    for (tenant, kernels) in tenants.iter().enumerate() {
+        let mut ends = std::collections::BTreeMap::new();
+        for (place, kernel) in kernels.iter().enumerate() {
+            let mine: Vec<&Ran> = seen.ran.iter().filter(|ran| (ran.0, ran.1) == (tenant, place)).collect();
+            let area: f64 = mine.iter().map(|(_, _, from, to, part)| (to - from) * part).sum();
+            let owed = kernel.duration_ns as f64 * (kernel.width_percent / 100.0);
+            prop_assert!((area - owed).abs() < 1e-6 * owed.max(1.0), "{area} of {owed}");
+            // The model has four streams; this is a tenant with fewer.
+            let end = ends.entry(kernel.stream).or_insert(0.0);
+            let from = mine.first().map_or(*end, |ran| ran.2);
+            prop_assert!(from >= *end + kernel.pause_ns as f64 - NEGLIGIBLE_NS);
+            *end = mine.last().map_or(from, |ran| ran.3);
+        }
+    }
+    for (tenant, kernel, places) in &seen.began {
+        for cut in cuts.iter().filter(|cut| cut.tenant == *tenant && cut.kernel <= *kernel) {
+            prop_assert!(places[cut.other] >= cut.until, "{cut:?} at {places:?}");
+        }
+    }
+    let mut moments: Vec<&Ran> = seen.ran.iter().collect();
+    moments.sort_by(|one, other| one.2.total_cmp(&other.2));
+    for chunk in moments.chunk_by(|one, other| one.2 == other.2 && one.3 == other.3) {
+        let used: f64 = chunk.iter().map(|ran| ran.4).sum();
+        prop_assert!(used <= 1.0 + 1e-9, "{used} of all SMs");
+        prop_assert!(chunk[0].2 >= at - NEGLIGIBLE_NS, "moments overlap");
+        at = chunk[0].3;
+    }
+    Ok(())
+}
+
+fn kernels(most: usize) -> impl Strategy<Value = Vec<Kernel>> {
+    let one = (1u64..200_000, 1u32..=100, 0u64..3, prop_oneof![4 => Just(0), 1 => 0u64..50_000]);
+    let one = one.prop_map(|(duration_ns, width, stream, pause_ns)| Kernel {
+        key: duration_ns,
+        duration_ns,
+        width_percent: f64::from(width),
+        // Most kernels are on one stream.
+        stream: stream / 2,
+        pause_ns,
+    });
+    proptest::collection::vec(one, 0..most)
+}
+
+fn any_kernels() -> impl Strategy<Value = Vec<Kernel>> {
+    let width = prop_oneof![any::<f64>(), Just(f64::NAN), Just(0.0), Just(-1.0), Just(f64::INFINITY)];
+    let time = prop_oneof![any::<u64>(), Just(0), Just(u64::MAX)];
+    let one = (any::<u64>(), time.clone(), width, 0u64..9, time).prop_map(
+        |(key, duration_ns, width_percent, stream, pause_ns)| Kernel {
+            key,
+            duration_ns,
+            width_percent,
+            stream,
+            pause_ns,
+        },
+    );
+    proptest::collection::vec(one, 0..12)
+}
+
+fn any_place() -> impl Strategy<Value = usize> {
+    prop_oneof![3 => 0usize..5, 1 => any::<usize>()]
+}
+
+fn cuts() -> impl Strategy<Value = Vec<Cut>> {
+    let one = (0..MOST_TENANTS, 0usize..20, 0..MOST_TENANTS, 0usize..20);
+    let one = one.prop_map(|(tenant, kernel, other, until)| Cut { tenant, kernel, other, until });
+    proptest::collection::vec(one, 0..6).prop_map(|mut cuts| {
+        cuts.sort_unstable();
+        cuts
+    })
+}
+
+proptest! {
+    #[test]
+    fn a_schedule_keeps_within_the_sms_and_to_every_dependency(
+        tenants in proptest::collection::vec(kernels(20), 1..=MOST_TENANTS),
+        cuts in cuts(),
+    ) {
+        let mix = mix(&tenants);
+        for sharing in Sharing::ALL {
+            let mut seen = Seen::default();
+            let Some(time_ns) = mix.run_watched(sharing, &cuts, US, &mut seen) else {
+                prop_assert!(!cuts.is_empty(), "without cuts every schedule ends");
+                continue;
+            };
+            check(&tenants, &cuts, &seen)?;
+            let bound_ns = mix.area_ns().max(mix.critical_path_ns());
+            prop_assert!(time_ns >= bound_ns * (1.0 - 1e-9) - NEGLIGIBLE_NS);
+        }
+    }
+
+    #[test]
+    fn a_plan_that_pays_is_better_than_any_way_without_one(
+        tenants in proptest::collection::vec(kernels(25), 1..=MOST_TENANTS),
+    ) {
+        let plan = plan(SHORT, &tenants);
+        let mix = mix(&tenants);
+        let alike_ns = mix.run(Sharing::Alike, &[], 0).unwrap();
+        prop_assert!(plan.planned_ns <= alike_ns, "a plan without cuts is a plan");
+        prop_assert_eq!(mix.run(Sharing::Alike, &plan.cuts, SHORT.switch_ns), Some(plan.planned_ns));
+        prop_assert!(plan.planned_ns >= plan.bound_ns * (1.0 - 1e-9));
+        let all = Sharing::ALL.map(|sharing| mix.run(sharing, &[], 0).unwrap());
+        let best_ns = all.into_iter().fold(mix.sequential_ns(), f64::min);
+        prop_assert!(!plan.pays() || plan.planned_ns < best_ns, "{plan:?} beside {best_ns}");
+    }
+
+    #[test]
+    fn any_kernels_and_cuts_are_harmless(
+        tenants in proptest::collection::vec(any_kernels(), 0..=MOST_TENANTS),
+        cuts in proptest::collection::vec(
+            (any_place(), any_place(), any_place(), any_place())
+                .prop_map(|(tenant, kernel, other, until)| Cut { tenant, kernel, other, until }),
+            0..6,
+        ),
+        switch_ns in any::<u64>(),
+    ) {
+        let mix = mix(&tenants);
+        for search in [Search { switch_ns, ..SHORT }, Search { cells: 0, beam: 0, kernels: 0, switch_ns }] {
+            let found = plan(search, &tenants);
+            prop_assert!(found.planned_ns <= mix.run(Sharing::Alike, &[], 0).unwrap());
+            search.assess(&mix, cuts.clone());
+        }
+    }
+}
+
+/// A tenant behind its gate: its launches, with the place of the first one that is not its plan's.
+struct Client {
+    gate: Gate,
+    launches: Vec<(u64, u64)>,
+    departs_at: usize,
+    done: usize,
+    /// When its last kernel ends, or its launch asks again, us.
+    next_us: u64,
+    asks: bool,
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(10_000))]
+
+    #[test]
+    fn a_gate_never_holds_a_launch_longer_than_its_bound_whatever_departs(
+        tenants in proptest::collection::vec((proptest::collection::vec(1u64..20, 1..12), 0usize..40), 2..=MOST_TENANTS),
+        cuts in cuts(),
+        bound_us in 0u64..50,
+        rounds in 1usize..4,
+    ) {
+        let mut clients: Vec<Client> = tenants.iter().enumerate().map(|(tenant, (times, departs_at))| {
+            // The keys are the places; the one that departs has a key of no plan.
+            let keys: Vec<u64> = (0..times.len() as u64).collect();
+            let mut launches: Vec<(u64, u64)> =
+                (0..times.len() * rounds).map(|at| (keys[at % keys.len()], times[at % times.len()])).collect();
+            if let Some(launch) = launches.get_mut(*departs_at) {
+                launch.0 = u64::MAX;
+            }
+            let gate = Gate::new(tenant, keys, &cuts, bound_us);
+            Client { gate, launches, departs_at: *departs_at, done: 0, next_us: 0, asks: true }
+        }).collect();
+        let mut waited_us = vec![0; clients.len()];
+        let ideal_us: Vec<u64> =
+            clients.iter().map(|client| client.launches.iter().map(|launch| launch.1).sum()).collect();
+        let mut ended_us = ideal_us.clone();
+        let mut waits_since_us: Vec<Option<u64>> = vec![None; clients.len()];
+        let mut changed = false;
+        let mut now_us = 0;
+        for _ in 0..100_000 {
+            let is_live = |client: &Client| client.done < client.launches.len();
+            // A tenant that waits asks again when another one has finished a kernel.
+            let times = clients.iter().filter(|client| is_live(client)).map(|client| match client.asks {
+                true if changed => now_us,
+                _ => client.next_us,
+            });
+            let Some(next_us) = times.min() else { break };
+            now_us = next_us.max(now_us);
+            let all_ask = changed;
+            changed = false;
+            for at in 0..clients.len() {
+                if !is_live(&clients[at]) || (clients[at].next_us > now_us && !(clients[at].asks && all_ask)) {
+                    continue;
+                }
+                if !clients[at].asks {
+                    clients[at].done += 1;
+                    clients[at].asks = true;
+                    ended_us[at] = now_us;
+                    changed = true;
+                    if !is_live(&clients[at]) {
+                        continue;
+                    }
+                }
+                let mut places = [Place::Gone; MOST_TENANTS];
+                for (place, client) in places.iter_mut().zip(&clients) {
+                    let length = client.launches.len() / rounds;
+                    if client.gate.is_planned() && is_live(client) {
+                        let (iterations, kernel) = ((client.done / length) as u64, client.done % length);
+                        *place = Place::At { iterations, kernel };
+                    }
+                }
+                let client = &mut clients[at];
+                let (key, takes_us) = client.launches[client.done];
+                let was_planned = client.gate.is_planned();
+                match client.gate.launch(now_us, key, &places) {
+                    Answer::Wait(until_us) => {
+                        prop_assert!(was_planned && client.done < client.departs_at);
+                        let since_us = *waits_since_us[at].get_or_insert(now_us);
+                        prop_assert!(until_us > now_us && until_us <= since_us + bound_us);
+                        client.next_us = until_us;
+                    }
+                    Answer::Launch => {
+                        let wait_us = waits_since_us[at].take().map_or(0, |since_us| now_us - since_us);
+                        prop_assert!(wait_us <= bound_us, "{wait_us} of {bound_us}");
+                        waited_us[at] += wait_us;
+                        prop_assert!(client.done < client.departs_at || !client.gate.is_planned());
+                        (client.asks, client.next_us) = (false, now_us + takes_us);
+                    }
+                }
+            }
+        }
+        for at in 0..clients.len() {
+            prop_assert_eq!(clients[at].done, clients[at].launches.len(), "all launches are through");
+            prop_assert_eq!(ended_us[at], ideal_us[at] + waited_us[at], "nothing else delays a tenant");
+        }
+    }
+}
+
+#[test]
+fn a_gate_whose_waits_are_in_vain_drops_the_plan() {
+    let cuts: Vec<Cut> = (0..5).map(|kernel| Cut { tenant: 0, kernel, other: 1, until: 9 }).collect();
+    let mut gate = Gate::new(0, vec![1, 2, 3, 4, 5], &cuts, 10);
+    let stays = [Place::At { iterations: 0, kernel: 0 }; MOST_TENANTS];
+    for miss in 0..MOST_MISSES {
+        assert!(gate.is_planned());
+        let key = u64::from(miss) + 1;
+        assert_eq!(gate.launch(0, key, &stays), Answer::Wait(10));
+        assert_eq!(gate.launch(4, key, &stays), Answer::Wait(10));
+        assert_eq!(gate.launch(10, key, &stays), Answer::Launch);
+    }
+    assert!(!gate.is_planned());
+    assert_eq!(gate.launch(11, 4, &stays), Answer::Launch);
+}
+
+#[test]
+fn a_gate_opens_when_the_other_tenant_is_there_or_gone_in_each_iteration() {
+    let cut = Cut { tenant: 0, kernel: 1, other: 1, until: 2 };
+    let mut gate = Gate::new(0, vec![1, 2], &[cut], 100);
+    let at = |iterations, kernel| [Place::At { iterations, kernel }; MOST_TENANTS];
+    for iterations in 0..3 {
+        assert_eq!(gate.launch(0, 1, &at(iterations, 0)), Answer::Launch);
+        assert_eq!(gate.launch(5, 2, &at(iterations, 1)), Answer::Wait(105));
+        assert_eq!(gate.launch(6, 2, &at(iterations, 2)), Answer::Launch);
+    }
+    assert_eq!(gate.launch(7, 1, &at(0, 0)), Answer::Launch);
+    assert_eq!(gate.launch(8, 2, &[Place::Gone; MOST_TENANTS]), Answer::Launch);
+    assert!(gate.is_planned());
+    assert_eq!(gate.launch(9, 5, &at(0, 0)), Answer::Launch, "another launch than the plan's");
+    assert!(!gate.is_planned());
+}

@@ -1,0 +1,52 @@
+//! The comparison with GACER in docs/evaluation.md.
+
+use std::fmt::Write as _;
+
+use anyhow::Result;
+
+use super::{Evaluation, Row, bars, models, name};
+
+/// The mixes of the table: the named ones, and one in which nothing can be won.
+const SHOWN: [&str; 5] = [bars::NAMED[0], bars::NAMED[1], bars::NAMED[2], bars::NAMED[3], "R50+BERT"];
+
+/// Returns the section of the page.
+///
+/// # Errors
+/// A model cannot be read.
+pub fn page() -> Result<String> {
+    let mut page = "## GACER\n\n**Claim:** Several models run on a GPU at once. GACER searches how finely the models are cut in\n\
+                    space and in time, and claims speedups over other ways for all mixes. The abstract has no figure.\n\
+                    The figure 1.37 to 1.66 times as fast as one model after the other is recalled. It was not found.\n\
+                    Source: the abstract of GACER, arXiv 2304.11745.\n\n\
+                    One iteration of each model, on a model of a V100. `deepres` follows a plan where one pays.\n\n\
+                    | mix | sequential, ms | temporal | streams | MPS | `deepres` | bound | of the bound | × sequential |\n\
+                    |---|---|---|---|---|---|---|---|---|\n"
+        .to_owned();
+    let [orion, _] = models::ours();
+    let models = models::read(&orion)?;
+    for mix in models::mixes(&models) {
+        let name = name(&mix);
+        if !SHOWN.contains(&name.as_str()) {
+            continue;
+        }
+        let row = Evaluation::default().row(&mix)?;
+        let Row { sequential_ms, temporal_ms, streams_ms, mps_ms, planned_ms, bound_ms, .. } = row;
+        let plan = if row.installed { "" } else { ", no plan" };
+        writeln!(
+            page,
+            "| {name}{plan} | {sequential_ms:.2} | {temporal_ms:.2} | {streams_ms:.2} | {mps_ms:.2} | \
+             {planned_ms:.2} | {bound_ms:.2} | {:.3} | {:.2} |",
+            row.of_bound(),
+            sequential_ms / planned_ms
+        )?;
+    }
+    page.push_str(
+        "\n    cargo xtask eval --plans --json\n\n\
+         **Limits of this comparison:** The paper's text and code are not public. The kernels and widths are\n\
+         those that Orion recorded on a V100. The tables of other mixes, and mixes in which nothing is won,\n\
+         are in [granularity.md](granularity.md). Caches, memory bandwidth and the waves of blocks are left\n\
+         out. A wait at a cut costs 10 us, which is an assumption. Plans are a policy in virtual time: no gate\n\
+         holds a launch for a plan yet.\n\n",
+    );
+    Ok(page)
+}

@@ -1,0 +1,65 @@
+//! Prints the figures of plans for people and for programs.
+
+use std::io::{Write as _, stdout};
+
+use anyhow::Result;
+
+use super::{Row, bars};
+
+/// Prints `{"rows": […]}`.
+///
+/// # Errors
+/// The output cannot be written.
+pub fn print_json(rows: &[Row]) -> Result<()> {
+    serde_json::to_writer_pretty(stdout().lock(), &serde_json::json!({ "rows": rows }))?;
+    writeln!(stdout())?;
+    Ok(())
+}
+
+/// Prints a table, ms.
+///
+/// # Errors
+/// The output cannot be written.
+pub fn print_table(rows: &[Row]) -> Result<()> {
+    let mut out = stdout().lock();
+    writeln!(
+        out,
+        "{:<34}{:>11}{:>9}{:>9}{:>9}{:>9}{:>9}{:>10}{:>9}{:>6}{:>9}",
+        "mix, ms",
+        "sequential",
+        "temporal",
+        "streams",
+        "mps",
+        "planned",
+        "bound",
+        "of bound",
+        "gain",
+        "cuts",
+        "offline"
+    )?;
+    for row in rows {
+        let shown = |figure: Option<f64>| figure.map_or_else(|| "-".to_owned(), |ms| format!("{ms:.2}"));
+        writeln!(
+            out,
+            "{:<34}{:>11.2}{:>9.2}{:>9.2}{:>9.2}{:>9.2}{:>9.2}{:>10.3}{:>9}{:>6}{:>9}",
+            row.mix,
+            row.sequential_ms,
+            row.temporal_ms,
+            row.streams_ms,
+            row.mps_ms,
+            row.planned_ms,
+            row.bound_ms,
+            row.of_bound(),
+            if row.installed { format!("{:.3}", row.gain) } else { "no plan".to_owned() },
+            row.cuts,
+            shown(row.offline_ms),
+        )?;
+    }
+    if let Some(mean) = bars::mean_of_six(rows, |row| Some(row.of_bound())) {
+        writeln!(out, "mean of the 35 mixes: {mean:.3} of the bound")?;
+    }
+    if let Some(mean) = bars::mean_of_six(rows, bars::of_offline) {
+        writeln!(out, "mean of the 35 mixes: {mean:.3} of the best plan of the long search")?;
+    }
+    Ok(())
+}
