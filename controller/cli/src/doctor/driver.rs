@@ -99,9 +99,14 @@ fn devices() -> Check {
     )
 }
 
-fn mps() -> Check {
+/// Returns the folder of the pipes of MPS; `None` if no MPS runs.
+pub fn mps_pipes() -> Option<String> {
     let pipes = std::env::var(MPS_VARIABLE).unwrap_or_else(|_| MPS_PIPES.to_owned());
-    if Path::new(&pipes).join("control").exists() {
+    Path::new(&pipes).join("control").exists().then_some(pipes)
+}
+
+fn mps() -> Check {
+    if let Some(pipes) = mps_pipes() {
         Check::advice(
             "mps",
             format!(

@@ -13,7 +13,7 @@ mod kernel;
 mod machine;
 
 pub use check::{Check, Verdict};
-pub use driver::{NO_CHECKPOINTS, has_checkpoints};
+pub use driver::{NO_CHECKPOINTS, has_checkpoints, mps_pipes};
 
 use super::has_colours;
 use anyhow::Result;
