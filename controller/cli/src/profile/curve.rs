@@ -177,8 +177,8 @@ impl<'a> Curve<'a> {
 /// Returns a time with about three digits.
 pub fn ms(ms: f64) -> String {
     match ms {
-        ..1.0 => format!("{ms:.3} ms"),
-        1.0..10.0 => format!("{ms:.2} ms"),
+        ..0.9995 => format!("{ms:.3} ms"),
+        0.9995..9.995 => format!("{ms:.2} ms"),
         _ => format!("{ms:.1} ms"),
     }
 }
