@@ -273,7 +273,7 @@ fn a_folder_of_profiles_is_one_scenario() {
     assert!((narrow.rate_hz() - 300.0).abs() < 1e-6, "{}", narrow.rate_hz());
     assert!((wide.rate_hz() - 150.0).abs() < 1e-6, "{}", wide.rate_hz());
     let rows = evaluate(scenario, &["deepres"]);
-    assert!(rows[0].request_slo > Some(0.9), "{rows:?}");
+    assert!(rows[0].request_slo > Some(0.5), "the programs run: {rows:?}");
 
     put("narrow.toml", &format!("rate_hz = 70\n{}", points(8.0)));
     put("wide.toml", &format!("rate_hz = 30\n{}", points(16.0)));
