@@ -11,6 +11,7 @@ mod explain;
 mod man;
 mod mps;
 mod pause;
+mod profile;
 mod ps;
 mod reload;
 mod report;
@@ -89,6 +90,8 @@ enum Command {
     Explain(explain::Args),
     /// Let an unmanaged process go on, as part of a tenant
     Adopt(adopt::Args),
+    /// Measure a program's time by part of the SMs and batch, and draw the curve
+    Profile(profile::Args),
     /// Show how the GPUs of this machine reach each other
     Topo(topo::Args),
     /// Show the calls of processes to the GPU's driver
@@ -132,6 +135,7 @@ pub fn main() -> ExitCode {
         Command::Resume(args) => pause::resume(args).map(|()| ExitCode::SUCCESS),
         Command::Explain(args) => explain::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Adopt(args) => adopt::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Profile(args) => profile::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Topo(args) => topo::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Trace(args) => trace::run(args),
         Command::Doctor(args) => doctor::run(&args),

@@ -365,7 +365,7 @@ fn print_overdue(status: &Status, out: &mut impl Write) -> io::Result<()> {
 
 /// Prints rows with aligned columns. The first column is aligned to the left, and the other columns
 /// to the right. The last column is not aligned.
-fn print_table(rows: &[Vec<String>], out: &mut impl Write) -> io::Result<()> {
+pub fn print_table(rows: &[Vec<String>], out: &mut impl Write) -> io::Result<()> {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width =
         |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();

@@ -8,6 +8,7 @@
 //! | [`config`] | the daemon's configuration file |
 //! | [`probes`] | the findings of the probes, in the form in which deepres shows them |
 //! | [`identity`] | how the daemon found a tenant |
+//! | [`profile`] | the file of a profile: the time of a program by part of the SMs and batch |
 //! | [`quantity`] | shares, sizes and times in text |
 //! | [`slurm`] | the GPUs that Slurm gave to a job |
 //! | [`text`] | names, and text from other programs |
@@ -29,6 +30,7 @@ pub mod packet;
 pub mod peer;
 pub mod probes;
 pub mod process;
+pub mod profile;
 pub mod quantity;
 pub mod slurm;
 pub mod text;

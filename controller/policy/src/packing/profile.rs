@@ -20,6 +20,15 @@ pub struct Measured {
     pub time_ns: f64,
 }
 
+impl Measured {
+    /// Returns whether the figures are in range: a batch of at least 1, a part of 1 to 100 percent, a
+    /// positive time.
+    pub fn is_usable(&self) -> bool {
+        let is_time = self.time_ns.is_finite() && self.time_ns > 0.0;
+        self.batch > 0 && (1..=WHOLE_PERCENT).contains(&self.part_percent) && is_time
+    }
+}
+
 /// Why measurements have no fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unfit {
@@ -72,11 +81,7 @@ impl Profile {
     /// # Errors
     /// There is no measurement, or one is out of range.
     pub fn fit(measured: &[Measured]) -> Result<Self, Unfit> {
-        let is_usable = |one: &Measured| {
-            let is_time = one.time_ns.is_finite() && one.time_ns > 0.0;
-            one.batch > 0 && (1..=WHOLE_PERCENT).contains(&one.part_percent) && is_time
-        };
-        if let Some(position) = measured.iter().position(|one| !is_usable(one)) {
+        if let Some(position) = measured.iter().position(|one| !one.is_usable()) {
             return Err(Unfit::OutOfRange(position));
         }
         let mut floors: Vec<f64> = measured.iter().map(|one| one.time_ns).collect();

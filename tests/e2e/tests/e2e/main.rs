@@ -59,6 +59,7 @@ mod pieces;
 mod placement;
 mod pressure;
 mod process_life;
+mod profile;
 mod ray;
 mod reconciliation;
 mod recording;

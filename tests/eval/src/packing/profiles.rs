@@ -1,5 +1,8 @@
-//! Scenarios from a folder of published measurements: times of models by part of the SMs and
-//! batch, times of pairs that run together, arrivals.
+//! Scenarios from a folder of measurements: times of models by part of the SMs and batch, times of
+//! pairs that run together, arrivals.
+//!
+//! If the folder has profiles of `deepres profile` (`*.toml`), their programs are the tenants of one
+//! scenario. Else the folder has published measurements:
 //!
 //! | folder | source |
 //! |---|---|
@@ -14,12 +17,13 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
+use deepres_model::profile::Profile;
 use serde::Deserialize;
 
 use super::bars::WRONG_PROFILES;
 use super::curve::{Curve, WHOLE};
 use super::policy::served_vs_owed;
-use super::scenario::{Arrivals, Scenario, Tenant};
+use super::scenario::{Arrivals, MOST_TENANTS, Scenario, Tenant};
 use super::{Row, evaluate, policy, sim};
 
 /// Parts that operating points may use are multiples of this, percent.
@@ -477,12 +481,63 @@ fn traces(folder: &Path) -> Result<Vec<Scenario>> {
     Ok(vec![with_wrong_profiles(&exact), exact, swapped])
 }
 
+/// The SLO of a program whose profile has none: this many times the run of its largest batch on all
+/// SMs.
+const RUNS_IN_SLO: f64 = 2.0;
+
+/// Returns the scenario of the profiles in this folder; `None` if the folder has none. If a profile
+/// has no rate, the rates of all follow from the load: equal parts of the area for each program.
+fn own(folder: &Path) -> Result<Option<Scenario>> {
+    let entries = std::fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))?;
+    let paths: Result<Vec<_>, _> = entries.map(|entry| entry.map(|entry| entry.path())).collect();
+    let mut files = paths?;
+    files.retain(|path| path.extension().is_some_and(|extension| extension == "toml"));
+    files.sort();
+    if files.is_empty() {
+        return Ok(None);
+    }
+    ensure!(
+        files.len() <= MOST_TENANTS,
+        "{} has {} profiles: give at most {MOST_TENANTS}",
+        folder.display(),
+        files.len()
+    );
+    let mut models = Models::default();
+    let mut profiles = Vec::new();
+    for file in &files {
+        let profile = Profile::read(file).with_context(|| format!("in the profile {}", file.display()))?;
+        let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let points = profile.points.iter().map(|point| (point.batch, point.part_percent, point.ms));
+        models.points.insert(name.clone(), points.collect());
+        profiles.push((name, profile));
+    }
+    let has_rates = profiles.iter().all(|(_, profile)| profile.rate_hz.is_some());
+    let mut tenants = Vec::new();
+    for (name, profile) in profiles {
+        let curve = models.curve(&name)?;
+        let batches = curve.batches();
+        let largest = batches.last().copied().unwrap_or(1);
+        let slo_ms = profile.slo_ms.unwrap_or(RUNS_IN_SLO * curve.time_ms(WHOLE, largest));
+        let pauses = batches.iter().filter_map(|batch| profile.widest(*batch)).map(|point| point.host_ms());
+        let pause_ms = pauses.sum::<f64>() / batches.len() as f64;
+        let alone = models.tenant(&name, slo_ms, Arrivals::Poisson(1.0))?;
+        let rate_hz = profile.rate_hz.filter(|_| has_rates).unwrap_or(1.0 / alone.area());
+        ensure!((1e-3..=1e6).contains(&rate_hz), "`rate_hz` of `{name}` is {rate_hz}: give 0.001 to 1000000");
+        tenants.push(Tenant { arrivals: Arrivals::Poisson(rate_hz), pause_ms, ..alone });
+    }
+    let scenario = models.scenario("profiles", tenants);
+    Ok(Some(if has_rates { scenario } else { scaled_to(scenario, LOAD) }))
+}
+
 /// Returns the scenarios of the measurements in this folder.
 ///
 /// # Errors
 /// A file is missing, or has other content.
 pub fn scenarios(folder: &Path) -> Result<Vec<Scenario>> {
     ensure!(folder.is_dir(), "{} is no folder", folder.display());
+    if let Some(own) = own(folder)? {
+        return Ok(vec![with_wrong_profiles(&own), own]);
+    }
     let mut scenarios = measured_four(folder)?;
     scenarios.extend(igniter_scenarios(folder)?);
     scenarios.extend(host_bound(folder)?);
@@ -513,23 +568,12 @@ const SLOS_PER_TRY: f64 = 4.0;
 /// # Errors
 /// A file is missing, or has other content.
 pub fn most_rates(folder: &Path) -> Result<Vec<Row>> {
-    let models = gpulet(folder)?;
-    let mut scenarios = Vec::new();
-    for (name, mix) in GPULET {
-        // Equal parts of the area for each model.
-        let tenants: Result<Vec<Tenant>> = mix
-            .iter()
-            .map(|(model, slo_ms)| {
-                let one = models.tenant(model, *slo_ms, Arrivals::Poisson(1.0))?;
-                let rate_hz = 1.0 / one.area();
-                Ok(Tenant { arrivals: Arrivals::Poisson(rate_hz), ..one })
-            })
-            .collect();
-        scenarios.push(models.scenario(name, tenants?));
-    }
-    scenarios.extend(parvagpu_scenarios(folder)?);
+    let mixes = match own(folder)? {
+        Some(own) => vec![own],
+        None => published_mixes(folder)?,
+    };
     let mut rows = Vec::new();
-    for mut scenario in scenarios {
+    for mut scenario in mixes {
         let longest_ms = scenario.tenants.iter().map(|tenant| tenant.slo_ms).fold(0.0, f64::max);
         scenario.duration_ms = TRY_MS.max(SLOS_PER_TRY * longest_ms);
         scenario.name.push_str(", greatest rates");
@@ -546,4 +590,24 @@ pub fn most_rates(folder: &Path) -> Result<Vec<Row>> {
         }
     }
     Ok(rows)
+}
+
+/// Returns the mixes of gpulet and of ParvaGPU.
+fn published_mixes(folder: &Path) -> Result<Vec<Scenario>> {
+    let models = gpulet(folder)?;
+    let mut scenarios = Vec::new();
+    for (name, mix) in GPULET {
+        // Equal parts of the area for each model.
+        let tenants: Result<Vec<Tenant>> = mix
+            .iter()
+            .map(|(model, slo_ms)| {
+                let one = models.tenant(model, *slo_ms, Arrivals::Poisson(1.0))?;
+                let rate_hz = 1.0 / one.area();
+                Ok(Tenant { arrivals: Arrivals::Poisson(rate_hz), ..one })
+            })
+            .collect();
+        scenarios.push(models.scenario(name, tenants?));
+    }
+    scenarios.extend(parvagpu_scenarios(folder)?);
+    Ok(scenarios)
 }

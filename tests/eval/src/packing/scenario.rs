@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
+use deepres_model::profile::Point;
 use serde::Deserialize;
 
 use super::curve::{Curve, WHOLE};
@@ -12,7 +13,7 @@ const STEP: usize = 5;
 /// The longest scenario, s.
 const MOST_S: f64 = 3_600.0;
 /// The greatest number of tenants: the bound over all configurations grows as 2 to this power.
-const MOST_TENANTS: usize = 12;
+pub const MOST_TENANTS: usize = 12;
 
 /// When a tenant's requests come.
 #[derive(Debug, Clone, PartialEq)]
@@ -132,7 +133,7 @@ struct TenantFile {
     part_percent: Option<usize>,
     run_ms: Option<f64>,
     #[serde(default)]
-    points: Vec<PointFile>,
+    points: Vec<Point>,
     batch: Option<u32>,
     slo_ms: f64,
     rate_hz: Option<f64>,
@@ -146,14 +147,6 @@ struct TenantFile {
     profile_error: f64,
     #[serde(default)]
     slower_beside_percent: f64,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct PointFile {
-    batch: u32,
-    part_percent: usize,
-    ms: f64,
 }
 
 fn one() -> usize {

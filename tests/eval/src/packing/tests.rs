@@ -248,6 +248,43 @@ fn errors_name_the_key_and_what_to_give() {
 }
 
 #[test]
+fn a_folder_of_profiles_is_one_scenario() {
+    let folder = tempfile::tempdir().unwrap();
+    let put = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+    let points = |ms: f64| {
+        let point = |part: usize, ms: f64| {
+            let latency_ms = ms + 2.0;
+            format!(
+                "[[points]]\nbatch = 4\npart_percent = {part}\nms = {ms}\nlatency_ms = {latency_ms}\nrequests = 100\n"
+            )
+        };
+        point(50, ms) + &point(100, 0.75 * ms)
+    };
+    put("narrow.toml", &format!("command = [\"a\"]\ngpu = \"H\"\nslo_ms = 40\n{}", points(8.0)));
+    put("wide.toml", &points(16.0));
+    put("notes.txt", "no profile");
+    let found = profiles::scenarios(folder.path()).unwrap();
+    let [wrong, scenario] = found.as_slice() else { panic!("{} scenarios", found.len()) };
+    assert!(wrong.name.ends_with(bars::WRONG_PROFILES));
+    let [narrow, wide] = scenario.tenants.as_slice() else { panic!("not two tenants") };
+    assert_eq!((narrow.name.as_str(), narrow.slo_ms, narrow.pause_ms), ("narrow", 40.0, 2.0));
+    assert_eq!((wide.slo_ms, wide.curve.time_ms(100, 4)), (24.0, 12.0), "two runs");
+    // The area of a run is 4 ms and 8 ms; both fill the same part of the GPU.
+    assert!((narrow.rate_hz() - 300.0).abs() < 1e-6, "{}", narrow.rate_hz());
+    assert!((wide.rate_hz() - 150.0).abs() < 1e-6, "{}", wide.rate_hz());
+    let rows = evaluate(scenario, &["deepres"]);
+    assert!(rows[0].request_slo > Some(0.5), "the programs run: {rows:?}");
+
+    put("narrow.toml", &format!("rate_hz = 70\n{}", points(8.0)));
+    put("wide.toml", &format!("rate_hz = 30\n{}", points(16.0)));
+    let found = profiles::scenarios(folder.path()).unwrap();
+    assert_eq!((found[1].tenants[0].rate_hz(), found[1].tenants[1].rate_hz()), (70.0, 30.0));
+    put("wide.toml", "points = 3\n");
+    let refused = format!("{:#}", profiles::scenarios(folder.path()).unwrap_err());
+    assert!(refused.contains("wide.toml") && refused.contains("no profile"), "{refused}");
+}
+
+#[test]
 fn requests_come_at_their_rates() {
     let text = "slo_ms = 10\npart_percent = 5\nrun_ms = 1\n";
     let of = |more: &str| parse(&format!("[[tenants]]\nname = \"a\"\n{text}{more}")).tenants.remove(0);

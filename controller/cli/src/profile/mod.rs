@@ -1,0 +1,267 @@
+//! `deepres profile`: measures the GPU time of a program's requests by part of the SMs and batch.
+//!
+//! | module | job |
+//! |---|---|
+//! | `measure` | one point: the command runs, and the daemon counts its requests |
+//! | `curve` | the fitted curve, and what follows from it, as text |
+//! | `svg` | the drawing of the curve |
+
+mod curve;
+mod measure;
+mod svg;
+
+use crate::mps;
+use crate::run::heed_children;
+use anyhow::{Context, Result, bail, ensure};
+use curve::Curve;
+use deepres_model::profile::{Point, Profile, ProfileError};
+use deepres_model::quantity::parse_time;
+use deepres_policy::packing::knapsack::WHOLE_PERCENT;
+use measure::{BATCH, Job, measure};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use std::fs::Permissions;
+use std::io::{self, ErrorKind, IsTerminal, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// Signals that end the command. The file keeps what was measured.
+const ENDING: [i32; 2] = [SIGINT, SIGTERM];
+const FILE_MODE: u32 = 0o644;
+/// Erases the rest of a terminal's line.
+const ERASE: &str = "\x1b[K";
+/// Nanoseconds in a millisecond.
+const NS_PER_MS: f64 = 1e6;
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+The command runs once for each part of the SMs and each batch, under `deepres run`, with {batch} replaced by \
+the batch. It ends after --requests requests, or by itself. A request is a burst of GPU work between two \
+pauses. Parts below 100 need a running MPS; without it the command measures all SMs alone. A second call with \
+the same command measures what the file lacks. The curve T(S, b) = max(floor, (a0 + a1 b) / S + c0 + c1 b) is \
+fitted to the times; docs/packing.md explains the figures.
+
+Examples:
+  deepres profile -- python infer.py --batch {batch}
+  deepres profile --sm 10,20,40,60,80,100 --batch 1,4,16 --slo 20ms --out resnet.toml -- ./infer {batch}
+  deepres profile --batch 8 --sm 100 --svg curve.svg -- python infer.py")]
+pub struct Args {
+    /// Parts of the SMs, percent; the command always measures 100 too
+    #[arg(
+        long, value_name = "PARTS", value_delimiter = ',', value_parser = parse_part,
+        default_value = "10,20,30,40,50,60,70,80,90,100"
+    )]
+    sm: Vec<usize>,
+    /// Batches, which take the place of {batch} in the command
+    #[arg(
+        long, value_name = "BATCHES", value_delimiter = ',', default_value = "1,2,4,8,16",
+        value_parser = clap::value_parser!(u32).range(1..=65_536)
+    )]
+    batch: Vec<u32>,
+    /// Requests of each measurement, after a tenth for the warm-up
+    #[arg(
+        long, value_name = "NUMBER", default_value = "100",
+        value_parser = clap::value_parser!(u64).range(5..=1_000_000)
+    )]
+    requests: u64,
+    /// Time within which a request is to be answered, for the best batch
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    slo: Option<u64>,
+    /// Longest time without a new request, also at the start of the command
+    #[arg(long, value_name = "TIME", default_value = "5min", value_parser = parse_time)]
+    patience: u64,
+    /// File of the profile (TOML)
+    #[arg(long, value_name = "FILE", default_value = "profile.toml")]
+    out: PathBuf,
+    /// Draw the curve into this file (SVG)
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// Command and its arguments
+    #[arg(trailing_var_arg = true, required = true, value_name = "COMMAND")]
+    command: Vec<String>,
+}
+
+/// Reads a part of the SMs, percent, with or without a percent sign.
+fn parse_part(text: &str) -> Result<usize, String> {
+    let part = text.trim().trim_end_matches('%').parse().ok();
+    part.filter(|part| (1..=WHOLE_PERCENT).contains(part))
+        .ok_or_else(|| format!("`{text}` is not a part of the SMs; give whole percents from 1 to 100"))
+}
+
+/// Measures, prints the curve, and writes it.
+pub fn run(args: &Args) -> Result<()> {
+    heed_children();
+    let has_batch = args.command.iter().any(|word| word.contains(BATCH));
+    ensure!(
+        has_batch || args.batch.len() == 1,
+        "the command has no {BATCH}, so all batches would be alike; write {BATCH} where the command takes its batch, \
+         or give one --batch"
+    );
+    let mut profile = earlier(&args.out, &args.command)?;
+    tempfile::tempfile_in(folder(&args.out)).with_context(|| cannot_write(&args.out))?;
+    if let Some(slo_ns) = args.slo {
+        profile.slo_ms = Some(slo_ns as f64 / NS_PER_MS);
+    }
+    // The knee needs the time on all SMs.
+    let mut parts = vec![WHOLE_PERCENT];
+    if mps::running().is_ok() {
+        parts.extend(&args.sm);
+    } else if args.sm != parts {
+        eprintln!(
+            "deepres: no MPS runs, and without it each program has all SMs; the command measures 100 % alone (start \
+             MPS by `nvidia-cuda-mps-control -d`)"
+        );
+    }
+    let signal = Arc::new(AtomicUsize::new(0));
+    for number in ENDING {
+        signal_hook::flag::register_usize(number, Arc::clone(&signal), number as usize)
+            .context("cannot catch signals")?;
+    }
+    let failed = sweep(args, parts, &mut profile, &signal)?;
+    if let number @ 1.. = signal.load(Ordering::Relaxed) {
+        let kept = match profile.points.len() {
+            0 => "no point was measured".to_owned(),
+            points => format!("{} has the points measured so far ({points})", args.out.display()),
+        };
+        eprintln!("deepres: stopped; {kept}, and the same command line measures the rest");
+        // The parent process sees the signal as the reason of the end.
+        signal_hook::low_level::emulate_default_handler(number as i32)?;
+    }
+    save(&profile, &args.out)?;
+    let curve = Curve::of(&profile)?;
+    match curve.print(&mut io::stdout().lock()) {
+        // The reader has closed the pipe (`deepres profile … | head`).
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
+        printed => printed?,
+    }
+    curve.warnings().iter().for_each(|warning| eprintln!("deepres: {warning}"));
+    if let Some(path) = &args.svg {
+        std::fs::write(path, svg::draw(&curve)).with_context(|| cannot_write(path))?;
+    }
+    match failed {
+        0 => Ok(()),
+        1 => bail!("one measurement failed"),
+        _ => bail!("{failed} measurements failed"),
+    }
+}
+
+/// Returns the points that this file has of this command; none if there is no file.
+fn earlier(path: &Path, command: &[String]) -> Result<Profile> {
+    let profile = match Profile::read(path) {
+        Ok(profile) => profile,
+        Err(ProfileError::Io(error)) if error.kind() == ErrorKind::NotFound => {
+            return Ok(Profile { command: command.to_owned(), ..Profile::default() });
+        }
+        Err(error) => {
+            return Err(error).with_context(|| format!("cannot go on with {}", path.display()));
+        }
+    };
+    ensure!(
+        profile.command == command,
+        "{} has the profile of another command (`{}`); name another file by --out, or remove this one",
+        path.display(),
+        profile.command.join(" ")
+    );
+    Ok(profile)
+}
+
+fn folder(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+fn cannot_write(path: &Path) -> String {
+    format!("cannot write {}", path.display())
+}
+
+/// Writes the file anew. A reader never sees a part of it.
+fn save(profile: &Profile, path: &Path) -> Result<()> {
+    let cannot = || cannot_write(path);
+    // The file that a link names is replaced, not the link.
+    let path = &std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let mut new = tempfile::NamedTempFile::new_in(folder(path)).with_context(cannot)?;
+    new.write_all(profile.text()?.as_bytes()).with_context(cannot)?;
+    new.as_file().set_permissions(Permissions::from_mode(FILE_MODE)).with_context(cannot)?;
+    new.persist(path).map(drop).with_context(cannot)
+}
+
+/// Measures all points that the profile lacks: for each batch, the widest part first. After a
+/// failure, goes on with the next batch. Returns the number of failures. Saves each point at once.
+///
+/// # Errors
+/// The first measurement of all failed, or the file cannot be written.
+fn sweep(args: &Args, mut parts: Vec<usize>, profile: &mut Profile, signal: &AtomicUsize) -> Result<usize> {
+    let job = Job {
+        command: &args.command,
+        slo_ns: args.slo,
+        requests: args.requests,
+        patience: Duration::from_nanos(args.patience),
+        signal,
+    };
+    parts.sort_unstable_by(|one, other| other.cmp(one));
+    parts.dedup();
+    let mut batches = args.batch.clone();
+    batches.sort_unstable();
+    batches.dedup();
+    let all = batches.len() * parts.len();
+    let is_terminal = io::stderr().is_terminal();
+    let mut failed = 0;
+    for (row, batch) in batches.into_iter().enumerate() {
+        for (column, part_percent) in parts.iter().copied().enumerate() {
+            if profile.point(batch, part_percent).is_some() {
+                continue;
+            }
+            let number = row * parts.len() + column + 1;
+            let begin = format!("[{number}/{all}] {}", place(batch, part_percent));
+            let measured = measure(&job, batch, part_percent, |ended| {
+                if is_terminal {
+                    eprint!("\r{begin}: {ended} requests{ERASE}");
+                }
+            });
+            if is_terminal {
+                eprint!("\r{ERASE}");
+            }
+            let measurement = match measured {
+                Ok(Some(measurement)) => measurement,
+                Ok(None) => return Ok(failed),
+                Err(error) if profile.points.is_empty() => return Err(error),
+                Err(error) => {
+                    eprintln!("deepres: {error:#}");
+                    failed += 1;
+                    break;
+                }
+            };
+            ensure!(
+                profile.points.is_empty() || profile.gpu == measurement.gpu,
+                "{} has the profile of another GPU ({}, and this one is {}); name another file by --out",
+                args.out.display(),
+                profile.gpu,
+                measurement.gpu
+            );
+            profile.gpu = measurement.gpu;
+            profile.points.push(measurement.point);
+            save(profile, &args.out)?;
+            let Point { ms, latency_ms, requests, .. } = measurement.point;
+            eprintln!(
+                "{begin}: {} of GPU time, {} in all; {} requests",
+                curve::ms(ms),
+                curve::ms(latency_ms.unwrap_or(ms)),
+                requests.unwrap_or(0)
+            );
+            if measurement.is_disturbed {
+                eprintln!(
+                    "deepres: other tenants used the GPU meanwhile, so this time may be too long; remove the point \
+                     from {} to measure it again",
+                    args.out.display()
+                );
+            }
+        }
+    }
+    Ok(failed)
+}
+
+/// Returns a point in words.
+fn place(batch: u32, part_percent: usize) -> String {
+    format!("batch {batch} on {part_percent} % of the SMs")
+}
