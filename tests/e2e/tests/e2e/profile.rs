@@ -114,7 +114,7 @@ fn each_run_gets_its_part_of_the_sms_where_mps_runs() {
     );
     let mps = host.path().join("mps");
     fs::create_dir(&mps).unwrap();
-    fs::write(mps.join("control"), "").unwrap();
+    fs::write(mps.join("nvidia-cuda-mps-control.pid"), std::process::id().to_string()).unwrap();
     let serve = c_client("serve").display().to_string();
     let options = ["--requests", "10", "--batch", "3", "--sm", "20%,50", "--slo", "60ms", "--svg"];
     let options = [&options[..], &[svg.to_str().expect("a plain path")]].concat();
