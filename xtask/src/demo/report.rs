@@ -263,6 +263,7 @@ mod tests {
             start_time: 0,
             comm: "python".into(),
             alive: true,
+            sm_limit_ppm: None,
             gpus: vec![truth::ProcessGpu { busy_ns, ..Default::default() }],
         };
         Moment {

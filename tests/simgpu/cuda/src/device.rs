@@ -2,6 +2,7 @@
 //! of an H200.
 use deepres_abi::driver::types as cu;
 
+use crate::mps;
 use crate::operation::{MAX_BLOCK, MAX_BLOCK_THREADS, MAX_GRID};
 use crate::process::{config, device_count, gpu_of};
 use crate::status::{self, Result};
@@ -35,7 +36,7 @@ pub fn attribute(attribute: u32, device: i32) -> Result<i32> {
         cu::CU_DEVICE_ATTRIBUTE_CLOCK_RATE => config.clock_khz as i32,
         cu::CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT => 512,
         cu::CU_DEVICE_ATTRIBUTE_GPU_OVERLAP => YES,
-        cu::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT => config.sm_count as i32,
+        cu::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT => mps::sms(config.sm_count) as i32,
         cu::CU_DEVICE_ATTRIBUTE_KERNEL_EXEC_TIMEOUT | cu::CU_DEVICE_ATTRIBUTE_INTEGRATED => NO,
         cu::CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY => YES,
         cu::CU_DEVICE_ATTRIBUTE_COMPUTE_MODE => cu::CU_COMPUTEMODE_DEFAULT as i32,

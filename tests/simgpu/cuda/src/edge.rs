@@ -11,6 +11,7 @@ use deepres_abi::driver::{ApiId, pfn};
 use simgpu_engine::Call;
 use simgpu_engine::faults::{self, Action};
 
+use crate::mps;
 use crate::process;
 use crate::status::{self, Result, Status};
 
@@ -61,6 +62,7 @@ pub fn enter<const NEEDS_INITIALISATION: bool, const WAITS_FOR_UNLOCK: bool>(nam
     }
     if NEEDS_INITIALISATION {
         process::check_ready()?;
+        mps::check_server()?;
         // While the process is locked, the exports would wait for ever in a call that unlocks it.
         if action == Action::Reenter && WAITS_FOR_UNLOCK {
             reenter();
@@ -103,6 +105,12 @@ fn reenter() {
         }
     }
     IS_INSIDE.set(false);
+}
+
+/// Returns the error of a function whose MPS server ended meanwhile.
+#[inline]
+pub fn end<const NEEDS_INITIALISATION: bool>() -> Result<()> {
+    if NEEDS_INITIALISATION { mps::check_server() } else { Ok(()) }
 }
 
 /// Ends a function: applies faults that come after the function's work.

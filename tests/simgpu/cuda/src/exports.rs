@@ -28,7 +28,8 @@ macro_rules! expand {
                     let _call = edge::begin::<{ edge::waits_for_unlock(ApiId::$symbol) }>();
                     Api::$symbol($($arg),*)
                 };
-                let done = entered.and_then(|()| call());
+                let end = || edge::end::<{ edge::needs_initialisation(ApiId::$symbol) }>();
+                let done = entered.and_then(|()| call()).and_then(|()| end());
                 edge::leave(stringify!($symbol));
                 match done {
                     Ok(()) => status::SUCCESS,

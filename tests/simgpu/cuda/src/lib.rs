@@ -27,6 +27,7 @@ mod lookup;
 mod mapping;
 mod memory;
 mod module;
+pub mod mps;
 mod operation;
 mod pending;
 mod pool;

@@ -6,6 +6,7 @@ use std::sync::{Once, OnceLock};
 use simgpu_engine::{Config, Host, faults};
 
 use crate::ipc;
+use crate::mps;
 use crate::status::{self, Result, Status};
 
 const FRESH: u8 = 0;
@@ -48,6 +49,7 @@ fn attach() -> std::result::Result<Process, Status> {
         status::INVALID_VALUE
     })?;
     let host = Host::attach().map_err(explain)?;
+    mps::join(&host)?;
     // SAFETY: the handler only stores to an atomic, which is safe between fork and exec.
     unsafe { libc::pthread_atfork(None, None, Some(after_fork_in_child)) };
     let visible = match std::env::var("CUDA_VISIBLE_DEVICES") {

@@ -2,18 +2,22 @@
 //!
 //! The default is `default.toml` beside this file, modelled on an H200. It documents every key.
 
-use crate::{Error, MAX_GPUS, Work, jitter, layout::MAX_PEERS, topology::Topology};
+use crate::{
+    Error, MAX_GPUS, Work, jitter,
+    layout::{MAX_INTERFERENCE, MAX_PEERS},
+    topology::Topology,
+};
 use serde::Deserialize;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// The default configuration, which is also the documentation of the keys.
 pub const DEFAULT_TOML: &str = include_str!("default.toml");
 
-/// The way in which contexts share a GPU.
+/// The way in which contexts of different MPS servers, and contexts without a server, share a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
-    /// One context at a time, in turn, as a real GPU does without MPS.
+    /// One at a time, in turn.
     TimeSlice,
 }
 
@@ -79,6 +83,7 @@ pub struct Config {
     pub kernel_jitter_ppm: u32,
     pub jitter_seed: u64,
     pub kernel: Vec<KernelRule>,
+    pub interference: Vec<Interference>,
 }
 
 /// Place of a GPU on the PCI bus. Each GPU has a bus of its own, as device 0 and function 0.
@@ -108,6 +113,25 @@ pub struct KernelRule {
     /// Number of kernels that meet. The kernel spins until so many kernels of exactly its name have
     /// begun, itself included. Then the kernel runs for its time.
     pub meets: Option<u32>,
+}
+
+/// The factor by which the kernels of some MPS clients take longer while kernels of others run.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Interference {
+    /// Pattern for the short name of the process that runs slower, as in [`KernelRule::name`].
+    pub client: String,
+    /// Pattern for the short name of the other process.
+    pub beside: String,
+    /// The factor, from 1 to 100.
+    pub factor: f64,
+}
+
+impl Interference {
+    /// Returns the factor in parts per million.
+    pub fn factor_ppm(&self) -> u64 {
+        (self.factor * f64::from(ALL_SMS_PPM)).round() as u64
+    }
 }
 
 /// Cost of a kernel.
@@ -202,6 +226,12 @@ impl Config {
             ));
         }
         self.topology.check(self.gpus)?;
+        if self.interference.len() > MAX_INTERFERENCE {
+            return refuse(format!("interference: at most {MAX_INTERFERENCE} rules are possible"));
+        }
+        if let Some(rule) = self.interference.iter().find(|rule| !(1.0..=100.0).contains(&rule.factor)) {
+            return refuse(format!("interference: factor = {}: must be 1 to 100", rule.factor));
+        }
         for rule in &self.kernel {
             if rule.ns.is_some() == rule.ns_per_wave.is_some() {
                 return refuse(format!("kernel {:?}: give either ns or ns_per_wave", rule.name));
@@ -214,6 +244,17 @@ impl Config {
             }
         }
         Ok(())
+    }
+
+    /// Returns the rules of interference whose `client` is a process of this short name, and those
+    /// whose `beside` is, each as bits.
+    pub fn interference_of(&self, name: &[u8]) -> (u64, u64) {
+        let bits = |pattern: fn(&Interference) -> &str| {
+            let rules = self.interference.iter().enumerate();
+            let fitting = rules.filter(|(_, rule)| matches(pattern(rule).as_bytes(), name));
+            fitting.fold(0, |bits, (at, _)| bits | 1 << at)
+        };
+        (bits(|rule| &rule.client), bits(|rule| &rule.beside))
     }
 
     /// Returns the time on the device's clock at time `host_ns` of the host's clock. Events report
@@ -342,6 +383,7 @@ mod tests {
             "kernel = [{ name = 'a', ns = 1, ns_per_wave = 1 }]",
             "kernel = [{ name = 'a', ns = 1, sm_ppm = 0 }]",
             "kernel = [{ name = 'a', ns = 1, meets = 1 }]",
+            "interference = [{ client = 'a', beside = 'b', factor = 0.9 }]",
             "gpus = 'x'",
             "gpus",
         ] {

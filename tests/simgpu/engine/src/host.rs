@@ -88,7 +88,7 @@ impl Host {
             // The lock gets an open file description of its own. A query through `shared.alive`
             // must report this process's lock too, and a description does not report its own locks.
             let process = ByteLock::take(shared::open_alive(&dir)?, number)?;
-            liveness::enter(&mut *guard, state, number);
+            liveness::enter(&mut *guard, state, &shared.config, number);
             process
         };
         // The process may change its working directory later, so the path must be absolute.
@@ -163,12 +163,21 @@ impl Host {
     /// Creates a context and returns its id. Charges the context's overhead
     /// (`context_overhead_bytes`) to the GPU's memory.
     pub fn create_context(&self, gpu: usize) -> Result<ContextId, Error> {
+        self.create_context_of(gpu, self.shared.config.context_overhead_bytes)
+    }
+
+    /// Creates a context that takes `overhead_bytes` of the GPU's memory.
+    pub(crate) fn create_context_of(&self, gpu: usize, overhead_bytes: u64) -> Result<ContextId, Error> {
         let count = self.gpu_count();
         if gpu >= count {
             return Err(Error::NoSuchGpu { gpu, count });
         }
         let mut guard = self.enter()?;
         let state = guard.state();
+        self.check_server()?;
+        let own = self.own_record();
+        let server = (own.server.load() as usize).checked_sub(1).map(|server| &state.processes[server]);
+        let seat = server.map_or(0, |server| server.gpus[gpu].seat.load());
         let index = new_slot(&mut guard, &state.header.contexts, "context", MAX_CONTEXTS, |index| {
             &state.contexts[index].next_free
         })?;
@@ -176,11 +185,12 @@ impl Host {
         let generation = next_generation(&mut guard, &context.generation);
         guard.put(&context.process, self.process.number as u64 + 1);
         guard.put(&context.gpu, gpu as u64);
+        guard.put(&context.seat, seat);
         guard.put(&context.first_stream, 0);
         guard.put(&context.last_stream, 0);
         guard.put(&context.memory_bytes, 0);
-        guard.add(&state.processes[self.process.number].gpus[gpu].contexts, 1);
-        self.take_memory(&mut guard, index, gpu, self.shared.config.context_overhead_bytes)?;
+        guard.add(&own.gpus[gpu].contexts, 1);
+        self.take_memory(&mut guard, index, gpu, overhead_bytes)?;
         guard.commit();
         Ok(ContextId { index: index as u32, generation })
     }
@@ -654,6 +664,7 @@ impl Host {
         }
         let guard = self.enter()?;
         let mut guard = self.without_the_dead(guard, gpu, bytes);
+        self.check_server()?;
         let (state, config) = (guard.state(), &self.shared.config);
         let of = (Some(self.process.number), gpu);
         sim::take_process_memory(&mut *guard, state, config, of, bytes).map_err(|free_bytes| {

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Marks a complete file of simgpu. The process that creates the file writes this word last.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"simgpu01");
 /// Version of the layout. Every change of the layout in this file increases the version.
-pub const VERSION: u64 = 8;
+pub const VERSION: u64 = 9;
 
 /// Contexts of the whole host.
 pub const MAX_CONTEXTS: usize = 1024;
@@ -27,10 +27,12 @@ pub const MAX_CONCURRENT: usize = 128;
 pub const RING: usize = Config::MAX_QUEUE_DEPTH as usize;
 /// Size limit of the configuration's text.
 pub const MAX_CONFIG_BYTES: usize = 1 << 16;
+/// The most rules of the configuration's table of interference: each rule is a bit of a word.
+pub const MAX_INTERFERENCE: usize = u64::BITS as usize;
 /// Words that one transaction may change. The largest transaction is a step with [`MAX_CONCURRENT`]
-/// kernels and copies running. The step changes two words for each kernel and copy, and two more
-/// words for each copy's process.
-pub const JOURNAL: usize = 1024;
+/// kernels and copies running. The step changes two words for each kernel and copy, and up to five
+/// more words for each kernel's or copy's process.
+pub const JOURNAL: usize = 2048;
 /// Number of buckets that hold the busy time for the utilisation.
 pub const BUCKETS: usize = 17;
 /// Length of a bucket. All buckets except the present one cover a second together.
@@ -115,6 +117,10 @@ pub struct Header {
     /// Number of threads that wait on `unforeseen`. If a waiting thread is killed, the number still
     /// includes the thread.
     pub unforeseen_waiters: Word,
+    /// Number of rules of interference.
+    pub interference_rules: Word,
+    /// Factor of each rule of interference, parts per million.
+    pub interference_ppm: [Word; MAX_INTERFERENCE],
 }
 
 /// Free slots of a table: the first free slot that was used before, and the number of slots ever
@@ -159,13 +165,16 @@ pub struct Gpu {
     pub now_ns: Word,
     pub phase: Word,
     pub phase_end_ns: Word,
-    /// The context that has the SMs, or the context to which the GPU switches.
+    /// The context that has the SMs, or the context to which the GPU switches. If clients of an MPS
+    /// server have the SMs: the server's context.
     pub current: Word,
     /// End of the current context's slice, if other contexts want the SMs then.
     pub slice_end_ns: Word,
     /// Time of the GPU's next event. `u64::MAX`: nothing changes by itself.
     pub next_event_ns: Word,
     pub busy_ns: Word,
+    /// Time of kernels, each weighted by its part of the SMs, ps.
+    pub sm_ps: Word,
     pub copy_busy_ns: Word,
     pub switch_ns: Word,
     pub idle_ns: Word,
@@ -223,6 +232,17 @@ pub struct Process {
     pub comm: [Word; 2],
     /// Position in the order of attaching, from 1.
     pub order: Word,
+    /// The MPS server of which the process is a client.
+    pub server: Word,
+    /// Not 0 if the process's MPS server has ended.
+    pub has_lost_server: Word,
+    /// An MPS client: the part of the SMs that its kernels together can use, parts per million. Other
+    /// processes: 0.
+    pub sm_limit_ppm: Word,
+    /// Rules of interference whose `client` is this process, as bits.
+    pub interference_client: Word,
+    /// Rules of interference whose `beside` is this process, as bits.
+    pub interference_beside: Word,
     pub gpus: [ProcessGpu; MAX_GPUS],
 }
 
@@ -230,6 +250,7 @@ pub struct Process {
 pub struct ProcessGpu {
     pub busy_ns: Word,
     pub kernel_busy_ns: Word,
+    pub sm_ps: Word,
     pub copy_busy_ns: Word,
     pub kernels: Word,
     pub copies: Word,
@@ -243,6 +264,8 @@ pub struct ProcessGpu {
     /// Time at which the process last brought managed memory to the GPU.
     pub managed_at_ns: Word,
     pub contexts: Word,
+    /// An MPS server: the context in whose turns its clients run.
+    pub seat: Word,
 }
 
 #[repr(C)]
@@ -251,6 +274,8 @@ pub struct Context {
     pub next_free: Word,
     pub process: Word,
     pub gpu: Word,
+    /// A context of an MPS client: the server's context. Other contexts: 0.
+    pub seat: Word,
     /// First of the context's streams with work, in the order in which they got work.
     pub first_stream: Word,
     pub last_stream: Word,

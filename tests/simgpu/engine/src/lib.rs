@@ -8,6 +8,7 @@
 //! - [`Host`]: the operations of a process (contexts, streams, work, events, memory).
 //! - [`Config`]: the properties of the GPUs and the cost of kernels.
 //! - [`topology`]: the machine's common ancestors, NVLinks and NUMA nodes, which NVML tells.
+//! - `mps`: MPS servers, whose clients run kernels at once ([`Host::serve`], [`Host::join`]).
 //! - [`truth`]: the true GPU time and memory of every process on every GPU, for observers.
 //! - [`faults`]: errors, delays and deaths on demand.
 //!
@@ -27,6 +28,7 @@ mod liveness;
 mod lock;
 mod locker;
 mod managed;
+mod mps;
 mod namespace;
 mod shared;
 mod sim;

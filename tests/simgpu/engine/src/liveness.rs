@@ -8,7 +8,7 @@ use crate::{
     Config, Error,
     journal::Memory,
     layout::{MAX_EVENTS, MAX_PROCESSES, Process, State, checkpoint_state, process_state},
-    managed, namespace, sim,
+    managed, mps, namespace, sim,
 };
 use std::{
     fs::{self, File},
@@ -142,7 +142,7 @@ pub fn interval_ns<M: Memory>(memory: &M, state: &State) -> u64 {
 }
 
 /// Returns the used process records with their numbers and states.
-fn records<'a, M: Memory>(
+pub fn records<'a, M: Memory>(
     memory: &'a M,
     state: &'a State,
 ) -> impl Iterator<Item = (usize, &'a Process, u64)> {
@@ -182,12 +182,9 @@ pub fn bury<M: Memory>(memory: &mut M, state: &State, number: usize, now_ns: u64
     let process = &state.processes[number];
     memory.put(&process.state, process_state::DYING);
     memory.commit();
+    mps::end_clients(memory, state, number, now_ns);
+    strip(memory, state, number, now_ns);
     let owner = number as u64 + 1;
-    for context in 0..memory.get(&state.header.contexts.used) as usize {
-        if memory.get(&state.contexts[context].process) == owner {
-            sim::drop_context(memory, state, context, now_ns);
-        }
-    }
     let events = (memory.get(&state.header.events.used) as usize).min(MAX_EVENTS);
     for event in 0..events {
         if memory.get(&state.events[event].process) == owner {
@@ -195,13 +192,24 @@ pub fn bury<M: Memory>(memory: &mut M, state: &State, number: usize, now_ns: u64
             memory.commit();
         }
     }
-    for gpu in 0..process.gpus.len() {
+    memory.put(&process.state, process_state::DEAD);
+    memory.commit();
+}
+
+/// Removes the contexts and the memory of a process. The caller has computed the state up to
+/// `now_ns`.
+pub fn strip<M: Memory>(memory: &mut M, state: &State, number: usize, now_ns: u64) {
+    let owner = number as u64 + 1;
+    for context in 0..memory.get(&state.header.contexts.used) as usize {
+        if memory.get(&state.contexts[context].process) == owner {
+            sim::drop_context(memory, state, context, now_ns);
+        }
+    }
+    for gpu in 0..state.processes[number].gpus.len() {
         managed::take_away(memory, state, number, gpu, u64::MAX);
         sim::take_process_memory_back(memory, state, (Some(number), gpu), u64::MAX);
         memory.commit();
     }
-    memory.put(&process.state, process_state::DEAD);
-    memory.commit();
 }
 
 /// Frees an event's slot. The change is part of the caller's transaction.
@@ -231,7 +239,7 @@ pub fn free_number<M: Memory>(memory: &M, state: &State) -> Result<usize, Error>
 
 /// Enters this process under `number`, in one transaction. This process has already locked the
 /// number's byte.
-pub fn enter<M: Memory>(memory: &mut M, state: &State, number: usize) {
+pub fn enter<M: Memory>(memory: &mut M, state: &State, config: &Config, number: usize) {
     /// `comm` has at most 15 characters and a terminating zero.
     const COMM_BYTES: usize = 16;
     let process = &state.processes[number];
@@ -250,12 +258,23 @@ pub fn enter<M: Memory>(memory: &mut M, state: &State, number: usize) {
     memory.put(&state.header.attached, order);
     memory.put(&process.order, order);
     memory.put(&process.checkpoint, checkpoint_state::RUNNING);
-    memory.put(&process.calls, 0);
-    memory.put(&process.unmovable, 0);
+    for word in [
+        &process.calls,
+        &process.unmovable,
+        &process.server,
+        &process.has_lost_server,
+        &process.sm_limit_ppm,
+    ] {
+        memory.put(word, 0);
+    }
+    let (client, beside) = config.interference_of(name);
+    memory.put(&process.interference_client, client);
+    memory.put(&process.interference_beside, beside);
     for gpu in &process.gpus {
         for word in [
             &gpu.busy_ns,
             &gpu.kernel_busy_ns,
+            &gpu.sm_ps,
             &gpu.copy_busy_ns,
             &gpu.kernels,
             &gpu.copies,
@@ -265,6 +284,7 @@ pub fn enter<M: Memory>(memory: &mut M, state: &State, number: usize) {
             &gpu.managed_bytes,
             &gpu.managed_at_ns,
             &gpu.contexts,
+            &gpu.seat,
         ] {
             memory.put(word, 0);
         }

@@ -256,6 +256,10 @@ fn create_state(dir: &Path, options: &Options) -> Result<(), Error> {
         gpu.next_event_ns.store(NEVER);
     }
     header.gpu_count.store(config.gpus as u64);
+    header.interference_rules.store(config.interference.len() as u64);
+    for (word, rule) in header.interference_ppm.iter().zip(&config.interference) {
+        word.store(rule.factor_ppm());
+    }
     header.created_ns.store(now_ns);
     header.liveness_ns.store(now_ns);
     header.next_event_ns.store(NEVER);

@@ -1,10 +1,14 @@
 //! Progress of the state: from event to event, in the order of time, over all GPUs together.
 //!
-//! The SMs of a GPU belong to one context at a time. The kernels of the context's streams run
-//! together. If their parts of the SMs fit, all kernels run at full speed. Otherwise all kernels
-//! run slower in proportion. Kernels of more urgent streams get SMs first, and kernels of less
-//! urgent streams share the rest. A kernel that waits for peers keeps its SMs, but makes no
-//! progress until all peers have begun.
+//! The SMs of a GPU belong to one context at a time, or to the contexts of one MPS server's clients.
+//! The kernels of their streams run together. If their parts of the SMs fit, all kernels run at full
+//! speed. Otherwise all kernels run slower in proportion. The kernels of an MPS client share the
+//! client's part of the SMs in the same way. Kernels of more urgent streams get SMs first, and
+//! kernels of less urgent streams share the rest. A kernel that waits for peers keeps its SMs, but
+//! makes no progress until all peers have begun.
+//!
+//! Contexts take turns by *seats*. The seat of an MPS client's context is the server's context; the
+//! seat of any other context is the context itself.
 //!
 //! A slice ends only when another context has a kernel to run. A context without a kernel to run
 //! gives way at once. Copies have their own engines and run for all contexts at any time; copies of
@@ -20,17 +24,21 @@ use crate::{
     config::ALL_SMS_PPM,
     journal::Memory,
     layout::{
-        BUCKET_NS, BUCKETS, Context, Gpu, Item, MAX_CONCURRENT, NEVER, State, Stream, TICKS_PER_NS, Word,
-        checkpoint_state, item_kind, meeting_peers, pack, phase, unpack,
+        BUCKET_NS, BUCKETS, Context, Gpu, Item, MAX_CONCURRENT, MAX_CONTEXTS, NEVER, State, Stream,
+        TICKS_PER_NS, Word, checkpoint_state, item_kind, meeting_peers, pack, phase, unpack,
     },
     managed,
 };
 use smallvec::SmallVec;
 
+/// Picoseconds of a nanosecond.
+pub const PS_PER_NS: u64 = 1000;
+
 /// A kernel or copy that is running, or would run if its context had the SMs.
 #[derive(Clone, Copy)]
 struct Running {
-    context: usize,
+    /// The process of the item's context.
+    process: Option<usize>,
     stream: usize,
     sequence: u64,
     ticks: u64,
@@ -39,6 +47,8 @@ struct Running {
     urgency: u64,
     /// Kernel: the part of the SMs that it can use.
     sm_ppm: u64,
+    /// Kernel: the part of the SMs that it holds.
+    held_ppm: u64,
     /// The item runs at `speed.1 / speed.0` of its full speed.
     speed: (u64, u64),
     /// The meeting for which the kernel spins; 0: the item does not spin.
@@ -84,16 +94,27 @@ enum Engine {
 /// Number of kinds of copies.
 const COPY_KINDS: usize = 4;
 
+/// The kernels of one process on the SMs, and the part that they have.
+struct Demand {
+    process: Option<usize>,
+    /// The part of the SMs that more kernels can have, parts per million.
+    left_ppm: u64,
+    /// The parts that the kernels of one urgency can use, added up.
+    wanted_ppm: u64,
+    /// The part that these kernels have.
+    granted_ppm: u64,
+}
+
 /// A GPU's work at its present moment.
 struct Survey {
-    /// Kernels of the current context, and copies of all contexts. There are seldom more than a
+    /// Kernels of the current seat, and copies of all contexts. There are seldom more than a
     /// few, and at most [`MAX_CONCURRENT`] of each.
     items: SmallVec<[Running; 8]>,
     /// Number of kernels among `items`.
     kernels: usize,
     copies: [usize; COPY_KINDS],
-    /// The first context in turn, except the current one, that has a kernel to run.
-    next_context: Option<usize>,
+    /// The first seat in turn, except the current one, that has a kernel to run.
+    next_seat: Option<usize>,
     /// Earliest time at which the head item of a stream may start or complete, among heads that may
     /// not do so yet.
     next_eligible_ns: u64,
@@ -102,7 +123,7 @@ struct Survey {
 impl Survey {
     /// Gives kernels their SMs, the most urgent kernels first, and gives copies their part of the
     /// bandwidth.
-    fn share_out(&mut self) {
+    fn share_out<M: Memory>(&mut self, memory: &M, state: &State) {
         let urgency = |item: &Running| std::cmp::Reverse(item.urgency);
         if !self.items.is_sorted_by_key(urgency) {
             self.items.sort_by_key(urgency);
@@ -115,19 +136,82 @@ impl Survey {
         self.kernels = kernels.min(MAX_CONCURRENT);
         let mut free_ppm = u64::from(ALL_SMS_PPM);
         let Self { items, copies, .. } = self;
+        let mut demands: SmallVec<[Demand; 4]> = SmallVec::new();
         for level in items.chunk_by_mut(|one, other| one.urgency == other.urgency) {
-            let kernels = level.iter().filter(|item| item.engine == Engine::Sms);
-            let wanted_ppm: u64 = kernels.map(|item| item.sm_ppm).sum();
-            let kernels_speed = if wanted_ppm > free_ppm { (wanted_ppm, free_ppm) } else { (1, 1) };
-            for item in level {
-                item.speed = match item.engine {
-                    Engine::Copy(kind) => (copies[kind] as u64, 1),
-                    Engine::Sms => kernels_speed,
-                };
+            demands.iter_mut().for_each(|demand| demand.wanted_ppm = 0);
+            for item in level.iter().filter(|item| item.engine == Engine::Sms) {
+                match demands.iter_mut().find(|demand| demand.process == item.process) {
+                    Some(demand) => demand.wanted_ppm += item.sm_ppm,
+                    None => demands.push(Demand {
+                        process: item.process,
+                        left_ppm: limit_ppm(memory, state, item.process),
+                        wanted_ppm: item.sm_ppm,
+                        granted_ppm: 0,
+                    }),
+                }
             }
-            free_ppm = free_ppm.saturating_sub(wanted_ppm);
+            let asked_ppm = |demand: &Demand| demand.wanted_ppm.min(demand.left_ppm);
+            let all_ppm: u64 = demands.iter().map(asked_ppm).sum();
+            for demand in &mut demands {
+                let asked_ppm = asked_ppm(demand);
+                // A kernel that can use SMs gets at least the least part, as long as any are free.
+                demand.granted_ppm = match all_ppm > free_ppm {
+                    true => (asked_ppm * free_ppm / all_ppm).max(asked_ppm.min(free_ppm).min(1)),
+                    false => asked_ppm,
+                };
+                demand.left_ppm -= demand.granted_ppm;
+            }
+            for item in level {
+                match item.engine {
+                    Engine::Copy(kind) => item.speed = (copies[kind] as u64, 1),
+                    Engine::Sms => {
+                        let demand = demands.iter().find(|demand| demand.process == item.process);
+                        let (wanted, granted) =
+                            demand.map_or((1, 0), |demand| (demand.wanted_ppm, demand.granted_ppm));
+                        item.speed = if wanted == granted { (1, 1) } else { (wanted, granted) };
+                        item.held_ppm = item.sm_ppm * granted / wanted;
+                    }
+                }
+            }
+            free_ppm = free_ppm.saturating_sub(all_ppm);
+        }
+        if demands.len() > 1 && memory.get(&state.header.interference_rules) > 0 {
+            self.interfere(memory, state, &demands);
         }
     }
+
+    /// Slows kernels down beside those of other processes, by the table of interference.
+    fn interfere<M: Memory>(&mut self, memory: &M, state: &State, demands: &[Demand]) {
+        const WHOLE: u64 = ALL_SMS_PPM as u64;
+        for item in self.items.iter_mut().filter(|item| item.engine == Engine::Sms) {
+            let Some(own) = item.process else { continue };
+            let rules = memory.get(&state.processes[own].interference_client);
+            let others = demands.iter().filter_map(|demand| demand.process).filter(|&process| process != own);
+            let excess_ppm: u64 = others
+                .map(|other| {
+                    let fitting = rules & memory.get(&state.processes[other].interference_beside);
+                    let word = state.header.interference_ppm.get(fitting.trailing_zeros() as usize);
+                    word.map_or(0, |word| memory.get(word).saturating_sub(WHOLE))
+                })
+                .sum();
+            if excess_ppm > 0 {
+                item.speed = (item.speed.0 * (WHOLE + excess_ppm), item.speed.1 * WHOLE);
+            }
+        }
+    }
+}
+
+/// Returns the part of the SMs that the kernels of a process together can use, parts per million.
+fn limit_ppm<M: Memory>(memory: &M, state: &State, process: Option<usize>) -> u64 {
+    match process.map(|process| memory.get(&state.processes[process].sm_limit_ppm)) {
+        None | Some(0) => ALL_SMS_PPM.into(),
+        Some(limit_ppm) => limit_ppm,
+    }
+}
+
+/// Returns the seat of a context.
+fn seat_of<M: Memory>(memory: &M, state: &State, context: usize) -> usize {
+    index_of(memory.get(&state.contexts[context].seat)).unwrap_or(context)
 }
 
 /// Returns the stored form of an index, which is the index plus one. Words store 0 for "none".
@@ -219,13 +303,20 @@ fn survey<M: Memory>(memory: &M, state: &State, gpu: &Gpu) -> Survey {
         items: SmallVec::new(),
         kernels: 0,
         copies: [0; COPY_KINDS],
-        next_context: None,
+        next_seat: None,
         next_eligible_ns: NEVER,
     };
     let now_ns = memory.get(&gpu.now_ns);
     let current = index_of(memory.get(&gpu.current));
     let mut copies = 0;
+    // The number of places from the current seat to another in the order of turns.
+    let distance = |seat: usize| {
+        let first = current.map_or(0, |current| current + 1);
+        (seat + MAX_CONTEXTS - first) % MAX_CONTEXTS
+    };
     for context in occupied_after(memory, gpu, current) {
+        let seat = seat_of(memory, state, context);
+        let process = index_of(memory.get(&state.contexts[context].process));
         for stream in unfinished_streams(memory, state, context) {
             let (item, sequence, ticks) = match head(memory, state, stream) {
                 Head::Work { item, sequence, ticks, eligible_ns } if eligible_ns <= now_ns => {
@@ -246,26 +337,28 @@ fn survey<M: Memory>(memory: &M, state: &State, gpu: &Gpu) -> Survey {
                 let kind = a as usize % COPY_KINDS;
                 survey.copies[kind] += 1;
                 Engine::Copy(kind)
-            } else if Some(context) == current {
+            } else if Some(seat) == current {
                 Engine::Sms
             } else {
-                survey.next_context.get_or_insert(context);
+                let next = survey.next_seat.into_iter().chain([seat]);
+                survey.next_seat = next.min_by_key(|&seat| distance(seat));
                 continue;
             };
             survey.items.push(Running {
-                context,
+                process,
                 stream,
                 sequence,
                 ticks,
                 engine,
                 urgency: memory.get(&state.streams[stream].urgency),
                 sm_ppm: a,
+                held_ppm: 0,
                 speed: (1, 1),
                 spins_for: spins_for(memory, state, stream, sequence),
             });
         }
     }
-    survey.share_out();
+    survey.share_out(memory, state);
     survey
 }
 
@@ -308,15 +401,22 @@ fn integrate<M: Memory>(memory: &mut M, state: &State, gpu_index: usize, to_ns: 
     let elapsed_ns = to_ns - from_ns;
     let phase = memory.get(&gpu.phase);
     let survey = survey(memory, state, gpu);
-    let mut computing = None;
+    // Processes that compute, each with its SM time, and processes that copy.
+    let mut computing = SmallVec::<[(usize, u64); 8]>::new();
     let mut copying = SmallVec::<[usize; 8]>::new();
     for item in survey.items.iter().filter(|item| item.engine != Engine::Sms || phase == phase::RUNNING) {
         let stream = &state.streams[item.stream];
         memory.put(&stream.head_sequence, item.sequence);
         memory.put(&stream.head_ticks, item.ticks_after(elapsed_ns));
-        if let Some(process) = index_of(memory.get(&state.contexts[item.context].process)) {
+        if let Some(process) = item.process {
             match item.engine {
-                Engine::Sms => computing = Some(process),
+                Engine::Sms => {
+                    let sm_ps = sm_ps(item.held_ppm, elapsed_ns);
+                    match computing.iter_mut().find(|(known, _)| *known == process) {
+                        Some((_, sum_ps)) => *sum_ps += sm_ps,
+                        None => computing.push((process, sm_ps)),
+                    }
+                }
                 Engine::Copy(_) if !copying.contains(&process) => copying.push(process),
                 Engine::Copy(_) => {}
             }
@@ -335,20 +435,31 @@ fn integrate<M: Memory>(memory: &mut M, state: &State, gpu_index: usize, to_ns: 
         }
     }
     let account = |process: usize| &state.processes[process].gpus[gpu_index];
-    if let Some(process) = computing {
+    for &(process, sm_ps) in &computing {
         memory.add(&account(process).kernel_busy_ns, elapsed_ns);
         memory.add(&account(process).busy_ns, elapsed_ns);
+        memory.add(&account(process).sm_ps, sm_ps);
+    }
+    if !computing.is_empty() {
+        memory.add(&gpu.sm_ps, computing.iter().map(|(_, sm_ps)| sm_ps).sum());
     }
     if !copying.is_empty() {
         memory.add(&gpu.copy_busy_ns, elapsed_ns);
     }
     for process in copying {
         memory.add(&account(process).copy_busy_ns, elapsed_ns);
-        if computing != Some(process) {
+        if computing.iter().all(|(computes, _)| *computes != process) {
             memory.add(&account(process).busy_ns, elapsed_ns);
         }
     }
     memory.put(&gpu.now_ns, to_ns);
+}
+
+/// Returns the SM time of a kernel that held a part of the SMs.
+fn sm_ps(held_ppm: u64, elapsed_ns: u64) -> u64 {
+    let sm_ps =
+        u128::from(held_ppm) * u128::from(elapsed_ns) * u128::from(PS_PER_NS) / u128::from(ALL_SMS_PPM);
+    u64::try_from(sm_ps).unwrap_or(NEVER)
 }
 
 /// Assigns recent idle time. A context runs now, so the GPU was idle between the last context and
@@ -501,7 +612,7 @@ fn settle<M: Memory>(memory: &mut M, state: &State, config: &Config, gpu_index: 
     // While a context is alone, a new slice begins at each slice's end, even if no process looks at
     // that time.
     slice_end_ns += now_ns.saturating_sub(slice_end_ns).div_ceil(config.slice_ns) * config.slice_ns;
-    let switch_cost_ns = match (survey.next_context, survey.kernels) {
+    let switch_cost_ns = match (survey.next_seat, survey.kernels) {
         _ if present == phase::SWITCHING => None,
         (None, _) => None,
         (Some(_), 1..) => (slice_end_ns == now_ns).then_some(config.preempt_switch_ns),
@@ -511,7 +622,7 @@ fn settle<M: Memory>(memory: &mut M, state: &State, config: &Config, gpu_index: 
     };
     if present == phase::SWITCHING {
         event_ns = event_ns.min(phase_end_ns);
-    } else if let (Some(next), Some(cost_ns)) = (survey.next_context, switch_cost_ns) {
+    } else if let (Some(next), Some(cost_ns)) = (survey.next_seat, switch_cost_ns) {
         present = phase::SWITCHING;
         memory.put(&gpu.phase_end_ns, now_ns + cost_ns);
         memory.put(&gpu.current, stored(next));
@@ -523,7 +634,7 @@ fn settle<M: Memory>(memory: &mut M, state: &State, config: &Config, gpu_index: 
         if slice_end_ns == now_ns {
             slice_end_ns += config.slice_ns;
         }
-        if survey.next_context.is_some() {
+        if survey.next_seat.is_some() {
             event_ns = event_ns.min(slice_end_ns);
         }
         event_ns = event_ns.min(first_done_ns(&survey, |engine| engine == Engine::Sms));
@@ -925,10 +1036,11 @@ pub fn drop_context<M: Memory>(memory: &mut M, state: &State, index: usize, now_
         if memory.get(&gpu.phase) == phase::RUNNING {
             memory.put(&gpu.phase, phase::IDLE);
         }
-        memory.lower(&gpu.next_event_ns, now_ns);
-        memory.lower(&state.header.next_event_ns, now_ns);
-        memory.commit();
     }
+    // The GPU's other work goes on faster without the context's.
+    memory.lower(&gpu.next_event_ns, now_ns);
+    memory.lower(&state.header.next_event_ns, now_ns);
+    memory.commit();
     let used = memory.get(&state.header.streams.used) as usize;
     for stream in 0..used {
         if memory.get(&state.streams[stream].context) == stored(index) {

@@ -4,6 +4,7 @@ mod death;
 mod invariants;
 mod meeting;
 mod memory;
+mod mps;
 mod order;
 mod sharing;
 mod world;

@@ -1,9 +1,10 @@
 //! The ground truth: the true GPU time and memory of each process on each GPU. An observer outside
 //! the processes reads the truth by the path of the state directory.
 //!
-//! For every GPU, `busy_ns + switch_ns + idle_ns = elapsed_ns`. The GPU's `busy_ns` is also the sum
-//! of the processes' `kernel_busy_ns`, until the engine reuses the record of a dead process. The
-//! engine reuses records only after 1024 processes.
+//! For every GPU, `busy_ns + switch_ns + idle_ns = elapsed_ns`. Without MPS, the GPU's `busy_ns` is
+//! also the sum of the processes' `kernel_busy_ns`, until the engine reuses the record of a dead
+//! process. The engine reuses records only after 1024 processes. The clients of an MPS server run at
+//! once, so their `kernel_busy_ns` overlap.
 
 use crate::{
     Clock, Config, Error, Options,
@@ -28,9 +29,11 @@ const STUCK_LOOKS: u32 = 50;
 pub struct ProcessGpu {
     /// Time in which the process ran kernels or copies; overlaps count once.
     pub busy_ns: u64,
-    /// Time in which the process had the SMs and ran at least one kernel. Only one process at a
-    /// time has the SMs.
+    /// Time in which the process had SMs and ran at least one kernel. Without MPS, only one process
+    /// at a time has the SMs.
     pub kernel_busy_ns: u64,
+    /// Time of the process's kernels, each weighted by the part of the SMs that it held.
+    pub sm_ns: u64,
     /// Time in which the process ran at least one copy, beside any kernels.
     pub copy_busy_ns: u64,
     /// Kernels completed, memsets and copies within the device included.
@@ -59,6 +62,9 @@ pub struct Process {
     pub comm: String,
     /// Whether the process still lives.
     pub alive: bool,
+    /// An MPS client: the part of the SMs that its kernels together can use, parts per million.
+    /// `None`: the process is no client.
+    pub sm_limit_ppm: Option<u32>,
     /// Use of each GPU, by GPU index.
     pub gpus: Vec<ProcessGpu>,
 }
@@ -72,6 +78,8 @@ pub struct Gpu {
     pub elapsed_ns: u64,
     /// Time in which the GPU ran kernels.
     pub busy_ns: u64,
+    /// Time of all kernels, each weighted by the part of the SMs that it held.
+    pub sm_ns: u64,
     /// Time in which the GPU ran copies, alone or beside kernels or switches.
     pub copy_busy_ns: u64,
     /// Time in which the GPU switched from one context to another.
@@ -192,6 +200,7 @@ impl Observer {
             uuid: shared::uuid(state, index),
             elapsed_ns: now_ns.saturating_sub(state.header.created_ns.load()),
             busy_ns: present.get(&gpu.busy_ns),
+            sm_ns: present.get(&gpu.sm_ps) / sim::PS_PER_NS,
             copy_busy_ns: present.get(&gpu.copy_busy_ns),
             switch_ns: present.get(&gpu.switch_ns),
             idle_ns: present.get(&gpu.idle_ns),
@@ -215,6 +224,7 @@ impl Observer {
         let gpus = record.gpus[..self.shared.config.gpus].iter().map(|account| ProcessGpu {
             busy_ns: present.get(&account.busy_ns),
             kernel_busy_ns: present.get(&account.kernel_busy_ns),
+            sm_ns: present.get(&account.sm_ps) / sim::PS_PER_NS,
             copy_busy_ns: present.get(&account.copy_busy_ns),
             kernels: present.get(&account.kernels),
             copies: present.get(&account.copies),
@@ -228,6 +238,7 @@ impl Observer {
             start_time: present.get(&record.start_time),
             comm: String::from_utf8_lossy(&comm).into_owned(),
             alive: present.get(&record.state) == process_state::ALIVE,
+            sm_limit_ppm: Some(present.get(&record.sm_limit_ppm) as u32).filter(|ppm| *ppm != 0),
             gpus: gpus.collect(),
         }
     }

@@ -153,6 +153,40 @@ fn a_looker_killed_at_any_store_changes_nothing_for_the_others() {
 }
 
 #[test]
+fn a_looker_killed_at_any_store_leaves_no_client_of_a_dead_server() {
+    const LATER_NS: u64 = 2 * liveness::INTERVAL_NS;
+    let mut stores = 0;
+    loop {
+        let (world, [neighbour]) = World::with("gpus = 2\ncontext_overhead_bytes = 7").with_clients();
+        let client = world.process();
+        client.reserve_process_memory(1, 5).expect("memory");
+        // The server ends, and no process notices before the clock goes on.
+        killed_after(&world, u64::MAX, |host| assert_eq!(host.serve().expect("a server"), 2));
+        client.join(2, ALL_SMS_PPM / 2).expect("the server seems to live");
+        let contexts = [0, 1].map(|gpu| client.create_context(gpu).expect("context"));
+        let stream = client.create_stream(contexts[0]).expect("stream");
+        client.submit(stream, kernel(u64::MAX, ALL_SMS_PPM), &[]).expect("submit");
+        let came_through = killed_after(&world, stores, |host| {
+            world.go_to(LATER_NS);
+            host.context_is_idle(contexts[0]);
+        });
+        world.go_to(LATER_NS);
+        let truth = world.truth();
+        check_accounts(&truth);
+        let used: Vec<_> = truth.gpus.iter().map(|gpu| gpu.memory_used_bytes).collect();
+        assert_eq!(used, [7, 0], "after {stores} stores");
+        assert!(client.has_lost_server());
+        let next = neighbour.kernel(10);
+        assert_eq!(neighbour.host.wait(next, crate::WaitPolicy::Auto), START_NS + LATER_NS + 10);
+        if came_through {
+            break;
+        }
+        stores += 1;
+    }
+    assert!(stores > 30, "only {stores} stores were tried");
+}
+
+#[test]
 fn a_forked_child_does_not_keep_its_dead_parent_alive() {
     let world = World::new();
     let mut pipe = [0; 2];
