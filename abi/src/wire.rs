@@ -177,7 +177,8 @@ pub struct Welcome {
     pub session_id: u64,
     /// The session's slot in the tenant's ledger.
     pub ledger_slot: u32,
-    reserved: u32,
+    /// For a keeper: the granted part of the SMs, parts per million; 0 for no part.
+    pub sm_ppm: u32,
     /// For each GPU of the hello: the daemon's index of the GPU, or [`UNMANAGED`]. For a keeper,
     /// [`UNMANAGED`] unless the daemon chose the GPU for the job.
     pub gpu_index: [u8; MAX_GPUS],

@@ -121,6 +121,8 @@ wishes! {
     ChargeCopies = 9: charge_copies, "charge_copies", "charge-copies", "DEEPRES_CHARGE_COPIES", Switch(bool);
     /// Labels, for people and tools.
     Label = 10: labels, "label", "label", "DEEPRES_LABEL", Labels(Labels);
+    /// The part of each GPU's SMs that the job can use under MPS, parts per million.
+    Sm = 11: sm_ppm, "sm", "sm", "DEEPRES_SM", Share(u32);
 }
 
 /// The kind of a wish's value, for example a share or a time.
@@ -381,6 +383,7 @@ mod tests {
             memory_follows_use: Some(false),
             charge_copies: Some(true),
             labels: Some("team=vision".parse().unwrap()),
+            sm_ppm: Some(400_000),
         }
     }
 

@@ -126,6 +126,7 @@ pub fn lay_out_simgpu(from: &Path, folder: &Path) -> Result<()> {
         ("libcuda.so", "libcuda.so.1"),
         ("libcuda.so", "libcuda.so"),
         ("libnvidia_ml.so", "libnvidia-ml.so.1"),
+        ("nvidia-cuda-mps-control", "nvidia-cuda-mps-control"),
     ] {
         install(&from.join(built), &folder.join(name))?;
     }

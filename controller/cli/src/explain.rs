@@ -63,20 +63,28 @@ fn explain_share(name: &str, is_json: bool) -> Result<()> {
         _ => Vec::new(),
     };
     let tenant = tenants.into_iter().find(|tenant| tenant.name == name);
-    let labels = tenant.as_ref().and_then(|tenant| tenant.granted?.labels.value);
+    let granted = tenant.as_ref().and_then(|tenant| tenant.granted);
+    let labels = granted.and_then(|granted| granted.labels.value);
+    let sms = granted.and_then(|granted| Some((granted.sm_ppm.value?, granted.sm_ppm.rule)));
     let accounts = tenant.map(|tenant| tenant.gpus).unwrap_or_default();
     let requests: BTreeMap<usize, RequestStatus> =
         accounts.into_iter().filter_map(|account| Some((account.gpu, account.requests?))).collect();
     let mut out = io::stdout().lock();
     let printed = if is_json {
-        let answer = json!({ "tenant": name, "labels": labels, "gpus": gpus, "requests": requests });
+        let sm_ppm = sms.map(|(ppm, _)| ppm);
+        let answer =
+            json!({ "tenant": name, "labels": labels, "sm_ppm": sm_ppm, "gpus": gpus, "requests": requests });
         serde_json::to_writer_pretty(&mut out, &answer).map_err(io::Error::from).and_then(|()| writeln!(out))
     } else {
         let labelled = match labels {
             Some(labels) => writeln!(out, "{name}, label {labels}"),
             None => Ok(()),
         };
-        labelled.and_then(|()| print(name, &gpus, &requests, &mut out))
+        let bounded = match sms {
+            Some((ppm, rule)) => writeln!(out, "{name}, {} of the SMs under MPS, {rule}", Percent(ppm)),
+            None => Ok(()),
+        };
+        labelled.and(bounded).and_then(|()| print(name, &gpus, &requests, &mut out))
     };
     match printed {
         // The reader has closed the pipe (`deepres explain train | head`).

@@ -9,6 +9,7 @@ mod daemon;
 mod doctor;
 mod explain;
 mod man;
+mod mps;
 mod pause;
 mod ps;
 mod reload;

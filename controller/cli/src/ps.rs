@@ -42,6 +42,10 @@ const WIDE_USE: [&str; 10] = [
 ];
 /// The place of the owed share in [`USE`] and [`WIDE_USE`].
 const OWED: usize = 1;
+/// The fields of a tenant whose columns come behind its use of the GPU.
+const LIMITS: [&str; 1] = ["memory_limit_bytes"];
+/// The same fields with `--wide`.
+const WIDE_LIMITS: [&str; 2] = ["sm_ppm", "memory_limit_bytes"];
 /// The fields of a tenant's account whose columns `deepres ps` prints to the right of the memory
 /// limit.
 const MEMORY: [&str; 1] = ["gate"];
@@ -49,6 +53,8 @@ const MEMORY: [&str; 1] = ["gate"];
 const WIDE_MEMORY: [&str; 3] = ["memory_peak_bytes", "refusals", "gate"];
 /// The width of the tables without `--wide`, columns. Only names can make them wider.
 const COLUMNS: usize = 80;
+/// The fields of `deepres ps`'s columns: a tenant's use of a GPU, its limits, and its memory.
+type Columns = [&'static [&'static str]; 3];
 /// Clears the screen of a terminal.
 const CLEAR: &str = "\x1b[H\x1b[2J";
 
@@ -178,12 +184,15 @@ fn print(status: &Status, shown: Shown, out: &mut impl Write) -> io::Result<()> 
         print_waiting(status, out)?;
         return print_others(status, verbose, out);
     }
-    let columns: (&[&str], &[&str]) = if shown.is_wide { (&WIDE_USE, &WIDE_MEMORY) } else { (&USE, &MEMORY) };
+    let columns: Columns = match shown.is_wide {
+        true => [&WIDE_USE, &WIDE_LIMITS, &WIDE_MEMORY],
+        false => [&USE, &LIMITS, &MEMORY],
+    };
     let heads = [
         heads::<TenantStatus>(&["name"]),
-        heads::<AccountStatus>(columns.0),
-        heads::<TenantStatus>(&["memory_limit_bytes"]),
-        heads::<AccountStatus>(columns.1),
+        heads::<AccountStatus>(columns[0]),
+        heads::<TenantStatus>(columns[1]),
+        heads::<AccountStatus>(columns[2]),
     ];
     let rows = shown.order.rows(status);
     let rows = rows.iter().map(|Row { tenant, account }| match account {
@@ -276,11 +285,10 @@ pub fn owed(account: &AccountStatus, cell: String) -> String {
     if account.is_lent && account.entitled_ppm.is_some() { format!("({cell})") } else { cell }
 }
 
-fn row(tenant: &TenantStatus, account: &AccountStatus, columns: (&[&str], &[&str])) -> Vec<String> {
-    let mut used = cells(account, columns.0);
+fn row(tenant: &TenantStatus, account: &AccountStatus, [of_use, limits, memory]: Columns) -> Vec<String> {
+    let mut used = cells(account, of_use);
     used[OWED] = owed(account, std::mem::take(&mut used[OWED]));
-    let limit = cells(tenant, &["memory_limit_bytes"]);
-    [cells(tenant, &["name"]), used, limit, cells(account, columns.1)].concat()
+    [cells(tenant, &["name"]), used, cells(tenant, limits), cells(account, memory)].concat()
 }
 
 /// Prints the processes. Without `is_wide`, cuts their command lines at the width of the screen.

@@ -12,7 +12,8 @@ use deepres_model::quantity::Bytes;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The change is in force for the running processes when the command returns. A tenant keeps the memory that it \
+The change is in force for the running processes when the command returns, except --sm, which needs a new \
+start of the job. A tenant keeps the memory that it \
 holds. If the tenant holds more than the new limit, it gets no more memory until it holds less.
 
 Examples:
@@ -55,6 +56,12 @@ pub fn run(args: &Args) -> Result<()> {
     match client.ask(&request)? {
         Reply::Set(granted) => {
             println!("{}: {granted}", args.tenant);
+            if args.wishes.wish.sm_ppm.is_some() || args.unset.contains(&Key::Sm) {
+                println!(
+                    "{}: a process keeps the part of the SMs with which it began; start the job again by `deepres run --name {}`",
+                    args.tenant, args.tenant
+                );
+            }
             let status = client.status()?;
             tell_of_rest(&status, &args.tenant);
             warn_of_excess(&status, &args.tenant);

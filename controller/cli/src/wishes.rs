@@ -158,6 +158,7 @@ mod tests {
             "--charge-copies=false",
             "--label=team=vision",
             "--label=cost=4711,x=y",
+            "--sm=40%",
         ];
         let wish = read::<Elsewhere>(&arguments).unwrap();
         assert!(Key::ALL.into_iter().all(|key| wish.get(key).is_some()), "{wish:?}");

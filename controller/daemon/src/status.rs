@@ -181,6 +181,7 @@ fn tenant_status(
         asked: tenant.terms.asked(),
         granted: Some(granted),
         asked_share_ppm: granted.share_ppm.value,
+        sm_ppm: granted.sm_ppm.value,
         memory_limit_bytes: granted.memory_bytes.value,
         class: granted.class.value.name().to_owned(),
         paused: tenant.terms.is_paused(),

@@ -45,6 +45,8 @@ pub enum Rule {
     NoShare,
     /// The guarantee does not fit beside the guarantees of other tenants.
     NoRoom,
+    /// The configuration turns MPS off.
+    NoMps,
 }
 
 impl fmt::Display for Rule {
@@ -57,6 +59,7 @@ impl fmt::Display for Rule {
             Self::Administrator => write!(f, "set by an administrator"),
             Self::NoShare => write!(f, "because a guarantee needs a share, and the job asked for none"),
             Self::NoRoom => write!(f, "because guarantees to others leave no room"),
+            Self::NoMps => write!(f, "because the configuration has `mps = \"off\"`"),
         }
     }
 }
@@ -128,6 +131,10 @@ pub struct Granted {
     /// The labels.
     #[serde(default)]
     pub labels: Given<Option<Labels>>,
+    /// The part of each GPU's SMs that processes of the job can use under MPS, parts per million. A
+    /// process keeps the part with which it began.
+    #[serde(default)]
+    pub sm_ppm: Given<Option<u32>>,
 }
 
 impl fmt::Display for Granted {
@@ -158,6 +165,9 @@ impl fmt::Display for Granted {
         if let Some(labels) = self.labels.value {
             write!(f, ", label {labels}")?;
         }
+        if let Some(ppm) = self.sm_ppm.value {
+            write!(f, ", SMs {}", Percent(ppm))?;
+        }
         Ok(())
     }
 }
@@ -179,6 +189,7 @@ impl Granted {
         tell(&mut self.memory_follows_use, asked.memory_follows_use.is_some());
         tell(&mut self.charge_copies, asked.charge_copies.is_some());
         tell(&mut self.labels, asked.labels.is_some());
+        tell(&mut self.sm_ppm, asked.sm_ppm.is_some());
         self
     }
 }
@@ -250,6 +261,11 @@ pub fn grant(asked: &Wish, set: &Wish, (caps, of): (Caps, CapOf), part: &Part, h
         memory_follows_use: Given::unbounded(set.memory_follows_use, asked.memory_follows_use),
         charge_copies,
         labels: Given::unbounded(set.labels.map(Some), asked.labels.map(Some)),
+        sm_ppm: match (set.sm_ppm, asked.sm_ppm) {
+            (None, None) => Given::default(),
+            _ if !caps.sm => Given::by(Rule::NoMps, None),
+            (set, asked) => Given::unbounded(set.map(Some), asked.map(Some)),
+        },
     }
 }
 
@@ -324,6 +340,9 @@ pub fn impossible(wish: &Wish) -> Option<String> {
     let share = deepres_abi::quantity::MIN_SHARE_PPM..=PPM;
     if let Some(ppm) = wish.share_ppm.filter(|ppm| !share.contains(ppm)) {
         return Some(format!("a share of {} is not between 1% and 100%", Percent(ppm)));
+    }
+    if let Some(ppm) = wish.sm_ppm.filter(|ppm| !share.contains(ppm)) {
+        return Some(format!("a part of the SMs of {} is not between 1% and 100%", Percent(ppm)));
     }
     if wish.memory_bytes == Some(0) {
         return Some("a memory limit of 0 lets no program run".to_owned());
@@ -503,6 +522,25 @@ mod tests {
         }
         assert!(refuse(&wish(Some(false)), made, &whole(made), true).unwrap().contains("copies"));
         assert_eq!(refuse(&wish(None), made, &whole(made), true), None);
+    }
+
+    #[test]
+    fn a_part_of_the_sms_is_granted_unless_the_configuration_turns_mps_off() {
+        let wish = |sm_ppm| Wish { sm_ppm, ..Wish::default() };
+        let off = (Caps { sm: false, ..Caps::NONE }, CapOf::Everyone);
+        let granted = |asked, set, caps| {
+            let part = whole(caps);
+            grant(&wish(asked), &wish(set), caps, &part, true).sm_ppm
+        };
+        assert_eq!(granted(None, None, off), Given::by(Rule::Default, None));
+        assert_eq!(granted(Some(400_000), None, free()), Given::by(Rule::Request, Some(400_000)));
+        let by_administrator = Given::by(Rule::Administrator, Some(600_000));
+        assert_eq!(granted(Some(400_000), Some(600_000), free()), by_administrator);
+        for set in [None, Some(600_000)] {
+            assert_eq!(granted(Some(400_000), set, off), Given::by(Rule::NoMps, None));
+        }
+        assert_eq!(refuse(&wish(Some(400_000)), off, &whole(off), true), None, "the job runs without it");
+        assert!(impossible(&wish(Some(PPM + 1))).unwrap().contains("SMs"));
     }
 
     #[test]

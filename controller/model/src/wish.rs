@@ -71,6 +71,11 @@ pub const fn about(key: Key) -> About {
             "Labels of the tenant from now on, for example team=vision; may be given several times",
             false,
         ),
+        Key::Sm => (
+            "Part of each GPU's SMs that the job can use under MPS: 1% to 100%",
+            "Part of each GPU's SMs that the job can use under MPS, once the job is started again: 1% to 100%",
+            true,
+        ),
     };
     About { help, help_later, may_be_default }
 }

@@ -33,7 +33,8 @@ pub struct Artefacts {
     pub deepres: PathBuf,
     /// Path of the preloaded library.
     pub library: PathBuf,
-    /// Folder with the simulated `libcuda.so.1` and `libnvidia-ml.so.1`, for LD_LIBRARY_PATH.
+    /// Folder with the simulated `libcuda.so.1` and `libnvidia-ml.so.1`, for LD_LIBRARY_PATH, and the
+    /// stand-in for MPS.
     pub simgpu: PathBuf,
 }
 
@@ -133,6 +134,7 @@ fn build() -> Result<PathBuf> {
         ("libcuda.so", simgpu.join("libcuda.so.1")),
         ("libcuda.so", simgpu.join("libcuda.so")),
         ("libnvidia_ml.so", simgpu.join("libnvidia-ml.so.1")),
+        ("nvidia-cuda-mps-control", simgpu.join("nvidia-cuda-mps-control")),
     ] {
         // Test binaries start one after the other, so no other process replaces the link at this
         // time.

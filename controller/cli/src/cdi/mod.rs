@@ -4,6 +4,7 @@
 mod file;
 
 use super::run;
+use crate::mps;
 use crate::wishes::{self, Elsewhere, Wishes};
 use anyhow::{Context, Result, bail};
 use deepres_abi::directory::DIRECTORY_VARIABLE;
@@ -131,7 +132,9 @@ fn device(args: &Generate, library: &Path, socket: &Path, sockets: &Path) -> Res
     let name = socket.file_name().and_then(OsStr::to_str);
     let name = name.with_context(|| format!("{} is not the name of a socket", socket.display()))?;
     let tenant = args.tenant.as_ref().map(|tenant| format!("{}={tenant}", run::TENANT_VARIABLE));
-    let wishes = wishes::variables(&args.wishes.wish).map(|(name, value)| format!("{name}={value}"));
+    let wish = &args.wishes.wish;
+    let variables = wishes::variables(wish).chain(wish.sm_ppm.map(mps::variable));
+    let wishes = variables.map(|(name, value)| format!("{name}={value}"));
     let way = args.oversubscribe.map(|way| format!("{}={}", run::OVERSUBSCRIBE_VARIABLE, way.name()));
     let container_edits =
         ContainerEdits::new(library, sockets, name, tenant.into_iter().chain(wishes).chain(way));

@@ -1,6 +1,7 @@
 //! Checks of the NVIDIA driver, its devices, its GPUs and of MPS.
 
 use super::Check;
+use crate::mps;
 use deepres_daemon::Gpu;
 use rustix::fs::{Access, access};
 use std::path::Path;
@@ -8,9 +9,6 @@ use std::process::{Command, Stdio};
 
 /// File in which the kernel driver gives its version.
 const VERSION: &str = "/proc/driver/nvidia/version";
-/// Directory of the pipes of MPS, unless the environment names another.
-const MPS_PIPES: &str = "/tmp/nvidia-mps";
-const MPS_VARIABLE: &str = "CUDA_MPS_PIPE_DIRECTORY";
 
 const DRIVER_LIBRARY: &str = "libcuda.so.1";
 /// Every driver with checkpoint functions has this function.
@@ -100,16 +98,15 @@ fn devices() -> Check {
 }
 
 fn mps() -> Check {
-    let pipes = std::env::var(MPS_VARIABLE).unwrap_or_else(|_| MPS_PIPES.to_owned());
-    if Path::new(&pipes).join("control").exists() {
-        Check::advice(
+    match mps::running() {
+        Ok(pipes) => Check::advice(
             "mps",
             format!(
-                "MPS runs ({pipes}): a fatal fault of one of its clients ends all other clients, with deepres or without"
+                "MPS runs ({}): a fatal fault of one of its clients ends all other clients, with deepres or without",
+                pipes.display()
             ),
-            "deepres does not need MPS; if no other program does, run `echo quit | nvidia-cuda-mps-control`",
-        )
-    } else {
-        Check::good("mps", "does not run")
+            "deepres needs MPS only for `deepres run --sm`; if no program needs it, run `echo quit | nvidia-cuda-mps-control`",
+        ),
+        Err(_) => Check::good("mps", "does not run"),
     }
 }

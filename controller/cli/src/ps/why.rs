@@ -121,6 +121,16 @@ fn print_tenant(tenant: &TenantStatus, out: &mut impl Write) -> io::Result<()> {
             )?;
         }
     }
+    let sms = granted.sm_ppm;
+    if tenant.asked.sm_ppm.is_some() || sms != Given::default() {
+        writeln!(
+            out,
+            "  sm         asked for {}, granted {} {}",
+            asked(tenant.asked.sm_ppm.map(share)),
+            sms.value.map_or("all SMs".to_owned(), share),
+            sms.rule
+        )?;
+    }
     if let Some(labels) = granted.labels.value {
         writeln!(out, "  label      {labels} {}", granted.labels.rule)?;
     }

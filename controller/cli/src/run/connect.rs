@@ -62,6 +62,8 @@ pub struct Keeper {
     pub socket: PathBuf,
     /// The limits that the job's processes keep by themselves while they have no session.
     pub fallback: Fallback,
+    /// The part of the SMs that the daemon granted, parts per million.
+    pub sm_ppm: Option<u32>,
     /// The GPUs that the daemon chose, by their places in the candidates.
     pub chosen: Vec<usize>,
     /// Whether a `deepres run` started the daemon.
@@ -213,6 +215,7 @@ fn ask(request: &Request<'_>, socket: PathBuf, connection: OwnedFd) -> Result<An
             Ok(Answer::Kept(Keeper {
                 socket: std::path::absolute(socket)?,
                 fallback: welcome.fallback(),
+                sm_ppm: Some(welcome.sm_ppm).filter(|ppm| *ppm != 0),
                 chosen,
                 is_of_run: welcome.is_of_run != 0,
                 connection,

@@ -10,6 +10,7 @@ mod program;
 mod record;
 mod start;
 
+use crate::mps;
 use crate::wishes::{self, Now, Wishes};
 pub use connect::{running, running_before_named};
 pub use libraries::{HasLibraryArgs, find_interposer, has_library, preload_with, require_driver};
@@ -47,6 +48,7 @@ Examples:
   deepres run --share 30% --memory 8GiB -- python train.py --epochs 3
   deepres run --criticality high --deadline 2h --size 40min -- python train.py
   deepres run --slo 30ms -- python serve.py
+  deepres run --sm 40% -- python serve.py     (on a host with NVIDIA's MPS)
   deepres run --no-preload -- ./static-program
   deepres run --gpus 2 --share 50% -- torchrun --nproc-per-node 2 train.py
   deepres run --name sweep --share 50% -- ./worker.sh     (start it twice: both are one tenant)")]
@@ -142,6 +144,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let gpus = args.gpus.map(|wanted| connect::GpuRequest { wanted, candidates: &candidates });
     let request = connect::Request { name: &name, wish, gpus, waits: args.wait };
     let keeper = connect::keep(&request)?;
+    if wish.sm_ppm.is_some() {
+        mps::tell_of_no_effect(keeper.sm_ppm);
+    }
     let record = args.record.as_deref().map(record::begin).transpose()?;
 
     let mut command = Command::new(program);
@@ -160,6 +165,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     command.env(TENANT_VARIABLE, &name);
     command.envs(wishes::variables(&wish));
     command.env(FALLBACK_VARIABLE, keeper.fallback.to_string());
+    command.envs(keeper.sm_ppm.map(mps::variable));
     command.envs(record.map(|file| (record::VARIABLE, file)));
     if let Some(way) = args.oversubscribe {
         command.env(OVERSUBSCRIBE_VARIABLE, way.name());

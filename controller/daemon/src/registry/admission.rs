@@ -151,6 +151,7 @@ impl Registry {
         tenant.members.keep(keeper, guest.process());
         let granted = tenant.terms.granted();
         let mut welcome = Welcome::new(0, 0);
+        welcome.sm_ppm = granted.sm_ppm.value.unwrap_or(0);
         wire::set_text(&mut welcome.tenant, name);
         for (uuid, index) in hello.gpus().iter().zip(&mut welcome.gpu_index) {
             let chosen = self.gpus.number_of(uuid).filter(|gpu| placed.contains(*gpu));

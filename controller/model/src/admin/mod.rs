@@ -347,6 +347,8 @@ status! {
         /// The granted share, parts per million. `None`: the tenant gets a part of the time that
         /// other tenants leave.
         pub asked_share_ppm: Option<u32> as Gauge,
+        /// The granted part of each GPU's SMs under MPS, parts per million. `None`: all SMs.
+        pub sm_ppm: Option<u32> => "SMS",
         /// The tenant's memory limit on each GPU, bytes.
         pub memory_limit_bytes: Option<u64> as Gauge => "LIMIT",
         /// The tenant's class.

@@ -32,6 +32,9 @@ pub struct Caps {
     pub slo: bool,
     /// Whether the arbiter charges copies even if the tenant does not ask for the charge.
     pub charge_copies: bool,
+    /// Whether parts of the SMs count. Follows from the key `mps` for all users.
+    #[serde(skip)]
+    pub sm: bool,
 }
 
 impl Default for Caps {
@@ -50,6 +53,7 @@ impl Caps {
         deadline: true,
         slo: true,
         charge_copies: false,
+        sm: true,
     };
 
     /// Returns whether the caps bound the share or the memory.
@@ -67,6 +71,7 @@ impl Caps {
             deadline: self.deadline || other.deadline,
             slo: self.slo || other.slo,
             charge_copies: self.charge_copies && other.charge_copies,
+            sm: self.sm || other.sm,
         }
     }
 }

@@ -90,6 +90,8 @@ pub struct Config {
     pub pods_need_token: bool,
     /// Whether a tenant that uses several GPUs at once gets leases on all of them or on none.
     pub gangs: bool,
+    /// The use of MPS.
+    pub mps: MpsKey,
     /// Bounds of the quantum.
     pub quantum: QuantumKeys,
     /// Caps for every user.
@@ -129,6 +131,7 @@ impl Default for Config {
             shared_names: Vec::new(),
             pods_need_token: false,
             gangs: true,
+            mps: MpsKey::Use,
             quantum: QuantumKeys::default(),
             caps: Caps::default(),
             groups: BTreeMap::new(),
@@ -183,6 +186,16 @@ impl FailModeKey {
             Self::Closed => "closed",
         }
     }
+}
+
+/// The use of MPS for parts of the SMs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MpsKey {
+    /// Jobs get no part of the SMs.
+    Off,
+    /// Jobs run on their parts of the SMs if an MPS control daemon runs.
+    Use,
 }
 
 /// The bounds of the quantum, as the configuration gives them.
@@ -399,14 +412,13 @@ impl Config {
 
     /// Returns the caps of a user in `groups`, and their origin.
     pub fn caps_of(&self, user: u32, groups: &[u32]) -> (Caps, CapOf) {
-        if let Some(caps) = self.users.get(&user.to_string()) {
-            return (*caps, CapOf::User(user));
-        }
         let of_groups = groups.iter().filter_map(|group| self.groups.get(&group.to_string()).copied());
-        match of_groups.reduce(Caps::or) {
-            Some(caps) => (caps, CapOf::Groups),
-            None => (self.caps, CapOf::Everyone),
-        }
+        let (caps, of) = match (self.users.get(&user.to_string()), of_groups.reduce(Caps::or)) {
+            (Some(caps), _) => (*caps, CapOf::User(user)),
+            (None, Some(caps)) => (caps, CapOf::Groups),
+            (None, None) => (self.caps, CapOf::Everyone),
+        };
+        (Caps { sm: self.mps == MpsKey::Use, ..caps }, of)
     }
 }
 

@@ -139,6 +139,7 @@ fn any_hello(daemon: &Daemon, input: &mut Unstructured<'_>) -> Result<Hello> {
         wish.memory_follows_use = Some(input.arbitrary()?);
         wish.charge_copies = Some(input.arbitrary()?);
         wish.labels = input.arbitrary::<&str>()?.parse().ok();
+        wish.sm_ppm = Some(input.arbitrary()?);
     }
     hello.wishes = wish.encode();
     if input.ratio(1, 8)? {

@@ -1,0 +1,81 @@
+//! Parts of the SMs (`--sm`), by which NVIDIA's MPS bounds a process. The driver reads the part from
+//! a variable when the process first uses CUDA.
+
+use deepres_model::wish::Value;
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The variable of NVIDIA's driver, a percentage without a sign.
+const PERCENTAGE_VARIABLE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
+/// The variable that names the directory of the MPS control daemon.
+const DIRECTORY_VARIABLE: &str = "CUDA_MPS_PIPE_DIRECTORY";
+/// The directory of the MPS control daemon if the variable names none (NVIDIA's MPS guide).
+const DEFAULT_DIRECTORY: &str = "/tmp/nvidia-mps";
+/// The file in the directory with the process id of the MPS control daemon. The daemon removes the
+/// file when it ends in order, but not its socket.
+const PID_FILE: &str = "nvidia-cuda-mps-control.pid";
+
+/// Returns the driver's variable for a part of the SMs, parts per million.
+pub fn variable(sm_ppm: u32) -> (&'static str, String) {
+    let percent = Value::Share(sm_ppm).to_string();
+    (PERCENTAGE_VARIABLE, percent.trim_end_matches('%').to_owned())
+}
+
+/// Says in one line why the part of the SMs that a job asked for has no effect, if it has none.
+/// `granted_ppm` is the part that the daemon granted, parts per million.
+pub fn tell_of_no_effect(granted_ppm: Option<u32>) {
+    if granted_ppm.is_none() {
+        eprintln!("deepres: --sm has no effect: the configuration of the daemon has `mps = \"off\"`");
+    } else if let Err(directory) = running() {
+        eprintln!(
+            "deepres: --sm has no effect: no MPS control daemon runs in {}; start it by `nvidia-cuda-mps-control -d`, or set {DIRECTORY_VARIABLE}",
+            directory.display()
+        );
+    }
+}
+
+/// Returns the directory in which the driver looks for an MPS control daemon: `Ok` if a daemon runs
+/// there, else `Err`.
+pub fn running() -> Result<PathBuf, PathBuf> {
+    let directory = match env::var_os(DIRECTORY_VARIABLE) {
+        Some(directory) if !directory.is_empty() => directory.into(),
+        _ => PathBuf::from(DEFAULT_DIRECTORY),
+    };
+    if runs(&directory) { Ok(directory) } else { Err(directory) }
+}
+
+/// Returns whether an MPS control daemon runs in the directory.
+fn runs(directory: &Path) -> bool {
+    let text = fs::read_to_string(directory.join(PID_FILE)).unwrap_or_default();
+    let pid = text.trim().parse::<u32>().ok().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
+    // The daemon may belong to another user.
+    pid.is_some_and(|pid| matches!(test_kill_process(pid), Ok(()) | Err(Errno::PERM)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_is_given_to_the_driver_as_a_percentage() {
+        for (ppm, percentage) in [(400_000, "40"), (12_500, "1.25"), (1_000_000, "100")] {
+            assert_eq!(variable(ppm), (PERCENTAGE_VARIABLE, percentage.to_owned()));
+        }
+    }
+
+    #[test]
+    fn a_control_daemon_is_found_by_its_living_process() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(!runs(folder.path()));
+        let note = |text: &str| fs::write(folder.path().join(PID_FILE), text).unwrap();
+        note(&format!("{}\n", std::process::id()));
+        assert!(runs(folder.path()));
+        for text in ["", "0", "-1", "x", "4194305"] {
+            note(text);
+            assert!(!runs(folder.path()), "{text}");
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! Parts of the SMs (`deepres run --sm`), under MPS on the simulated GPU.
+
+use std::process::Command;
+
+use deepres_e2e::prelude::*;
+
+const NO_EFFECT: &str = "--sm has no effect";
+/// A GPU of 100 SMs. The kernel uses all of them.
+const SIMGPU: &str = "sm_count = 100\nlaunch_overhead_ns = 0\n\
+                      kernel = [{ name = \"busy_1000us\", ns = 1000000, sm_ppm = 1000000 }]\n";
+const PERCENT: u32 = 10_000;
+
+/// Lets a command find the host's MPS control daemon.
+fn by_mps(host: &Host, mut command: Command) -> Command {
+    command.env("CUDA_MPS_PIPE_DIRECTORY", host.path().join("mps"));
+    command
+}
+
+/// Starts the MPS control daemon.
+fn mps(host: &Host) -> Process {
+    let mut command = by_mps(host, host.command(artefacts().simgpu.join("nvidia-cuda-mps-control")));
+    command.arg("-f");
+    let daemon = host.spawn(command);
+    let file = host.path().join("mps/nvidia-cuda-mps-control.pid");
+    await_value_within(|| file.exists(), |is_there| *is_there, COMMAND_LIMIT);
+    daemon
+}
+
+/// Starts a backlogged job with these options, which finds the MPS control daemon.
+fn job(host: &Host, options: &[&str]) -> Process {
+    let client = ["--sync-every", "4"];
+    host.start(by_mps(host, host.run(options, c_client("backlog"), &client)), "ready")
+}
+
+/// Returns the parts of the SMs of the clients that live, by the ground truth, percent.
+fn parts(host: &Host) -> Vec<Option<u32>> {
+    let clients = host.truth().processes.into_iter();
+    let clients = clients.filter(|process| process.alive && process.comm.starts_with("backlog"));
+    clients.map(|client| client.sm_limit_ppm.map(|ppm| ppm / PERCENT)).collect()
+}
+
+#[test]
+fn a_job_with_a_part_of_the_sms_has_this_part() {
+    let (host, _daemon) = Host::new().simgpu(SIMGPU).with_daemon();
+    let _mps = mps(&host);
+    let job = job(&host, &["--name", "t", "--sm", "40%"]);
+    assert_eq!(parts(&host), [Some(40)]);
+    let used = || {
+        let processes = host.truth().processes;
+        let client = processes.into_iter().find(|process| process.comm.starts_with("backlog"));
+        client.expect("it runs").gpus[0]
+    };
+    let used = await_value_within(used, |used| used.kernels > 50, COMMAND_LIMIT);
+    let held = used.sm_ns as f64 / used.kernel_busy_ns as f64;
+    assert!((held - 0.4).abs() < 0.001, "{used:?}");
+    let per_kernel_ns = used.kernel_busy_ns / used.kernels;
+    assert!((2_450_000..2_600_000).contains(&per_kernel_ns), "{used:?}");
+    assert!(!job.stderr().contains(NO_EFFECT), "{}", job.stderr());
+    let wide = host.shows(&["ps", "--wide"]);
+    assert!(wide.contains("SMS") && wide.contains("40%"), "{wide}");
+    let verbose = host.shows(&["ps", "-v"]);
+    assert!(verbose.contains("sm         asked for 40%, granted 40% as asked"), "{verbose}");
+    let explained = host.shows(&["explain", "t"]);
+    assert!(explained.contains("t, 40% of the SMs under MPS, as asked"), "{explained}");
+    assert_eq!(host.json(&["explain", "t", "--json"])["sm_ppm"], 400_000);
+}
+
+#[test]
+fn a_running_job_keeps_its_part_and_a_new_start_has_the_part_that_was_set() {
+    let (host, _daemon) = Host::new().simgpu(SIMGPU).with_daemon();
+    let _mps = mps(&host);
+    let _first = job(&host, &["--name", "t", "--sm", "40%"]);
+    let said = host.shows(&["set", "t", "--sm", "60%"]);
+    assert!(said.contains("SMs 60%") && said.contains("start the job again"), "{said}");
+    assert!(!host.shows(&["set", "t", "--share", "50%"]).contains("start the job again"));
+    assert_eq!(parts(&host), [Some(40)]);
+    let _second = job(&host, &["--name", "t"]);
+    assert_eq!(parts(&host), [Some(40), Some(60)]);
+}
+
+#[test]
+fn a_part_of_the_sms_without_mps_has_no_effect_and_the_command_says_so_once() {
+    let (host, _daemon) = Host::new().simgpu(SIMGPU).with_daemon();
+    let job = job(&host, &["--sm", "40%"]);
+    let said = job.stderr();
+    let directory = host.path().join("mps");
+    let reason = format!("deepres: {NO_EFFECT}: no MPS control daemon runs in {}", directory.display());
+    assert!(said.starts_with(&reason) && said.lines().count() == 1, "{said}");
+    assert_eq!(parts(&host), [None]);
+}
+
+#[test]
+fn the_configuration_can_turn_mps_off() {
+    let (host, _daemon) = Host::new().simgpu(SIMGPU).config("mps = \"off\"\n").with_daemon();
+    let _mps = mps(&host);
+    let job = job(&host, &["--name", "t", "--sm", "40%"]);
+    let said = job.stderr();
+    assert!(said.contains(NO_EFFECT) && said.contains("`mps = \"off\"`"), "{said}");
+    assert_eq!(parts(&host), [Some(100)], "a client of MPS without a part");
+    assert!(host.shows(&["ps", "-v"]).contains("granted all SMs because the configuration has"));
+}
