@@ -9,7 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The variable of NVIDIA's driver, a percentage without a sign.
-const PERCENTAGE_VARIABLE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
+pub const PERCENTAGE_VARIABLE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
 /// The variable that names the directory of the MPS control daemon.
 const DIRECTORY_VARIABLE: &str = "CUDA_MPS_PIPE_DIRECTORY";
 /// The directory of the MPS control daemon if the variable names none (NVIDIA's MPS guide).

@@ -2,6 +2,7 @@
 //! GPU time from the daemon's status.
 
 use super::place;
+use crate::mps::PERCENTAGE_VARIABLE;
 use anyhow::{Context, Result, bail};
 use deepres_model::admin::client::Client;
 use deepres_model::admin::{Reply, Request, Status};
@@ -21,8 +22,6 @@ use std::time::{Duration, Instant};
 
 /// The text in the command that stands for the batch.
 pub const BATCH: &str = "{batch}";
-/// Variable by which MPS bounds the part of the SMs that a process may use, percent.
-const PART_VARIABLE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
 /// The SLO of the command if the user gives none. The daemon only counts requests of tenants with
 /// an SLO.
 const ANY_SLO_NS: u64 = 1_000_000_000;
@@ -219,7 +218,7 @@ impl Running {
         command
             .args(["run", "--name", tenant, "--slo", &slo, "--"])
             .args(job.command.iter().map(|word| word.replace(BATCH, &batch.to_string())))
-            .env(PART_VARIABLE, part_percent.to_string())
+            .env(PERCENTAGE_VARIABLE, part_percent.to_string())
             .stdin(Stdio::null())
             .stdout(output.try_clone()?)
             .stderr(output.try_clone()?)
