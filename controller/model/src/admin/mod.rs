@@ -283,7 +283,7 @@ status! {
         pub simulated: bool,
         /// The GPU's memory, bytes.
         pub memory_bytes: u64 as Gauge,
-        /// `free`, `together` (all owners may launch), `open`, `leased` or `draining`.
+        /// `free`, `open`, `leased` or `draining`.
         pub phase: String,
         /// The holder's name.
         pub holder: Option<String>,

@@ -16,9 +16,8 @@
 //! competing tenants get. The scheduler applies the rule when a lease ends, when the holder pauses,
 //! and when the request of a tenant that waits is due before the holder's.
 //!
-//! If all owners together want less than the GPU can give, they use it [`together`]. Otherwise one
-//! tenant at a time may launch. If no other tenant wants the GPU, the gate of this tenant is open.
-//! Otherwise the tenant has a lease for its request. At a hand-off the scheduler closes the
+//! One tenant at a time may launch. If no other tenant wants the GPU, the gate of this tenant is
+//! open. Otherwise the tenant has a lease for its request. At a hand-off the scheduler closes the
 //! gate, reads the meters again, waits until the work in flight has drained, and opens the next
 //! gate. If the next tenant would lose less in the hardware's turns than by the wait for the drain,
 //! the scheduler opens its gate at once. The hardware then takes turns between the old work in
@@ -560,7 +559,7 @@ impl Scheduler {
     fn decide_steps(&mut self, now_ns: u64, tuning: &Tuning) -> Option<u64> {
         loop {
             let step = match self.hold {
-                None => match self.together_step(now_ns) {
+                None => match self.together_step(now_ns, tuning) {
                     Some(step) => step,
                     None => self.ordered_free_step(now_ns, tuning),
                 },

@@ -1441,11 +1441,11 @@ fn owners_that_leave_the_gpu_idle_use_it_together_and_owners_that_want_all_of_it
     let mut bench = Bench::new();
     work(&mut bench, 1_000, |_| (MS * 3 / 10, MS * 3 / 10));
     assert_eq!(bench.scheduler.phase(), Phase::Together);
-    assert!(bench.is_open(A) && bench.is_open(B));
+    assert!(bench.is_leased(A) && bench.is_leased(B));
     assert!(work(&mut bench, 1_000, |_| (MS * 3 / 10, MS * 3 / 10)) > 990, "they go on");
     work(&mut bench, 100, |phase| if phase == Phase::Together { (MS / 2, MS / 2) } else { (MS, MS) });
     assert!(matches!(bench.scheduler.phase(), Phase::Held(_) | Phase::Draining(_)));
-    assert!(bench.is_closed(A) || bench.is_closed(B));
+    assert!(!bench.is_leased(A) || !bench.is_leased(B));
 }
 
 #[test]

@@ -9,6 +9,7 @@
 use super::state::{Rank, Tenant};
 use super::{Beside, Grant, MAX_DRAIN_NS, STAY_LEASED_NS, Scheduler, Step, Stuck, ns};
 use crate::gang::Order;
+use crate::tuning::Tuning;
 use core::mem;
 use core::time::Duration;
 use deepres_abi::PPM;
@@ -164,7 +165,7 @@ impl Scheduler {
 
     /// Decides while no tenant has the GPU: opens the gates of all owners if the GPU has room for
     /// them. Otherwise closes the gates that it opened for them, and returns nothing.
-    pub(super) fn together_step(&mut self, now_ns: u64) -> Option<Step> {
+    pub(super) fn together_step(&mut self, now_ns: u64, tuning: &Tuning) -> Option<Step> {
         self.note_harm(now_ns);
         let has_room = self.has_room_for_all(now_ns);
         let since_ns = self.together.since_ns;
@@ -175,10 +176,11 @@ impl Scheduler {
         let mut all = mem::take(&mut self.all);
         all.clear();
         all.extend(self.tenants.iter().map(|(id, _)| *id));
+        let mut wake_ns = now_ns.saturating_add(LOOK_NS);
         for id in &all {
             let Some(tenant) = self.tenants.get(*id) else { continue };
             if has_room && tenant.is_here() && tenant.rank == Rank::Owner {
-                self.change(*id, Grant::Open, false);
+                wake_ns = wake_ns.min(self.keep_leased(*id, tenant.grant, now_ns, tuning));
                 continue;
             }
             let rest_ns = tenant.remaining_ns();
@@ -191,6 +193,6 @@ impl Scheduler {
             }
         }
         self.all = all;
-        has_room.then_some(Step::Stay(Some(now_ns.saturating_add(LOOK_NS))))
+        has_room.then_some(Step::Stay(Some(wake_ns)))
     }
 }
