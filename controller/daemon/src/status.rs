@@ -228,7 +228,6 @@ fn with_holder(mut status: TenantStatus, allocation: Option<&Allocation>) -> Ten
 fn gpu_status(index: usize, gpu: &Gpu, report: &Report, names: &BTreeMap<TenantId, &str>) -> GpuStatus {
     let (phase, holder) = match report.phase {
         Phase::Free => ("free", None),
-        Phase::Together => ("together", None),
         Phase::Held(holder) => (if report.open { "open" } else { "leased" }, Some(holder)),
         Phase::Draining(holder) => ("draining", Some(holder)),
     };

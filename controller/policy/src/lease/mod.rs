@@ -37,7 +37,6 @@ mod kept;
 mod restore;
 mod state;
 mod tenants;
-mod together;
 pub mod trust;
 
 use crate::TenantId;
@@ -52,7 +51,6 @@ use core::time::Duration;
 use guard::{Guard, Owners};
 use state::{Budget, Hold, Noted, Rank, SHORT_IDLE_NS, Stuck, Tenant, begun_ns};
 use tenants::Tenants;
-use together::Together;
 use trust::{Trust, UserId};
 
 const fn ns(duration: Duration) -> u64 {
@@ -148,13 +146,11 @@ impl Seen {
     }
 }
 
-/// The state of the GPU: free, shared, held by a tenant, or draining.
+/// The state of the GPU: free, held by a tenant, or draining.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
     /// No tenant has the GPU.
     Free,
-    /// All owners may launch, because the GPU has room for all of them.
-    Together,
     /// This tenant has the GPU.
     Held(TenantId),
     /// This tenant had the GPU, and its work in flight drains.
@@ -225,8 +221,6 @@ pub struct Scheduler {
     borne: Borne,
     /// The last time at which a tenant with brief bursts wanted the GPU, ns.
     brief_ns: Option<u64>,
-    /// The owners' use of the GPU together, if it has room for all of them.
-    together: Together,
     decided_ns: u64,
     /// Number of tenants with work in flight at the last decision.
     flying: usize,
@@ -239,18 +233,15 @@ pub struct Scheduler {
     handoffs: Vec<Handoff>,
     /// Working memory: the guests that want the GPU.
     guests: Vec<(state::Order, TenantId, u64)>,
-    /// Working memory: all tenants.
-    all: Vec<TenantId>,
 }
 
 impl Scheduler {
     /// Adds a tenant of a class with its first session on this GPU, or brings back a tenant that
     /// had left. The tenant's gate is closed.
     pub fn enter(&mut self, tenant: TenantId, class: Class, now_ns: u64) {
-        self.changes.reserve(self.tenants.len() + 1 + MOST_CHANGES);
+        self.changes.reserve(MOST_CHANGES);
         self.handoffs.reserve(MOST_CHANGES);
         self.guests.reserve(self.tenants.len() + 1);
-        self.all.reserve(self.tenants.len() + 1);
         let new = Tenant { present: false, ..Tenant::new(Rank::of(class), now_ns) };
         let tenant = self.tenants.get_or_insert(tenant, new);
         if mem::replace(&mut tenant.present, true) {
@@ -461,7 +452,6 @@ impl Scheduler {
     /// Returns which tenant has the GPU.
     pub fn phase(&self) -> Phase {
         match self.hold {
-            None if self.together.since_ns.is_some() => Phase::Together,
             None => Phase::Free,
             Some(Hold { tenant, drain_give_up_ns: None, .. }) => Phase::Held(tenant),
             Some(Hold { tenant, .. }) => Phase::Draining(tenant),
@@ -552,17 +542,13 @@ impl Scheduler {
         let wake_ns = self.decide_steps(now_ns, tuning);
         self.note_kept(now_ns);
         self.flying = self.tenants.astir().filter(|(_, tenant)| tenant.flew).count();
-        self.tenants.astir_with(|_, tenant| tenant.note_held_up());
         wake_ns
     }
 
     fn decide_steps(&mut self, now_ns: u64, tuning: &Tuning) -> Option<u64> {
         loop {
             let step = match self.hold {
-                None => match self.together_step(now_ns, tuning) {
-                    Some(step) => step,
-                    None => self.ordered_free_step(now_ns, tuning),
-                },
+                None => self.ordered_free_step(now_ns, tuning),
                 Some(hold) => match hold.drain_give_up_ns {
                     None if self.is_paused(hold.tenant) => self.close(hold, now_ns),
                     None => self.ordered_step(hold, now_ns, tuning),
@@ -696,12 +682,7 @@ impl Scheduler {
         let flying = self.flying.max(1) as u64;
         let elapsed_ns = elapsed_ns.saturating_add(mem::take(&mut self.unaccrued_ns));
         self.unaccrued_ns = elapsed_ns % flying;
-        let (now_ns, are_together) = (self.decided_ns, self.together.since_ns.is_some());
-        self.tenants.astir_with(|_, tenant| {
-            let waited_ns = if tenant.flew { elapsed_ns - elapsed_ns / flying } else { 0 };
-            let used_ns = tenant.accrue(elapsed_ns / flying, flying > 1);
-            tenant.demand.note(used_ns, waited_ns, are_together, now_ns);
-        });
+        self.tenants.astir_with(|_, tenant| tenant.accrue(elapsed_ns / flying, flying > 1));
     }
 
     /// Lets the clock of owners, and the clock of guests, grow by the charges to the competing
@@ -1023,11 +1004,6 @@ impl Scheduler {
                 None => self.alone_step(hold, grant, now_ns, tuning),
             };
         };
-        if rank == Rank::Owner && self.has_room_for_all(now_ns) {
-            self.settle(&hold, true, false, now_ns);
-            self.hold = None;
-            return Step::Again;
-        }
         let expires_ns = match grant {
             Grant::Leased { expires_ns } if hold.contended.is_some() => expires_ns,
             Grant::Leased { .. } | Grant::Open | Grant::Once | Grant::Closed | Grant::Paused => {

@@ -1,7 +1,6 @@
 //! The state of a tenant, and the state of a hold (the time for which one tenant has the GPU).
 
 use super::clock::{Clock, VirtualTime, gpu_ns, signed, weighted};
-use super::together::Demand;
 use super::trust::UserId;
 use super::{Grant, Seen, ns};
 use crate::TenantId;
@@ -130,8 +129,6 @@ pub struct Tenant {
     /// Set if the tenant's work did not end within a drain, and its meter has not shown a long
     /// kernel that explains this.
     pub stuck: Option<Stuck>,
-    /// The part of the GPU's time that the tenant uses while it does not wait at the gate.
-    pub demand: Demand,
     pub grant: Grant,
 }
 
@@ -176,7 +173,6 @@ impl Tenant {
             short_pauses_ppm: PPM,
             lenience: Budget::new(LENIENCE_PART, START_LIMIT_NS),
             stuck: None,
-            demand: Demand::new(now_ns),
             grant: Grant::Closed,
         }
     }
@@ -353,8 +349,8 @@ impl Tenant {
 
     /// Charges the tenant's work in flight for `passed_ns` of the GPU's time since the last
     /// decision. When the meter shows the work, or the work is no longer in flight, the scheduler
-    /// takes this charge back. Returns the GPU time that the tenant used since the last decision, ns.
-    pub fn accrue(&mut self, passed_ns: u64, is_beside: bool) -> i64 {
+    /// takes this charge back.
+    pub fn accrue(&mut self, passed_ns: u64, is_beside: bool) {
         let shown_ns = mem::take(&mut self.shown_ns);
         let flew = mem::replace(&mut self.flew, self.seen.in_flight);
         let passed_ns = if is_beside { self.beside_ns(passed_ns) } else { passed_ns };
@@ -367,7 +363,6 @@ impl Tenant {
         if self.wanted {
             self.vtime += weighted(more_ns, self.weight_ppm);
         }
-        signed(shown_ns).saturating_add(more_ns)
     }
 
     /// Returns the part of `part_ns` of the GPU's time that the tenant used if other tenants had
