@@ -258,13 +258,9 @@ pub fn enter<M: Memory>(memory: &mut M, state: &State, config: &Config, number: 
     memory.put(&state.header.attached, order);
     memory.put(&process.order, order);
     memory.put(&process.checkpoint, checkpoint_state::RUNNING);
-    for word in [
-        &process.calls,
-        &process.unmovable,
-        &process.server,
-        &process.has_lost_server,
-        &process.sm_limit_ppm,
-    ] {
+    for word in
+        [&process.calls, &process.unmovable, &process.server, &process.has_lost_server, &process.sm_limit_ppm]
+    {
         memory.put(word, 0);
     }
     let (client, beside) = config.interference_of(name);
