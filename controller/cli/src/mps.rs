@@ -2,14 +2,17 @@
 //! a variable when the process first uses CUDA.
 
 use deepres_model::wish::Value;
+use rustix::fs::OFlags;
 use rustix::io::Errno;
-use rustix::process::{Pid, test_kill_process};
+use rustix::process::{Pid, geteuid, test_kill_process};
 use std::env;
-use std::fs;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Read as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 /// The variable of NVIDIA's driver, a percentage without a sign.
-pub const PERCENTAGE_VARIABLE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
+const PERCENTAGE_VARIABLE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
 /// The variable that names the directory of the MPS control daemon.
 const DIRECTORY_VARIABLE: &str = "CUDA_MPS_PIPE_DIRECTORY";
 /// The directory of the MPS control daemon if the variable names none (NVIDIA's MPS guide).
@@ -17,6 +20,9 @@ const DEFAULT_DIRECTORY: &str = "/tmp/nvidia-mps";
 /// The file in the directory with the process id of the MPS control daemon. The daemon removes the
 /// file when it ends in order, but not its socket.
 const PID_FILE: &str = "nvidia-cuda-mps-control.pid";
+const MAX_PID_FILE_BYTES: u64 = 32;
+/// The name of the MPS control daemon's process, as far as the kernel keeps it.
+const CONTROL_NAME: &str = "nvidia-cuda-mps";
 
 /// Returns the driver's variable for a part of the SMs, parts per million.
 pub fn variable(sm_ppm: u32) -> (&'static str, String) {
@@ -28,7 +34,9 @@ pub fn variable(sm_ppm: u32) -> (&'static str, String) {
 /// `granted_ppm` is the part that the daemon granted, parts per million.
 pub fn tell_of_no_effect(granted_ppm: Option<u32>) {
     if granted_ppm.is_none() {
-        eprintln!("deepres: --sm has no effect: the configuration of the daemon has `mps = \"off\"`");
+        eprintln!(
+            "deepres: --sm has no effect: the daemon granted no part (`mps = \"off\"`, or an older daemon)"
+        );
     } else if let Err(directory) = running() {
         eprintln!(
             "deepres: --sm has no effect: no MPS control daemon runs in {}; start it by `nvidia-cuda-mps-control -d`, or set {DIRECTORY_VARIABLE}",
@@ -49,10 +57,30 @@ pub fn running() -> Result<PathBuf, PathBuf> {
 
 /// Returns whether an MPS control daemon runs in the directory.
 fn runs(directory: &Path) -> bool {
-    let text = fs::read_to_string(directory.join(PID_FILE)).unwrap_or_default();
+    let text = noted(&directory.join(PID_FILE)).unwrap_or_default();
     let pid = text.trim().parse::<u32>().ok().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
-    // The daemon may belong to another user.
-    pid.is_some_and(|pid| matches!(test_kill_process(pid), Ok(()) | Err(Errno::PERM)))
+    pid.is_some_and(|pid| {
+        // Another process may have the number of a daemon that was killed. The system may hide the
+        // name of another user's process.
+        let name = fs::read_to_string(format!("/proc/{}/comm", pid.as_raw_nonzero()));
+        // The daemon may belong to another user.
+        name.map_or(true, |name| name.trim_end() == CONTROL_NAME)
+            && matches!(test_kill_process(pid), Ok(()) | Err(Errno::PERM))
+    })
+}
+
+/// Returns the text of the file that notes the daemon's process. Any user may have made the
+/// directory, so the file counts only if it is a plain file of root or of this user.
+fn noted(file: &Path) -> io::Result<String> {
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(file)?;
+    let about = file.metadata()?;
+    let is_trusted = about.is_file() && [0, geteuid().as_raw()].contains(&about.uid());
+    let mut text = String::new();
+    if is_trusted {
+        file.take(MAX_PID_FILE_BYTES).read_to_string(&mut text)?;
+    }
+    Ok(text)
 }
 
 #[cfg(test)]
@@ -71,8 +99,22 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         assert!(!runs(folder.path()));
         let note = |text: &str| fs::write(folder.path().join(PID_FILE), text).unwrap();
-        note(&format!("{}\n", std::process::id()));
+        let program = folder.path().join("nvidia-cuda-mps-control");
+        std::os::unix::fs::symlink("/bin/sleep", &program).unwrap();
+        let mut daemon = std::process::Command::new(&program).arg("100").spawn().unwrap();
+        note(&format!("{}\n", daemon.id()));
         assert!(runs(folder.path()));
+        let file = folder.path().join(PID_FILE);
+        fs::rename(&file, folder.path().join("elsewhere")).unwrap();
+        std::os::unix::fs::symlink("elsewhere", &file).unwrap();
+        assert!(!runs(folder.path()), "a link may lead anywhere");
+        fs::remove_file(&file).unwrap();
+        daemon.kill().unwrap();
+        daemon.wait().unwrap();
+        note(&format!("{}\n", daemon.id()));
+        assert!(!runs(folder.path()), "it has ended");
+        note(&format!("{}\n", std::process::id()));
+        assert!(!runs(folder.path()), "another process has its number");
         for text in ["", "0", "-1", "x", "4194305"] {
             note(text);
             assert!(!runs(folder.path()), "{text}");

@@ -5,16 +5,16 @@
 //! that asks NVML ([`crate::nvml`]) must answer at once, so it does not wait for events.
 
 use crate::nvml::LIBRARY;
-use nvml_wrapper::Nvml;
 use nvml_wrapper::bitmasks::event::EventTypes;
 use nvml_wrapper::enums::event::XidError;
 use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::{Device, EventSet, Nvml};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The time between two questions for a GPU.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -23,6 +23,8 @@ const RETRY: Duration = Duration::from_secs(30);
 /// The Xids that a program causes, by NVIDIA's page of Xid errors. They say nothing about the GPU, and
 /// NVIDIA's device plugin leaves out the same.
 const OF_PROGRAMS: [u64; 6] = [13, 31, 43, 45, 68, 109];
+/// The number by which NVML says that it does not know the Xid.
+const UNKNOWN_XID: u64 = 999;
 
 /// The faults of GPUs, by UUID, `GPU-…`. All clones are one record.
 #[derive(Debug, Clone, Default)]
@@ -73,32 +75,9 @@ impl Faults {
     /// Looks at the GPUs until NVML fails.
     fn look_on(&self, gpus: &mut [Gpu]) -> Result<(), NvmlError> {
         let nvml = Nvml::builder().lib_path(OsStr::new(LIBRARY)).init()?;
-        let mut events = nvml.create_event_set().ok();
-        for gpu in &*gpus {
-            let Ok(device) = nvml.device_by_uuid(gpu.uuid.as_str()) else { continue };
-            let kinds = device.supported_event_types().unwrap_or(EventTypes::empty());
-            if kinds.contains(EventTypes::CRITICAL_XID_ERROR) {
-                let register = |set| device.register_events(EventTypes::CRITICAL_XID_ERROR, set).ok();
-                events = events.and_then(register);
-            }
-        }
+        let mut events = Events::new(&nvml, gpus);
         loop {
-            match events.as_ref().map(|events| events.wait(PERIOD.as_millis() as u32)) {
-                Some(Ok(event)) => {
-                    let uuid = event.device.uuid().unwrap_or_default();
-                    if let Some(XidError::Value(xid)) = event.event_data
-                        && let Some(gpu) = gpus.iter_mut().find(|gpu| gpu.uuid == uuid)
-                    {
-                        gpu.note_xid(xid);
-                    }
-                }
-                Some(Err(NvmlError::Timeout)) => {}
-                Some(Err(error)) => {
-                    tracing::warn!(%error, "NVML tells no Xids any more");
-                    events = None;
-                }
-                None => sleep(PERIOD),
-            }
+            events.wait(&nvml, gpus);
             for gpu in &mut *gpus {
                 let device = nvml.device_by_uuid(gpu.uuid.as_str());
                 gpu.note_answer(device.and_then(|device| device.memory_info()).map(drop));
@@ -107,6 +86,73 @@ impl Faults {
                     tracing::warn!(gpu = gpu.uuid, fault, "the health of a GPU has changed");
                     self.set(&gpu.uuid, fault.as_deref());
                 }
+            }
+        }
+    }
+}
+
+/// The Xids of GPUs, as NVML tells them.
+struct Events<'nvml> {
+    /// `None` while NVML tells no Xids.
+    set: Option<EventSet<'nvml>>,
+    /// The time from which the thread asks for the Xids again.
+    again: Instant,
+}
+
+impl<'nvml> Events<'nvml> {
+    fn new(nvml: &'nvml Nvml, gpus: &[Gpu]) -> Self {
+        let set = match Self::set(nvml, gpus) {
+            Ok(set) => Some(set),
+            Err(error) => {
+                tracing::debug!(%error, "NVML tells no Xids");
+                None
+            }
+        };
+        Self { set, again: Instant::now() + RETRY }
+    }
+
+    /// Returns the set of events of all GPUs that have Xids. NVML frees the whole set if one GPU
+    /// cannot be added, so that this function leaves out the GPU and begins anew.
+    fn set(nvml: &'nvml Nvml, gpus: &[Gpu]) -> Result<EventSet<'nvml>, NvmlError> {
+        let devices = gpus.iter().filter_map(|gpu| nvml.device_by_uuid(gpu.uuid.as_str()).ok());
+        let tells_xids = |device: &Device<'_>| {
+            let kinds = device.supported_event_types();
+            kinds.is_ok_and(|kinds| kinds.contains(EventTypes::CRITICAL_XID_ERROR))
+        };
+        let register =
+            |device: &Device<'nvml>, set| device.register_events(EventTypes::CRITICAL_XID_ERROR, set);
+        let mut devices: Vec<_> = devices.filter(tells_xids).collect();
+        devices.retain(|device| nvml.create_event_set().and_then(|set| register(device, set)).is_ok());
+        devices.iter().try_fold(nvml.create_event_set()?, |set, device| register(device, set))
+    }
+
+    /// Waits for an Xid for [`PERIOD`] at most.
+    fn wait(&mut self, nvml: &'nvml Nvml, gpus: &mut [Gpu]) {
+        let Some(set) = &self.set else {
+            sleep(PERIOD);
+            if Instant::now() >= self.again {
+                *self = Self::new(nvml, gpus);
+            }
+            return;
+        };
+        match set.wait(PERIOD.as_millis() as u32) {
+            Ok(event) => {
+                let xid = match event.event_data {
+                    Some(XidError::Value(xid)) => xid,
+                    Some(XidError::Unknown) => UNKNOWN_XID,
+                    None => return,
+                };
+                // If NVML does not say which GPU, it may be each of them.
+                let uuid = event.device.uuid().ok();
+                let of = |gpu: &&mut Gpu| uuid.as_ref().is_none_or(|uuid| gpu.uuid == *uuid);
+                gpus.iter_mut().filter(of).for_each(|gpu| gpu.note_xid(xid));
+            }
+            Err(NvmlError::Timeout) => {}
+            // A GPU that fell off the bus, for example. The others go on.
+            Err(error) => {
+                tracing::warn!(%error, "NVML tells no Xids now; the daemon asks again");
+                self.set = None;
+                sleep(PERIOD);
             }
         }
     }

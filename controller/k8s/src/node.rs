@@ -695,7 +695,8 @@ impl Node {
             if !self.keep(&record) {
                 return Some("the plugin cannot write the container's record".to_owned());
             }
-            state.records[place].record = record;
+            let held = &mut state.records[place];
+            (held.record, held.started) = (record, None);
             return None;
         }
         state.records[place].started.get_or_insert_with(Instant::now);

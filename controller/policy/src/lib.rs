@@ -11,8 +11,9 @@
 //! | granularity | which kernels meet, and how much may be in flight? | [`granularity`]; [`tuning`] |
 //!
 //! [`lease`] turns entitlements into leases. [`tuning`] derives the time constants of leases from
-//! measurements. [`shares`] says what a cluster's scheduler may give away of a node's GPUs. [`arbiter`] makes all decisions about one GPU: a state machine takes readings and
-//! orders, and returns actions.
+//! measurements. [`shares`] says what a cluster's scheduler may give away of a node's GPUs.
+//! [`arbiter`] makes all decisions about one GPU: a state machine takes readings and orders, and
+//! returns actions.
 //!
 //! The crate is `no_std`, so that a library inside other programs can use it.
 

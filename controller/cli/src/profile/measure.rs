@@ -2,14 +2,17 @@
 //! GPU time from the daemon's status.
 
 use super::place;
-use crate::mps::PERCENTAGE_VARIABLE;
+use crate::mps;
 use anyhow::{Context, Result, bail};
+use deepres_abi::PPM;
 use deepres_model::admin::client::Client;
 use deepres_model::admin::{Reply, Request, Status};
 use deepres_model::process::own_program;
 use deepres_model::profile::Point;
 use deepres_model::quantity::Time;
 use deepres_model::text::harmless;
+use deepres_model::wish::Value;
+use deepres_policy::packing::knapsack::WHOLE_PERCENT;
 use rustix::process::{
     Pid, Signal, WaitId, WaitIdOptions, kill_process_group, set_parent_process_death_signal, waitid,
 };
@@ -146,10 +149,23 @@ pub fn measure(
                     if begin.is_none() && now.ended >= warm_up {
                         begin = Some(now);
                     }
+                    let granted = status.tenants.iter().find(|one| one.name == tenant);
+                    let granted_ppm = granted.and_then(|one| one.sm_ppm).unwrap_or(PPM);
+                    if granted_ppm != part_ppm(part_percent) {
+                        running.end()?;
+                        bail!(
+                            "{}: the daemon granted {} of the SMs; see `mps` in its configuration",
+                            place(batch, part_percent),
+                            Value::Share(granted_ppm)
+                        );
+                    }
                     if let Some(named) = status.gpus.iter().find(|one| one.index == now.gpu) {
                         gpu.clone_from(&named.name);
                     }
-                    last = Some(now);
+                    // A request that still runs has its GPU time in a later reading.
+                    if now.ended == 0 || last.is_none_or(|last| now.ended > last.ended) {
+                        last = Some(now);
+                    }
                 }
                 trouble = None;
             }
@@ -189,6 +205,10 @@ pub fn measure(
     Ok(Some(Measurement { point, gpu, is_disturbed: last.others_ns > begin.others_ns }))
 }
 
+fn part_ppm(part_percent: usize) -> u32 {
+    (part_percent * PPM as usize / WHOLE_PERCENT) as u32
+}
+
 /// Returns the last lines of the command's output, as lines of a message.
 fn tail(output: &File) -> String {
     let length = output.metadata().map_or(0, |found| found.len());
@@ -212,13 +232,15 @@ struct Running {
 
 impl Running {
     fn start(job: &Job<'_>, tenant: &str, batch: u32, part_percent: usize, output: &File) -> Result<Self> {
+        let has_mps = mps::running().is_ok();
         let slo = Time(job.slo_ns.unwrap_or(ANY_SLO_NS)).to_string();
         let program = own_program().context("cannot find the path of this program")?;
         let mut command = Command::new(program);
         command
-            .args(["run", "--name", tenant, "--slo", &slo, "--"])
+            .args(["run", "--name", tenant, "--slo", &slo])
+            .args(has_mps.then(|| format!("--sm={part_percent}%")))
+            .arg("--")
             .args(job.command.iter().map(|word| word.replace(BATCH, &batch.to_string())))
-            .env(PERCENTAGE_VARIABLE, part_percent.to_string())
             .stdin(Stdio::null())
             .stdout(output.try_clone()?)
             .stderr(output.try_clone()?)

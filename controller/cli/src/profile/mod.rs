@@ -18,7 +18,7 @@ use deepres_model::profile::{Point, Profile, ProfileError};
 use deepres_model::quantity::parse_time;
 use deepres_policy::packing::knapsack::WHOLE_PERCENT;
 use measure::{BATCH, Job, measure};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use std::fs::Permissions;
 use std::io::{self, ErrorKind, IsTerminal, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -28,7 +28,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// Signals that end the command. The file keeps what was measured.
-const ENDING: [i32; 2] = [SIGINT, SIGTERM];
+const ENDING: [i32; 4] = [SIGINT, SIGTERM, SIGHUP, SIGQUIT];
 const FILE_MODE: u32 = 0o644;
 /// Erases the rest of a terminal's line.
 const ERASE: &str = "\x1b[K";

@@ -281,6 +281,7 @@ async fn the_part_of_an_init_container_that_has_ended_is_free_for_others() {
     node.kubelet.end("next");
     let refusals = again.await.unwrap().unwrap();
     assert!(refusals[0].contains("waits for 90") && refusals[0].contains("40 more"), "{refusals:?}");
+    node.until("the init container may run again", || node.kubelet.allocatable(SHARE) == 190).await;
 }
 
 #[tokio::test]

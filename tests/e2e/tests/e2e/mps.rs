@@ -11,13 +11,13 @@ const SIMGPU: &str = "sm_count = 100\nlaunch_overhead_ns = 0\n\
 const PERCENT: u32 = 10_000;
 
 /// Lets a command find the host's MPS control daemon.
-fn by_mps(host: &Host, mut command: Command) -> Command {
+pub fn by_mps(host: &Host, mut command: Command) -> Command {
     command.env("CUDA_MPS_PIPE_DIRECTORY", host.path().join("mps"));
     command
 }
 
 /// Starts the MPS control daemon.
-fn mps(host: &Host) -> Process {
+pub fn mps(host: &Host) -> Process {
     let mut command = by_mps(host, host.command(artefacts().simgpu.join("nvidia-cuda-mps-control")));
     command.arg("-f");
     let daemon = host.spawn(command);

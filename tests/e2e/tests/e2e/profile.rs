@@ -6,6 +6,8 @@ use std::process::Command;
 
 use deepres_e2e::prelude::*;
 
+use crate::mps::{by_mps, mps};
+
 /// Pause of the server between two requests, µs.
 const GAP_US: &str = "4000";
 /// The time of a measured sweep on a busy machine.
@@ -112,14 +114,11 @@ fn each_run_gets_its_part_of_the_sms_where_mps_runs() {
         "echo $CUDA_MPS_ACTIVE_THREAD_PERCENTAGE {{batch}} >> {}; exec \"$0\" --kernels {{batch}} --gap-us {GAP_US}",
         runs.display()
     );
-    let mps = host.path().join("mps");
-    fs::create_dir(&mps).unwrap();
-    fs::write(mps.join("nvidia-cuda-mps-control.pid"), std::process::id().to_string()).unwrap();
+    let _mps = mps(&host);
     let serve = c_client("serve").display().to_string();
     let options = ["--requests", "10", "--batch", "3", "--sm", "20%,50", "--slo", "60ms", "--svg"];
     let options = [&options[..], &[svg.to_str().expect("a plain path")]].concat();
-    let mut call = profile(&host, &options, &out, "sh", &["-c", &script, &serve]);
-    call.env("CUDA_MPS_PIPE_DIRECTORY", &mps);
+    let call = by_mps(&host, profile(&host, &options, &out, "sh", &["-c", &script, &serve]));
     let done = host.finish(call).success();
     assert_eq!(text(&runs), "100 3\n50 3\n20 3\n");
     assert!(

@@ -46,7 +46,9 @@ pub fn page() -> Result<String> {
          those that Orion recorded on a V100. The tables of other mixes, and mixes in which nothing is won,\n\
          are in [granularity.md](granularity.md). Caches, memory bandwidth and the waves of blocks are left\n\
          out. A wait at a cut costs 10 us, which is an assumption. Plans are a policy in virtual time: no gate\n\
-         holds a launch for a plan yet.\n\n",
+         holds a launch for a plan yet. In the columns `streams` and `deepres`, all kernels slow down alike,\n\
+         which only the streams of one process do. For processes under MPS, `gain_beside_mps` of\n\
+         granularity.md compares the plan with no plan.\n\n",
     );
     Ok(page)
 }
