@@ -120,7 +120,7 @@ impl<'nvml> Events<'nvml> {
             kinds.is_ok_and(|kinds| kinds.contains(EventTypes::CRITICAL_XID_ERROR))
         };
         let register =
-            |device: &Device<'nvml>, set| device.register_events(EventTypes::CRITICAL_XID_ERROR, set);
+            |device: &Device<'nvml>, set| Ok(device.register_events(EventTypes::CRITICAL_XID_ERROR, set)?);
         let mut devices: Vec<_> = devices.filter(tells_xids).collect();
         devices.retain(|device| nvml.create_event_set().and_then(|set| register(device, set)).is_ok());
         devices.iter().try_fold(nvml.create_event_set()?, |set, device| register(device, set))
