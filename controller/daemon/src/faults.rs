@@ -119,8 +119,9 @@ impl<'nvml> Events<'nvml> {
             let kinds = device.supported_event_types();
             kinds.is_ok_and(|kinds| kinds.contains(EventTypes::CRITICAL_XID_ERROR))
         };
-        let register =
-            |device: &Device<'nvml>, set| Ok(device.register_events(EventTypes::CRITICAL_XID_ERROR, set)?);
+        let register = |device: &Device<'nvml>, set| {
+            device.register_events(EventTypes::CRITICAL_XID_ERROR, set).map_err(|error| error.error)
+        };
         let mut devices: Vec<_> = devices.filter(tells_xids).collect();
         devices.retain(|device| nvml.create_event_set().and_then(|set| register(device, set)).is_ok());
         devices.iter().try_fold(nvml.create_event_set()?, |set, device| register(device, set))
