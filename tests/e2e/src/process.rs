@@ -292,12 +292,17 @@ fn read(path: &PathBuf) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Returns whether a process of this id lives. A zombie does not count as living.
+/// Returns whether a process of this id lives. A zombie does not count as living, unless other
+/// threads of the process still end: until then, the process has its files.
 pub fn alive(pid: u32) -> bool {
     let Some(id) = Pid::from_raw(pid as i32) else { return false };
+    let about = format!("/proc/{pid}");
+    let is_zombie =
+        |stat: String| stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('Z'));
+    let threads = || std::fs::read_dir(format!("{about}/task")).map_or(0, Iterator::count);
     test_kill_process(id).is_ok()
-        && std::fs::read_to_string(format!("/proc/{pid}/stat"))
-            .is_ok_and(|stat| !stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('Z')))
+        && std::fs::read_to_string(format!("{about}/stat"))
+            .is_ok_and(|stat| !is_zombie(stat) || threads() > 1)
 }
 
 /// A client that executes orders, which are the lines of its input. The client answers each order
