@@ -108,7 +108,7 @@ fn run(options: &Options) -> Result<()> {
     if options.cluster {
         let size = cluster::Size { nodes: options.nodes, ..cluster::Size::LARGE };
         let rows = cluster::evaluate(size, &cluster::Policy::ALL);
-        return if options.json { cluster::print_json } else { cluster::print_table }(&rows);
+        return if options.json { report::print_json(&rows) } else { cluster::print_table(&rows) };
     }
     if options.packing {
         return run_packing(options);
@@ -173,7 +173,7 @@ fn run_packing(options: &Options) -> Result<()> {
         let read = |file: &PathBuf| packing::scenario::Scenario::read(file);
         rows.extend(packing::evaluate_all(&options.scenario.iter().map(read).collect::<Result<Vec<_>>>()?));
     }
-    if options.json { packing::print_json(&rows) } else { packing::print_table(&rows) }?;
+    if options.json { report::print_json(&rows) } else { packing::print_table(&rows) }?;
     match packing::bars::missed(&rows) {
         missed if options.bars.is_none() || missed.is_empty() => Ok(()),
         missed => bail!("deepres is below {} of its bars:\n  {}", missed.len(), missed.join("\n  ")),
@@ -201,7 +201,7 @@ fn run_plans(options: &Options) -> Result<()> {
     if rows.is_empty() {
         bail!("there is no such mix: `--plans` without --mix lists all of them");
     }
-    if options.json { plans::print_json(&rows) } else { plans::print_table(&rows) }?;
+    if options.json { report::print_json(&rows) } else { plans::print_table(&rows) }?;
     match plans::bars::missed(&rows) {
         missed if options.bars.is_none() || missed.is_empty() => Ok(()),
         missed => bail!("plans are below {} of their bars:\n  {}", missed.len(), missed.join("\n  ")),

@@ -3,13 +3,17 @@
 use std::io::{Write as _, stdout};
 
 use anyhow::Result;
+use serde::Serialize;
 use serde_json::json;
 
 use crate::metrics::Row;
 use crate::sweep::{Mix, Sweep};
 
 /// Prints `{"rows": […]}`.
-pub fn print_json(rows: &[Row]) -> Result<()> {
+///
+/// # Errors
+/// The output cannot be written.
+pub fn print_json(rows: &[impl Serialize]) -> Result<()> {
     serde_json::to_writer_pretty(stdout().lock(), &json!({ "rows": rows }))?;
     writeln!(stdout())?;
     Ok(())

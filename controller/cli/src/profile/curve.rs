@@ -1,5 +1,6 @@
 //! The fitted curve of a profile, and what follows from it, as text.
 
+use super::NS_PER_MS;
 use crate::ps::print_table;
 use deepres_model::profile::{Point, Profile};
 use deepres_model::text::harmless;
@@ -15,7 +16,6 @@ const HOST_BOUND: f64 = 1.5;
 const CHART: usize = 20;
 /// The bars of the chart, from the lowest to the highest.
 const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
-const NS_PER_MS: f64 = 1e6;
 
 /// A profile with its fitted curve.
 pub struct Curve<'a> {

@@ -17,7 +17,7 @@ pub mod sim;
 #[cfg(test)]
 mod tests;
 
-pub use report::{print_json, print_table};
+pub use report::print_table;
 
 use serde::Serialize;
 

@@ -2,18 +2,7 @@
 
 use super::Row;
 use anyhow::Result;
-use serde_json::json;
 use std::io::{Write as _, stdout};
-
-/// Prints `{"rows": […]}`.
-///
-/// # Errors
-/// The output cannot be written.
-pub fn print_json(rows: &[Row]) -> Result<()> {
-    serde_json::to_writer_pretty(stdout().lock(), &json!({ "rows": rows }))?;
-    writeln!(stdout())?;
-    Ok(())
-}
 
 /// Prints a table.
 ///

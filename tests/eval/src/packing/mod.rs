@@ -23,7 +23,7 @@ use bound::{Exact, Rectangle};
 use deepres_policy::packing::points::Point;
 pub use page::page;
 use policy::{Ideal, NAMES, Order, served_vs_owed};
-pub use report::{print_json, print_table};
+pub use report::print_table;
 use scenario::{Arrivals, Scenario};
 use sim::Outcome;
 

@@ -6,16 +6,6 @@ use anyhow::Result;
 
 use super::Row;
 
-/// Prints `{"rows": […]}`.
-///
-/// # Errors
-/// The output cannot be written.
-pub fn print_json(rows: &[Row]) -> Result<()> {
-    serde_json::to_writer_pretty(stdout().lock(), &serde_json::json!({ "rows": rows }))?;
-    writeln!(stdout())?;
-    Ok(())
-}
-
 /// Prints a table for each scenario.
 ///
 /// # Errors

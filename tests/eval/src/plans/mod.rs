@@ -20,7 +20,7 @@ use serde::Serialize;
 
 use models::Model;
 pub use page::page;
-pub use report::{print_json, print_table};
+pub use report::print_table;
 
 /// Nanoseconds in a millisecond.
 const MS: f64 = 1e6;
