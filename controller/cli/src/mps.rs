@@ -86,6 +86,7 @@ fn noted(file: &Path) -> io::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::{Duration, Instant};
 
     #[test]
     fn a_part_is_given_to_the_driver_as_a_percentage() {
@@ -103,7 +104,12 @@ mod tests {
         std::os::unix::fs::symlink("/bin/sleep", &program).unwrap();
         let mut daemon = std::process::Command::new(&program).arg("100").spawn().unwrap();
         note(&format!("{}\n", daemon.id()));
-        assert!(runs(folder.path()));
+        // The kernel lets `spawn` return before it gives the process its new name.
+        let patience = Instant::now() + Duration::from_secs(10);
+        while !runs(folder.path()) {
+            assert!(Instant::now() < patience, "the daemon is not found");
+            std::thread::yield_now();
+        }
         let file = folder.path().join(PID_FILE);
         fs::rename(&file, folder.path().join("elsewhere")).unwrap();
         std::os::unix::fs::symlink("elsewhere", &file).unwrap();
