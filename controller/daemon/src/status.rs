@@ -230,6 +230,7 @@ fn gpu_status(index: usize, gpu: &Gpu, report: &Report, names: &BTreeMap<TenantI
         Phase::Free => ("free", None),
         Phase::Held(holder) => (if report.open { "open" } else { "leased" }, Some(holder)),
         Phase::Draining(holder) => ("draining", Some(holder)),
+        Phase::Together => ("together", None),
     };
     let [handoff_total_ns, handoff_p50_ns, handoff_p99_ns] = report.handoff_ns;
     GpuStatus {

@@ -61,7 +61,7 @@ impl Worker {
         let now_ns = core.looked_ns();
         let holder = match scheduler.phase() {
             Phase::Held(tenant) => Some(tenant),
-            Phase::Free | Phase::Draining(_) => None,
+            Phase::Free | Phase::Draining(_) | Phase::Together => None,
         };
         let tenants = || core.tenants().filter_map(|(id, tenant)| Some((id, tenant, self.tenants.get(&id)?)));
         let accounts: BTreeMap<_, _> =

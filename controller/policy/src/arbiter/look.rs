@@ -56,9 +56,7 @@ impl Core {
             let may_launch = !matches!(grant, Grant::Closed | Grant::Paused);
             // The gate is closed, and the drain has ended or the arbiter gave it up. So the
             // scheduler no longer waits for the work in flight.
-            let is_given_up = !may_launch
-                && self.scheduler.phase() != Phase::Draining(*id)
-                && self.scheduler.beside() != Some(*id);
+            let is_given_up = !may_launch && !self.scheduler.awaits_end(*id);
             let is_shared = self.scheduler.shares(*id);
             if is_shared {
                 tenant.shared.pass(elapsed_ns);

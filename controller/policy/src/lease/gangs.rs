@@ -99,7 +99,10 @@ impl Scheduler {
     /// Returns two times, ns: the end of the holder's work in flight by the holder's meter, and the
     /// end of the holder's work if it uses its whole lease.
     fn ends_ns(&self, now_ns: u64, tuning: &Tuning) -> (u64, u64) {
-        let Some(hold) = self.hold else { return (now_ns, now_ns) };
+        let Some(hold) = self.hold else {
+            let remaining_ns = if self.company.has_gpu() { self.company_remaining_ns() } else { 0 };
+            return (now_ns.saturating_add(remaining_ns), now_ns.saturating_add(remaining_ns));
+        };
         let Some(holder) = self.tenants.get(hold.tenant) else { return (now_ns, now_ns) };
         let drained_ns = now_ns.saturating_add(holder.remaining_ns());
         let goes_on = hold.contended.is_some()

@@ -37,6 +37,7 @@ mod kept;
 mod restore;
 mod state;
 mod tenants;
+mod together;
 pub mod trust;
 
 use crate::TenantId;
@@ -51,6 +52,7 @@ use core::time::Duration;
 use guard::{Guard, Owners};
 use state::{Budget, Hold, Noted, Rank, SHORT_IDLE_NS, Stuck, Tenant, begun_ns};
 use tenants::Tenants;
+use together::Company;
 use trust::{Trust, UserId};
 
 const fn ns(duration: Duration) -> u64 {
@@ -95,6 +97,9 @@ const DRAIN_POLL_NS: u64 = ns(Duration::from_millis(1));
 /// The number of gate changes, and of hand-offs, that one decision may make without allocating
 /// memory.
 const MOST_CHANGES: usize = 16;
+/// The number of further gate changes of each tenant that one decision may make: the pause or
+/// resumption of the tenant, and the opening or closing of all gates at once.
+const CHANGES_PER_TENANT: usize = 2;
 
 /// The grant that a tenant's gate shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -155,6 +160,8 @@ pub enum Phase {
     Held(TenantId),
     /// This tenant had the GPU, and its work in flight drains.
     Draining(TenantId),
+    /// Several owners use the GPU together, because their demands fit, or their work drains.
+    Together,
 }
 
 /// The cost of a hand-off.
@@ -201,6 +208,8 @@ pub struct Scheduler {
     hold: Option<Hold>,
     /// The previous holder, while its work is in flight.
     beside: Option<Beside>,
+    /// The owners that use the GPU together, if any. Then there is no hold.
+    company: Company,
     /// The clocks of owners and of guests, by [`Rank`].
     clocks: [Clock; 2],
     guard: Guard,
@@ -239,7 +248,7 @@ impl Scheduler {
     /// Adds a tenant of a class with its first session on this GPU, or brings back a tenant that
     /// had left. The tenant's gate is closed.
     pub fn enter(&mut self, tenant: TenantId, class: Class, now_ns: u64) {
-        self.changes.reserve(MOST_CHANGES);
+        self.changes.reserve(self.most_changes() + CHANGES_PER_TENANT);
         self.handoffs.reserve(MOST_CHANGES);
         self.guests.reserve(self.tenants.len() + 1);
         let new = Tenant { present: false, ..Tenant::new(Rank::of(class), now_ns) };
@@ -399,12 +408,12 @@ impl Scheduler {
             let is_recent = now_ns.saturating_sub(tenant.last_progress_ns) < AWAITED_NS;
             *other != id && tenant.is_here() && tenant.rank == Rank::Owner && is_recent
         };
-        if !self.is_guest(id) && !self.tenants.iter().any(is_awaited) {
+        if !self.company.has_gpu() && !self.is_guest(id) && !self.tenants.iter().any(is_awaited) {
             return RUN_AHEAD_NS;
         }
         let quantum_ns = tuning.quantum_ns / sessions.max(1) as u64;
-        let longest_ns = self.longest_ns(id, longest_ns);
-        tuning.session_window_ns(sessions, longest_ns).max(quantum_ns).min(RUN_AHEAD_NS)
+        let window_ns = tuning.session_window_ns(sessions, self.longest_ns(id, longest_ns));
+        if self.company.has_gpu() { window_ns } else { window_ns.max(quantum_ns).min(RUN_AHEAD_NS) }
     }
 
     /// Returns the length of a tenant's longest kernel, ns. For a gang: the longest kernel of any
@@ -432,6 +441,7 @@ impl Scheduler {
             (tenant.advance_ns, tenant.accrued_ns, tenant.shown_ns) = (0, 0, 0);
             tenant.left_owing_ns = 0;
             tenant.last_progress_ns = now_ns;
+            tenant.pace.begin_anew();
             if let Some(stuck) = &mut tenant.stuck {
                 *stuck = Stuck { since_ns: now_ns, used_ns: 0 };
             }
@@ -452,6 +462,7 @@ impl Scheduler {
     /// Returns which tenant has the GPU.
     pub fn phase(&self) -> Phase {
         match self.hold {
+            None if self.company.has_gpu() => Phase::Together,
             None => Phase::Free,
             Some(Hold { tenant, drain_give_up_ns: None, .. }) => Phase::Held(tenant),
             Some(Hold { tenant, .. }) => Phase::Draining(tenant),
@@ -463,12 +474,21 @@ impl Scheduler {
         self.beside.map(|beside| beside.tenant)
     }
 
+    /// Returns whether the scheduler waits for the end of the work in flight of a tenant whose gate is
+    /// closed.
+    pub fn awaits_end(&self, id: TenantId) -> bool {
+        self.phase() == Phase::Draining(id) || self.beside() == Some(id) || self.company.is_parting()
+    }
+
     /// Returns whether a tenant may have shared the GPU since the last decision: it had work in
-    /// flight or might launch, and another tenant had work in flight.
+    /// flight or might launch, and another tenant had work in flight or might launch too.
     pub fn shares(&self, id: TenantId) -> bool {
-        let flew = self.tenants.get(id).is_some_and(|tenant| tenant.flew);
+        let Some(tenant) = self.tenants.get(id) else { return false };
+        if self.company.has_gpu() {
+            return tenant.flew || tenant.grant == Grant::Open;
+        }
         let holds = self.hold.is_some_and(|hold| hold.tenant == id);
-        (flew || holds) && self.flying > usize::from(flew)
+        (tenant.flew || holds) && self.flying > usize::from(tenant.flew)
     }
 
     /// Returns a tenant's lag, ns: GPU time that the tenant is owed; negative for a debt.
@@ -496,6 +516,7 @@ impl Scheduler {
             let set_off_ns = seen.used_ns.min(tenant.advance_ns);
             tenant.advance_ns -= set_off_ns;
             tenant.metered_ns = tenant.metered_ns.saturating_add(seen.used_ns);
+            tenant.pace.used(seen.used_ns);
             if let Some(trust) = tenant.user.and_then(|user| self.trusts.get_mut(&user)) {
                 trust.shown(set_off_ns, now_ns);
             }
@@ -547,7 +568,9 @@ impl Scheduler {
 
     fn decide_steps(&mut self, now_ns: u64, tuning: &Tuning) -> Option<u64> {
         loop {
+            let together = self.together_step(now_ns);
             let step = match self.hold {
+                _ if together.is_some() => together.unwrap_or(Step::Again),
                 None => self.ordered_free_step(now_ns, tuning),
                 Some(hold) => match hold.drain_give_up_ns {
                     None if self.is_paused(hold.tenant) => self.close(hold, now_ns),
@@ -567,10 +590,9 @@ impl Scheduler {
         }
     }
 
-    /// Returns the number of changes that may wait for the caller: those of one decision, and the
-    /// pause or resumption of each tenant.
+    /// Returns the number of changes that may wait for the caller.
     pub fn most_changes(&self) -> usize {
-        self.tenants.len() + MOST_CHANGES
+        self.tenants.len() * CHANGES_PER_TENANT + MOST_CHANGES
     }
 
     /// Takes the gates to change, oldest first.
@@ -588,6 +610,7 @@ impl Scheduler {
     fn account(&mut self, now_ns: u64, tuning: &Tuning) {
         let elapsed_ns = now_ns.saturating_sub(mem::replace(&mut self.decided_ns, now_ns));
         self.note_progress(now_ns);
+        self.note_paces(now_ns);
         self.note_shared(elapsed_ns, now_ns);
         self.accrue(elapsed_ns);
         self.set_clocks();

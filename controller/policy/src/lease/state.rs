@@ -1,6 +1,7 @@
 //! The state of a tenant, and the state of a hold (the time for which one tenant has the GPU).
 
 use super::clock::{Clock, VirtualTime, gpu_ns, signed, weighted};
+use super::together::Pace;
 use super::trust::UserId;
 use super::{Grant, Seen, ns};
 use crate::TenantId;
@@ -129,6 +130,8 @@ pub struct Tenant {
     /// Set if the tenant's work did not end within a drain, and its meter has not shown a long
     /// kernel that explains this.
     pub stuck: Option<Stuck>,
+    /// GPU time per time in which the scheduler does not hold the tenant up.
+    pub pace: Pace,
     pub grant: Grant,
 }
 
@@ -173,6 +176,7 @@ impl Tenant {
             short_pauses_ppm: PPM,
             lenience: Budget::new(LENIENCE_PART, START_LIMIT_NS),
             stuck: None,
+            pace: Pace::default(),
             grant: Grant::Closed,
         }
     }
@@ -686,6 +690,7 @@ impl Tenant {
         self.settle_accrued();
         if unexplained_ns > 0 {
             self.charge(unexplained_ns);
+            self.pace.used(unexplained_ns);
             self.advance_ns = self.advance_ns.saturating_add(unexplained_ns);
         }
         unexplained_ns

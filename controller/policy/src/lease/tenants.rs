@@ -5,6 +5,7 @@ use super::state::Tenant;
 use crate::TenantId;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
+use core::ops::Bound;
 
 /// All tenants of one GPU, and the list of those that the next decision examines.
 #[derive(Debug, Default)]
@@ -85,6 +86,17 @@ impl Tenants {
     /// Returns the tenants with an SLO.
     pub fn with_objective(&self) -> impl Iterator<Item = (&TenantId, &Tenant)> {
         self.with_objective.iter().filter_map(|id| Some((id, self.all.get(id)?)))
+    }
+
+    /// Returns the first tenant after `after` for which `is_asked` holds, by number.
+    pub fn next_after(
+        &self,
+        after: Option<TenantId>,
+        is_asked: impl Fn(&Tenant) -> bool,
+    ) -> Option<TenantId> {
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let mut rest = self.all.range((from, Bound::Unbounded));
+        rest.find(|(_, tenant)| is_asked(tenant)).map(|(id, _)| *id)
     }
 
     /// Returns the tenants that the next decision examines, sorted by number.

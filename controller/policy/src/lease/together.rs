@@ -1,0 +1,324 @@
+//! Owners that use the GPU together, without turns.
+//!
+//! Most programs wait for their host between two bursts of GPU work. If such programs leave the GPU
+//! free for a part of the time even together, each of them can have all that it wants. Turns would
+//! then only cost hand-offs. So if the owners' demands add up to less than the GPU, the scheduler
+//! opens the gates of all of them.
+//!
+//! A tenant's *pace* is the GPU time that it uses, divided by the time in which the scheduler does
+//! not hold it up. The pace under leases is the tenant's demand, because it then has the GPU alone.
+//! The owners part, and take turns again, if one of these happens:
+//!
+//! - The paces add up to nearly the whole GPU.
+//! - An owner's pace falls well below its demand. Another tenant's work then holds it up, or the
+//!   owner's program has changed.
+//! - Another tenant wants the GPU, whose demand is unknown or that has other rules: a guest, an
+//!   owner with an SLO, or a gang.
+//!
+//! While the owners are together, the scheduler charges them as always. So a lag that grows is paid
+//! back under leases. If owners part because of their paces, they stay apart for a while, and for
+//! twice as long if this happens again soon.
+
+use super::state::{Rank, SHORT_IDLE_NS, Stuck, Tenant};
+use super::{
+    Beside, DRAIN_POLL_NS, Grant, LONGEST_PER_DRAIN, MAX_DRAIN_NS, MIN_DRAIN_NS, Scheduler, Step, ns,
+};
+use crate::gang::Order;
+use core::mem;
+use core::time::Duration;
+use deepres_abi::PPM;
+
+/// The span after which an observation of a pace counts half as much.
+const SPAN_NS: u64 = ns(Duration::from_millis(200));
+/// A pace is known once it was observed for this time.
+const KNOWN_NS: u64 = ns(Duration::from_millis(50));
+/// The largest sum of the demands of owners that come together, parts per million of the GPU. The
+/// rest of the GPU is for the hardware's switches, and for the error of the estimates.
+const MOST_DEMAND_PPM: u64 = 800_000;
+/// The sum of the paces at which owners part, parts per million of the GPU.
+const MOST_PACE_PPM: u64 = 900_000;
+/// The part of an owner's demand that its pace must reach, parts per million.
+const LEAST_PACE_PPM: u64 = 750_000;
+/// An owner that used the GPU within this time counts among the owners that come together.
+const ACTIVE_NS: u64 = ns(Duration::from_secs(1));
+/// The time between two looks at the paces.
+const LOOK_NS: u64 = ns(Duration::from_millis(5));
+/// The time between two looks at the demands of owners that take turns.
+const RETRY_NS: u64 = ns(Duration::from_millis(20));
+/// The shortest and the longest time for which owners stay apart after they parted because of their
+/// paces.
+const APART_NS: [u64; 2] = [ns(Duration::from_millis(200)), ns(Duration::from_secs(10))];
+/// The next time apart is the shortest again if the owners were together for this many times the
+/// last time apart.
+const TOGETHER_PER_APART: u64 = 10;
+
+/// A tenant's pace.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Pace {
+    used_ns: u64,
+    /// The time in which the scheduler did not hold the tenant up, ns.
+    span_ns: u64,
+    /// The moment up to which `span_ns` is complete, ns.
+    until_ns: u64,
+    is_held_up: bool,
+    /// The tenant's demand when it last came together with others, parts per million.
+    demand_ppm: u32,
+}
+
+impl Pace {
+    /// Adds GPU time that the tenant used, ns.
+    pub fn used(&mut self, used_ns: u64) {
+        self.used_ns = self.used_ns.saturating_add(used_ns);
+    }
+
+    /// Adds the time up to `now_ns`, unless the scheduler held the tenant up in it. `ends_ns` is the
+    /// moment at which the tenant's own use and its short pause ended, if this is earlier.
+    /// `is_held_up` says whether the scheduler holds the tenant up from now on.
+    fn pass(&mut self, ends_ns: u64, now_ns: u64, is_shared: bool, is_held_up: bool) {
+        let until_ns = mem::replace(&mut self.until_ns, now_ns);
+        if mem::replace(&mut self.is_held_up, is_held_up) || is_shared {
+            return;
+        }
+        self.span_ns = self.span_ns.saturating_add(ends_ns.min(now_ns).saturating_sub(until_ns));
+        while self.span_ns > SPAN_NS {
+            self.span_ns /= 2;
+            self.used_ns /= 2;
+        }
+    }
+
+    /// Returns the pace, parts per million; `None` if it is unknown.
+    fn ppm(&self) -> Option<u64> {
+        let ppm = u128::from(self.used_ns) * u128::from(PPM) / u128::from(self.span_ns.max(1));
+        (self.span_ns >= KNOWN_NS).then(|| u64::try_from(ppm).unwrap_or(u64::MAX).min(u64::from(PPM)))
+    }
+
+    /// Forgets the observations, and keeps the demand.
+    pub fn begin_anew(&mut self) {
+        (self.used_ns, self.span_ns) = (0, 0);
+    }
+}
+
+/// Whether owners use the GPU together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// The owners take turns. The scheduler looks at their demands from `until_ns` on.
+    Apart { until_ns: u64 },
+    /// The gates of the active owners are open.
+    Together { since_ns: u64 },
+    /// The gates are closed, and the work in flight drains.
+    Parting { closed_ns: u64, give_up_ns: u64 },
+}
+
+/// The owners that use the GPU together, if any.
+#[derive(Debug)]
+pub struct Company {
+    state: State,
+    /// The time for which the owners last stayed apart because of their paces, ns.
+    apart_ns: u64,
+    /// The end of the present time apart, ns.
+    retry_ns: u64,
+}
+
+impl Default for Company {
+    fn default() -> Self {
+        Self { state: State::Apart { until_ns: 0 }, apart_ns: APART_NS[0], retry_ns: 0 }
+    }
+}
+
+impl Company {
+    /// Returns whether owners use the GPU together, or their work in flight still drains.
+    pub fn has_gpu(&self) -> bool {
+        !matches!(self.state, State::Apart { .. })
+    }
+
+    /// Returns whether the work in flight of several tenants drains.
+    pub fn is_parting(&self) -> bool {
+        matches!(self.state, State::Parting { .. })
+    }
+}
+
+/// The reason why owners part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Parting {
+    /// Another tenant wants the GPU, or only one owner is left.
+    Others,
+    /// The paces are too high together, or an owner's pace is too low.
+    Paces,
+}
+
+impl Tenant {
+    /// Returns whether the tenant is an owner that wants the GPU or used it lately.
+    fn is_active(&self, now_ns: u64) -> bool {
+        let used_lately = self.metered_ns > 0 && now_ns.saturating_sub(self.used_at_ns) < ACTIVE_NS;
+        self.rank == Rank::Owner && self.is_here() && (self.seen.wants() || used_lately)
+    }
+
+    fn may_launch(&self) -> bool {
+        !matches!(self.grant, Grant::Closed | Grant::Paused)
+    }
+}
+
+impl Scheduler {
+    /// Adds the time since the last decision to the paces. The scheduler calls this before the
+    /// decision changes the state of the tenants.
+    pub(super) fn note_paces(&mut self, now_ns: u64) {
+        let (flying, is_together) = (self.flying, self.company.has_gpu());
+        self.tenants.astir_with(|_, tenant| {
+            let is_shared = !is_together && tenant.flew && flying > 1;
+            let rests_ns = tenant.stopped_wanting_ns.saturating_add(SHORT_IDLE_NS);
+            let ends_ns = if tenant.wanted { now_ns } else { rests_ns };
+            let is_held_up = tenant.seen.waiting && !tenant.seen.in_flight;
+            tenant.pace.pass(ends_ns, now_ns, is_shared, is_held_up);
+        });
+    }
+
+    /// Decides whether owners use the GPU together. Returns `None` if they take turns.
+    pub(super) fn together_step(&mut self, now_ns: u64) -> Option<Step> {
+        match self.company.state {
+            State::Apart { until_ns } if now_ns < until_ns => None,
+            State::Apart { .. } if self.may_come_together(now_ns) => {
+                self.come_together(now_ns);
+                Some(Step::Stay(Some(now_ns.saturating_add(LOOK_NS))))
+            }
+            State::Apart { .. } => {
+                self.company.state = State::Apart { until_ns: now_ns.saturating_add(RETRY_NS) };
+                None
+            }
+            State::Together { since_ns } => match self.parting(now_ns) {
+                None => Some(Step::Stay(Some(now_ns.saturating_add(LOOK_NS)))),
+                Some(parting) => {
+                    self.part(since_ns, parting, now_ns);
+                    Some(Step::Again)
+                }
+            },
+            // The last readings do not show launches that passed a gate just before it closed.
+            State::Parting { closed_ns, .. } if now_ns <= closed_ns => {
+                Some(Step::Stay(Some(now_ns.saturating_add(1))))
+            }
+            State::Parting { closed_ns, give_up_ns } => self.parting_step(closed_ns, give_up_ns, now_ns),
+        }
+    }
+
+    /// Returns whether only owners without an SLO and without a gang use this GPU.
+    fn has_owners_alone(&self) -> bool {
+        let is_guest = |(_, tenant): (_, &Tenant)| tenant.rank == Rank::Guest && tenant.seen.wants();
+        let has_guest = self.hold.is_some_and(|hold| self.is_guest(hold.tenant));
+        let answers = |(_, tenant): (_, &Tenant)| tenant.is_here() && tenant.is_answering();
+        self.order == Order::Apart
+            && self.gangs.is_empty()
+            && !has_guest
+            && !self.tenants.astir().any(is_guest)
+            && !self.tenants.with_objective().any(answers)
+    }
+
+    /// Returns whether the demands of all active owners are known, and fit on the GPU together.
+    fn may_come_together(&self, now_ns: u64) -> bool {
+        if !self.has_owners_alone() {
+            return false;
+        }
+        let (mut owners, mut demand_ppm) = (0, 0u64);
+        for tenant in self.tenants.values().filter(|tenant| tenant.is_active(now_ns)) {
+            let Some(ppm) = tenant.pace.ppm().filter(|_| tenant.stuck.is_none()) else { return false };
+            owners += 1;
+            demand_ppm += ppm;
+        }
+        owners > 1 && demand_ppm <= MOST_DEMAND_PPM
+    }
+
+    /// Opens the gates of all active owners, and ends the present hold.
+    fn come_together(&mut self, now_ns: u64) {
+        if let Some(hold) = self.hold.take()
+            && let Some(holder) = self.tenants.get_mut(hold.tenant)
+        {
+            holder.settle(&hold, now_ns);
+        }
+        self.beside = None;
+        self.company.state = State::Together { since_ns: now_ns };
+        self.set_gates(|tenant| tenant.may_launch() || tenant.is_active(now_ns), Grant::Open);
+        for tenant in self.tenants.values_quietly().filter(|tenant| tenant.grant == Grant::Open) {
+            tenant.pace.demand_ppm = tenant.pace.ppm().map_or(0, |ppm| ppm as u32);
+            tenant.pace.begin_anew();
+        }
+    }
+
+    /// Sets the gates of those tenants for which `is_asked` holds.
+    fn set_gates(&mut self, is_asked: impl Fn(&Tenant) -> bool, grant: Grant) {
+        let mut after = None;
+        while let Some(id) = self.tenants.next_after(after, &is_asked) {
+            self.change(id, grant, false);
+            after = Some(id);
+        }
+    }
+
+    /// Returns why the owners part, if they do.
+    fn parting(&self, now_ns: u64) -> Option<Parting> {
+        if !self.has_owners_alone() {
+            return Some(Parting::Others);
+        }
+        let (mut owners, mut paces_ppm, mut is_slow) = (0, 0u64, false);
+        for tenant in self.tenants.values() {
+            let is_active = tenant.is_active(now_ns);
+            let is_open = tenant.grant == Grant::Open;
+            if (is_open && !(tenant.is_here() && tenant.rank == Rank::Owner))
+                || (tenant.seen.wants() && is_active && !is_open)
+            {
+                return Some(Parting::Others);
+            }
+            owners += usize::from(is_active);
+            if let Some(ppm) = tenant.pace.ppm().filter(|_| is_active) {
+                paces_ppm += ppm;
+                is_slow |= ppm < u64::from(tenant.pace.demand_ppm) * LEAST_PACE_PPM / u64::from(PPM);
+            }
+        }
+        if owners < 2 {
+            return Some(Parting::Others);
+        }
+        (is_slow || paces_ppm > MOST_PACE_PPM).then_some(Parting::Paces)
+    }
+
+    /// Closes all gates. The work in flight drains.
+    fn part(&mut self, since_ns: u64, parting: Parting, now_ns: u64) {
+        let company = &mut self.company;
+        let together_ns = now_ns.saturating_sub(since_ns);
+        if together_ns > company.apart_ns.saturating_mul(TOGETHER_PER_APART) {
+            company.apart_ns = APART_NS[0];
+        } else if parting == Parting::Paces {
+            company.apart_ns = company.apart_ns.saturating_mul(2).min(APART_NS[1]);
+        }
+        company.retry_ns =
+            now_ns.saturating_add(if parting == Parting::Paces { company.apart_ns } else { 0 });
+        let limit_ns = |tenant: &Tenant| {
+            tenant.seen.longest_ns.saturating_mul(LONGEST_PER_DRAIN).saturating_add(tenant.seen.pending_ns)
+        };
+        let open = self.tenants.values().filter(|tenant| tenant.grant == Grant::Open);
+        let limit_ns = open.map(limit_ns).max().unwrap_or(0).clamp(MIN_DRAIN_NS, MAX_DRAIN_NS);
+        self.company.state =
+            State::Parting { closed_ns: now_ns, give_up_ns: now_ns.saturating_add(limit_ns) };
+        self.set_gates(|tenant| tenant.grant == Grant::Open, Grant::Closed);
+        self.tenants.values_quietly().for_each(|tenant| tenant.pace.begin_anew());
+    }
+
+    /// Waits until at most one tenant has work in flight. The next tenant may get the GPU beside this
+    /// work.
+    fn parting_step(&mut self, closed_ns: u64, give_up_ns: u64, now_ns: u64) -> Option<Step> {
+        let in_flight = || self.tenants.astir().filter(|(_, tenant)| tenant.seen.in_flight);
+        if in_flight().count() > 1 && now_ns < give_up_ns {
+            return Some(Step::Stay(Some(give_up_ns.min(now_ns.saturating_add(DRAIN_POLL_NS)))));
+        }
+        let progress = Stuck { since_ns: closed_ns, used_ns: 0 };
+        let last = in_flight().max_by_key(|(_, tenant)| tenant.remaining_ns()).map(|(id, _)| *id);
+        self.beside = last.map(|tenant| Beside { tenant, until_ns: give_up_ns, progress });
+        self.tenants.astir_with(|_, tenant| {
+            if tenant.seen.in_flight && now_ns >= give_up_ns {
+                tenant.stuck.get_or_insert(progress);
+            }
+        });
+        self.company.state = State::Apart { until_ns: self.company.retry_ns };
+        Some(Step::Again)
+    }
+
+    /// Returns the longest rest of the work in flight of tenants that part or are together, ns.
+    pub(super) fn company_remaining_ns(&self) -> u64 {
+        self.tenants.astir().map(|(_, tenant)| tenant.remaining_ns()).max().unwrap_or(0)
+    }
+}
