@@ -283,7 +283,8 @@ status! {
         pub simulated: bool,
         /// The GPU's memory, bytes.
         pub memory_bytes: u64 as Gauge,
-        /// `free`, `open`, `leased` or `draining`.
+        /// `free`, `open`, `leased`, `draining`, or `together` while several owners use the GPU
+        /// without turns.
         pub phase: String,
         /// The holder's name.
         pub holder: Option<String>,

@@ -1413,3 +1413,99 @@ fn a_charge_counts_by_the_weight_that_its_tenant_had() {
         assert!(one.abs_diff(other) <= 2, "{one} and {other}");
     }
 }
+
+/// A tenant that has used `us` µs of the GPU in the last millisecond, and pauses now.
+fn used_us(us: u64) -> Seen {
+    Seen { used_ns: us * 1_000, ..IDLE }
+}
+
+/// Two tenants that each use a fifth of the time, until they use the GPU together.
+fn together() -> Bench {
+    let mut bench = Bench::new();
+    for _ in 0..200 {
+        bench.step(MS, used_us(200), used_us(200));
+    }
+    assert!(bench.is_open(A) && bench.is_open(B));
+    assert_eq!(bench.scheduler.phase(), Phase::Together);
+    bench
+}
+
+#[test]
+fn owners_whose_demands_fit_use_the_gpu_together_and_others_take_turns() {
+    let mut bench = together();
+    bench.step(10 * MS, used_us(2_000), Seen { used_ns: MS, ..RUNNING });
+    assert!(bench.is_open(A) && bench.is_open(B));
+    let mut bench = Bench::new();
+    for _ in 0..400 {
+        bench.step(MS, used_us(450), used_us(450));
+        assert!(!(bench.is_open(A) && bench.is_open(B)), "they want nine tenths");
+    }
+}
+
+#[test]
+fn owners_part_for_a_while_when_they_want_the_whole_gpu_or_hold_each_other_up() {
+    let busy = Seen { used_ns: MS / 2, ..RUNNING };
+    for (a, b) in [(busy, busy), (used_us(50), used_us(250))] {
+        let mut bench = together();
+        let steps = (0..500).take_while(|_| {
+            bench.step(MS, a, b);
+            bench.scheduler.phase() == Phase::Together && bench.is_open(A)
+        });
+        let steps = steps.count();
+        assert!(steps < 400, "{a:?} {b:?}");
+        for _ in 0..300 {
+            bench.step(MS, used_us(200), used_us(200));
+            assert_ne!(bench.scheduler.phase(), Phase::Together);
+        }
+        (0..300).for_each(|_| _ = bench.step(MS, used_us(200), used_us(200)));
+        assert_eq!(bench.scheduler.phase(), Phase::Together);
+    }
+}
+
+#[test]
+fn owners_part_until_at_most_one_has_work_in_flight() {
+    let mut bench = together();
+    bench.scheduler.enter(C, Class::Fair, bench.now_ns);
+    bench.scheduler.set_standing(C, Class::Fair, PPM / 3);
+    bench.step(MS, RUNNING, RUNNING);
+    bench.scheduler.observe(C, bench.now_ns, WAITING);
+    bench.step(MS, RUNNING, RUNNING);
+    assert!(bench.is_closed(A) && bench.is_closed(B) && bench.is_closed(C));
+    bench.step(MS, RUNNING, RUNNING);
+    assert!(bench.is_closed(C), "two tenants have work in flight");
+    assert!(bench.scheduler.awaits_end(A) && bench.scheduler.awaits_end(B));
+    bench.step(MS, IDLE, RUNNING);
+    assert_eq!(bench.scheduler.beside(), Some(B));
+    bench.step(MS, IDLE, IDLE);
+    assert_eq!(bench.scheduler.phase(), Phase::Held(C));
+}
+
+#[test]
+fn owners_take_turns_beside_guests_slos_gangs_and_after_a_pause_by_an_administrator() {
+    let guest = |bench: &mut Bench| {
+        bench.scheduler.enter(C, Class::BestEffort, bench.now_ns);
+        bench.scheduler.observe(C, bench.now_ns, WAITING);
+    };
+    let slo = |bench: &mut Bench| bench.scheduler.set_slo(A, Some(MS));
+    let gang = |bench: &mut Bench| bench.scheduler.set_order(Order::Apart, [(C, 0)].into_iter().collect());
+    let paused = |bench: &mut Bench| bench.scheduler.set_paused(A, true);
+    let changes: [&dyn Fn(&mut Bench); 4] = [&guest, &slo, &gang, &paused];
+    for change in changes {
+        let mut bench = together();
+        change(&mut bench);
+        for _ in 0..300 {
+            bench.step(MS, used_us(200), used_us(200));
+            assert_ne!(bench.scheduler.phase(), Phase::Together);
+            assert!(!(bench.is_open(A) && bench.is_open(B)));
+        }
+    }
+}
+
+#[test]
+fn a_tenant_that_rests_for_long_leaves_the_others_by_themselves() {
+    let mut bench = together();
+    for _ in 0..1_100 {
+        bench.step(MS, used_us(200), IDLE);
+    }
+    assert_eq!(bench.scheduler.phase(), Phase::Held(A));
+}

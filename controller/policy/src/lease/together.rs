@@ -60,7 +60,8 @@ pub struct Pace {
     span_ns: u64,
     /// The moment up to which `span_ns` is complete, ns.
     until_ns: u64,
-    is_held_up: bool,
+    /// Whether a thread waited at the gate at `until_ns`, and no work was in flight.
+    waits: bool,
     /// The tenant's demand when it last came together with others, parts per million.
     demand_ppm: u32,
 }
@@ -71,15 +72,12 @@ impl Pace {
         self.used_ns = self.used_ns.saturating_add(used_ns);
     }
 
-    /// Adds the time up to `now_ns`, unless the scheduler held the tenant up in it. `ends_ns` is the
-    /// moment at which the tenant's own use and its short pause ended, if this is earlier.
-    /// `is_held_up` says whether the scheduler holds the tenant up from now on.
-    fn pass(&mut self, ends_ns: u64, now_ns: u64, is_shared: bool, is_held_up: bool) {
+    /// Adds the time up to `now_ns` if `counts`. `ends_ns` is the moment at which the tenant's own use
+    /// and its short pause ended, if this is earlier.
+    fn pass(&mut self, ends_ns: u64, now_ns: u64, counts: bool) {
         let until_ns = mem::replace(&mut self.until_ns, now_ns);
-        if mem::replace(&mut self.is_held_up, is_held_up) || is_shared {
-            return;
-        }
-        self.span_ns = self.span_ns.saturating_add(ends_ns.min(now_ns).saturating_sub(until_ns));
+        let passed_ns = ends_ns.min(now_ns).saturating_sub(until_ns);
+        self.span_ns = self.span_ns.saturating_add(if counts { passed_ns } else { 0 });
         while self.span_ns > SPAN_NS {
             self.span_ns /= 2;
             self.used_ns /= 2;
@@ -167,8 +165,9 @@ impl Scheduler {
             let is_shared = !is_together && tenant.flew && flying > 1;
             let rests_ns = tenant.stopped_wanting_ns.saturating_add(SHORT_IDLE_NS);
             let ends_ns = if tenant.wanted { now_ns } else { rests_ns };
-            let is_held_up = tenant.seen.waiting && !tenant.seen.in_flight;
-            tenant.pace.pass(ends_ns, now_ns, is_shared, is_held_up);
+            let waits = mem::replace(&mut tenant.pace.waits, tenant.seen.waiting && !tenant.seen.in_flight);
+            let is_held_up = waits && !tenant.may_launch();
+            tenant.pace.pass(ends_ns, now_ns, !is_shared && !is_held_up);
         });
     }
 

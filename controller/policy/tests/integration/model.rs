@@ -5,7 +5,7 @@ use deepres_abi::meter::Reading;
 use deepres_policy::TenantId;
 use deepres_policy::arbiter::account::Account;
 use deepres_policy::class::Class;
-use deepres_policy::lease::{Grant, Scheduler};
+use deepres_policy::lease::{Grant, Phase, Scheduler};
 use deepres_policy::tuning::{ASSUMED_HANDOFF_NS, QuantumBounds, Tuning};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -246,8 +246,10 @@ impl Model {
                 self.at(now_ns + WAKE_NS, Event::Try(change.tenant));
             }
         }
-        let holders = self.tenants.keys().filter(|id| self.scheduler.grant(**id) != Grant::Closed).count();
-        self.most_holders = self.most_holders.max(holders);
+        if self.scheduler.phase() != Phase::Together {
+            let may_launch = |id: &&TenantId| self.scheduler.grant(**id) != Grant::Closed;
+            self.most_holders = self.most_holders.max(self.tenants.keys().filter(may_launch).count());
+        }
         // The arbiter's own timer, and its tick.
         self.at(wake_ns.unwrap_or(u64::MAX).min(now_ns + 50 * MS).max(now_ns + 1), Event::Decide);
         // Earlier timers are out of date, and their number would grow.
