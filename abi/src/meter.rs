@@ -309,6 +309,7 @@ pub struct MeterPage {
     bypasses: Bypasses,
     stretched_ns: [AtomicU64; MAX_GPUS],
     ends: [AtomicU64; MAX_GPUS],
+    sm_ppm: [AtomicU32; MAX_GPUS],
 }
 
 // SAFETY: the type is repr(C), begins with the head, contains only atomics, and has its own kind.
@@ -375,6 +376,13 @@ impl MeterPage {
     /// library leaves the word 0.
     pub fn ends(&self, gpu: usize) -> Option<&AtomicU64> {
         self.ends.get(gpu)
+    }
+
+    /// Returns the word with the part of a GPU's SMs that the session's process can use under MPS,
+    /// parts per million; `None` if `gpu` is no GPU index. Kernels of such processes run at once. The
+    /// word is 0 without MPS, for a process that can use all SMs, and under an older library.
+    pub fn sm_ppm(&self, gpu: usize) -> Option<&AtomicU32> {
+        self.sm_ppm.get(gpu)
     }
 
     /// Returns the slot of a GPU, or `None` if `gpu` is no GPU index.
@@ -658,6 +666,7 @@ const _: () = {
     assert!(core::mem::offset_of!(MeterPage, bypasses) == 78784);
     assert!(core::mem::offset_of!(MeterPage, stretched_ns) == 78912);
     assert!(core::mem::offset_of!(MeterPage, ends) == 79040);
+    assert!(core::mem::offset_of!(MeterPage, sm_ppm) == 79168);
     assert!(size_of::<MeterPage>() == 81920);
 };
 

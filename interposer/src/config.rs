@@ -36,6 +36,8 @@ const SHARE_ALIAS: &str = "CUDA_DEVICE_SM_LIMIT";
 const MEMORY_ALIAS: &str = "CUDA_DEVICE_MEMORY_LIMIT";
 /// HAMi's word on its share: `disable` lifts the share; `force` and `default` leave it.
 const SHARE_POLICY: &str = "GPU_CORE_UTILIZATION_POLICY";
+/// The variable by which NVIDIA's driver bounds the SMs of a client of MPS, percent.
+const SM_PERCENTAGE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
 
 /// The limits for which the job asks on one GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -88,10 +90,19 @@ pub struct Config {
     pub oversubscribe: Option<Oversubscribe>,
     /// The signal by which the job wants to hear that it should give memory back.
     pub pressure: Option<i32>,
+    /// The part of the SMs that the process can use if it is a client of MPS, parts per million.
+    pub sm_ppm: u32,
     /// The limits for which the job asks, by the GPU's ordinal in this process.
     limits: [Limit; MAX_GPUS],
     /// The limits that the daemon granted to the job before the job began.
     fallback: Fallback,
+}
+
+/// Returns the part of the SMs of a percentage, parts per million; `None` if the driver would not
+/// take the text for a percentage.
+fn parse_sms(percent: &str) -> Option<u32> {
+    let percent: f64 = percent.trim().parse().ok().filter(|percent| *percent > 0.0 && *percent <= 100.0)?;
+    Some((percent * f64::from(PPM) / 100.0).ceil() as u32)
 }
 
 impl Config {
@@ -142,6 +153,7 @@ impl Config {
             oversubscribe: variable(OVERSUBSCRIBE).and_then(|value| {
                 value.parse().map_err(|error| say!(Warn, "{OVERSUBSCRIBE}={value}: {error}; ignored")).ok()
             }),
+            sm_ppm: variable(SM_PERCENTAGE).and_then(|percent| parse_sms(&percent)).unwrap_or(PPM),
             pressure: variable(PRESSURE).and_then(|value| {
                 let signal = signal_named(&value);
                 if signal.is_none() {

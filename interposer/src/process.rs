@@ -4,12 +4,12 @@
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::{fmt, io, ptr};
 
-use deepres_abi::MAX_GPUS;
 use deepres_abi::coverage::Bypass;
 use deepres_abi::driver::result::CUDA_ERROR_CONTEXT_IS_DESTROYED;
 use deepres_abi::grant::FailMode;
 use deepres_abi::oversubscribe::Oversubscribe;
 use deepres_abi::wire::Uuid;
+use deepres_abi::{MAX_GPUS, PPM};
 
 use crate::config::{self, Config};
 use crate::descriptor::{OwnDescriptor, Place};
@@ -205,10 +205,15 @@ fn begin() -> Result<(), Unheld> {
         // The environment does not mention deepres, and no daemon runs.
         return Ok(());
     }
+    let part_ppm = |ordinal| match config.sm_ppm {
+        ppm if ppm < PPM && calls.is_under_mps(ordinal) => ppm,
+        _ => 0,
+    };
+    let gpus = uuids.iter().enumerate().map(|(ordinal, uuid)| Gpu::of(*uuid, part_ppm(ordinal))).collect();
     // The process makes its state and the meter thread while the daemon works on its answer.
     let process: &'static Process = Box::leak(Box::new(Process {
         calls,
-        gpus: uuids.iter().copied().map(Gpu::of).collect(),
+        gpus,
         memory: Accounts::default(),
         config,
         uuids,

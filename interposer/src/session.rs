@@ -340,6 +340,9 @@ impl Session {
                 .then(|| self.grant.slot(usize::from(*index)).zip(self.meter.slot(usize::from(*index))));
             match slots.flatten() {
                 Some((grant, meter)) => {
+                    if let Some(word) = self.meter.sm_ppm(usize::from(*index)) {
+                        word.store(gpu.sm_ppm, Ordering::Relaxed);
+                    }
                     let bell = if self.local.is_some() { wake } else { bell.get() };
                     gpu.connect(*index, grant, meter, bell);
                     self.lock_slot(usize::from(*index));

@@ -6,8 +6,8 @@ use std::ffi::c_void;
 use deepres_abi::driver::pfn;
 use deepres_abi::driver::result::{CUDA_ERROR_NOT_READY, CUDA_SUCCESS};
 use deepres_abi::driver::types::{
-    CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_CAPTURE_STATUS_NONE, CU_STREAM_LEGACY, CU_STREAM_PER_THREAD,
-    CUstream, CUuuid,
+    CU_DEVICE_ATTRIBUTE_MPS_ENABLED, CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_CAPTURE_STATUS_NONE,
+    CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUstream, CUuuid,
 };
 use deepres_abi::wire::Uuid;
 
@@ -101,6 +101,7 @@ macro_rules! calls {
         pub struct Calls {
             $($field: pfn::$symbol,)+
             uuid_v2: Option<pfn::cuDeviceGetUuid_v2>,
+            attribute: Option<pfn::cuDeviceGetAttribute>,
         }
 
         impl Calls {
@@ -112,6 +113,7 @@ macro_rules! calls {
                 Ok(Self {
                     $($field: real!($symbol by own_address).ok_or(stringify!($symbol))?,)+
                     uuid_v2: real!(cuDeviceGetUuid_v2 by own_address),
+                    attribute: real!(cuDeviceGetAttribute by own_address),
                 })
             }
         }
@@ -225,6 +227,16 @@ impl Calls {
             }
         }
         count
+    }
+
+    /// Returns whether the process's contexts on a device run under MPS. A driver older than CUDA 12.1
+    /// does not answer, and the result is false.
+    pub fn is_under_mps(&self, ordinal: usize) -> bool {
+        let Some((ask, device)) = self.attribute.zip(i32::try_from(ordinal).ok()) else { return false };
+        let mut value = 0;
+        // SAFETY: the result has room; the driver checks the ordinal.
+        let result = unsafe { ask(&mut value, CU_DEVICE_ATTRIBUTE_MPS_ENABLED, device) };
+        result == CUDA_SUCCESS && value == 1
     }
 
     fn uuid(&self, device: i32) -> Option<Uuid> {

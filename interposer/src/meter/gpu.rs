@@ -49,6 +49,8 @@ const NO_OVERLAP_PERMILLE: u64 = 1000;
 #[derive(Debug)]
 pub struct Gpu {
     uuid: Uuid,
+    /// The part of the SMs that the process can use under MPS, parts per million; 0 for all SMs.
+    pub sm_ppm: u32,
     grant: Shared<GrantSlot>,
     meter: Shared<MeterSlot>,
     /// The daemon's index of the GPU, or [`UNMANAGED`].
@@ -87,6 +89,7 @@ impl Default for Gpu {
     fn default() -> Self {
         Self {
             uuid: Uuid::default(),
+            sm_ppm: 0,
             grant: Shared::none(),
             meter: Shared::none(),
             index: AtomicU32::new(u32::from(UNMANAGED)),
@@ -126,9 +129,10 @@ impl fmt::Display for Gpu {
 }
 
 impl Gpu {
-    /// Returns the GPU with this UUID, without a session.
-    pub fn of(uuid: Uuid) -> Self {
-        Self { uuid, ..Self::default() }
+    /// Returns the GPU with this UUID, without a session. `sm_ppm` is the part of the SMs that the
+    /// process can use under MPS, parts per million; 0 for all SMs.
+    pub fn of(uuid: Uuid, sm_ppm: u32) -> Self {
+        Self { uuid, sm_ppm, ..Self::default() }
     }
 
     /// Connects the GPU to a session: stores the daemon's index of the GPU, and the session's pages

@@ -51,6 +51,7 @@ impl Session {
         };
         let stretched_ns = page.stretched_ns(gpu).map_or(0, |word| word.load(Ordering::Relaxed));
         let ends = page.ends(gpu).map_or(0, |word| word.load(Ordering::Relaxed));
+        let sm_ppm = page.sm_ppm(gpu).map_or(0, |word| word.load(Ordering::Relaxed));
         let first = readings.intervals.len();
         if let Some(intervals) = page.intervals(gpu) {
             self.intervals = if watched.tells_intervals {
@@ -66,6 +67,7 @@ impl Session {
             meter,
             stretched_ns,
             ends,
+            sm_ppm,
             began_ns,
             ended_ns,
             intervals: first..readings.intervals.len(),

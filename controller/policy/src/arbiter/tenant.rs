@@ -14,6 +14,7 @@ use crate::turns::{self, Turns};
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
+use deepres_abi::PPM;
 use deepres_abi::meter::Reading;
 
 /// The work that was in flight when a session came back after a time without an arbiter.
@@ -42,6 +43,8 @@ pub struct Session {
     pub(super) overdue: Overdue,
     /// The last reading of the time by which launches took longer than usual, ns.
     pub(super) stretched_ns: u64,
+    /// The part of the SMs that the session's process can use, parts per million; 0 for all SMs.
+    pub(super) sm_ppm: u32,
     /// The last reading of the number of times that all work in flight ended. Each meter page
     /// begins at 0.
     pub(super) ends: u64,
@@ -61,6 +64,7 @@ impl Session {
             stopped: Stopped::default(),
             overdue: Overdue::default(),
             stretched_ns: 0,
+            sm_ppm: 0,
             ends: 0,
             overlap: Overlap::default(),
             // A new grant page shows a closed gate.
@@ -200,6 +204,15 @@ impl Tenant {
     /// Returns the caller's description of the tenant.
     pub fn seat(&self) -> &TenantSeat {
         &self.seat
+    }
+
+    /// Returns the part of the SMs that the tenant's processes can use together, parts per million; 0
+    /// for all SMs.
+    pub(super) fn sm_ppm(&self) -> u32 {
+        let part_ppm = |session: &Session| if session.sm_ppm == 0 { PPM } else { session.sm_ppm };
+        let launching = self.sessions.values().filter(|session| session.launches() || session.last.wants());
+        let parts_ppm = launching.map(part_ppm).fold(0, u32::saturating_add);
+        if parts_ppm < PPM { parts_ppm } else { 0 }
     }
 
     /// Returns the estimate of the tenant's demand: how much of the GPU the tenant wants, parts per

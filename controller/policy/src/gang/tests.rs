@@ -205,6 +205,7 @@ impl World {
                     used_ns,
                     pending_ns: (rank.launched - rank.done) * kernel_ns,
                     longest_ns: kernel_ns,
+                    sm_ppm: 0,
                 };
                 place.scheduler.observe(*tenant, now_ns, seen);
             }

@@ -143,6 +143,8 @@ pub struct Seen {
     pub pending_ns: u64,
     /// The length of the longest kernel or graph, ns.
     pub longest_ns: u64,
+    /// The part of the SMs that the tenant can use under MPS, parts per million; 0 for all SMs.
+    pub sm_ppm: u32,
 }
 
 impl Seen {
@@ -160,7 +162,8 @@ pub enum Phase {
     Held(TenantId),
     /// This tenant had the GPU, and its work in flight drains.
     Draining(TenantId),
-    /// Several owners use the GPU together, because their demands fit, or their work drains.
+    /// Several owners use the GPU together, because their demands or their parts of the SMs fit. Or
+    /// their work drains.
     Together,
 }
 
@@ -485,7 +488,8 @@ impl Scheduler {
     pub fn shares(&self, id: TenantId) -> bool {
         let Some(tenant) = self.tenants.get(id) else { return false };
         if self.company.has_gpu() {
-            return tenant.flew || tenant.grant == Grant::Open;
+            // Owners with parts of the SMs run at once, and do not slow each other down.
+            return !self.company.is_in_space() && (tenant.flew || tenant.grant == Grant::Open);
         }
         let holds = self.hold.is_some_and(|hold| hold.tenant == id);
         (tenant.flew || holds) && self.flying > usize::from(tenant.flew)

@@ -176,7 +176,7 @@ impl Tenant {
             short_pauses_ppm: PPM,
             lenience: Budget::new(LENIENCE_PART, START_LIMIT_NS),
             stuck: None,
-            pace: Pace::default(),
+            pace: Pace::new(now_ns),
             grant: Grant::Closed,
         }
     }

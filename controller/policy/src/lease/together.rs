@@ -1,19 +1,22 @@
-//! Owners that use the GPU together, without turns.
+//! Owners that use the GPU together, without turns. The scheduler opens the gates of all owners if
+//! they fit on the GPU, in one of two ways:
 //!
-//! Most programs wait for their host between two bursts of GPU work. If such programs leave the GPU
-//! free for a part of the time even together, each of them can have all that it wants. Turns would
-//! then only cost hand-offs. So if the owners' demands add up to less than the GPU, the scheduler
-//! opens the gates of all of them.
+//! - **In space.** Under MPS, each owner can use a part of the SMs. If the parts add up to the whole
+//!   GPU at most, the kernels of all owners run at once.
+//! - **In time.** Most programs wait for their host between two bursts of GPU work. If the owners'
+//!   demands add up to less than the GPU, each owner can have all that it wants. Turns would then
+//!   only cost hand-offs.
 //!
 //! A tenant's *pace* is the GPU time that it uses, divided by the time in which the scheduler does
 //! not hold it up. The pace under leases is the tenant's demand, because it then has the GPU alone.
-//! The owners part, and take turns again, if one of these happens:
+//! Owners that fit in time part, and take turns again, if one of these happens:
 //!
 //! - The paces add up to nearly the whole GPU.
 //! - An owner's pace falls well below its demand. Another tenant's work then holds it up, or the
 //!   owner's program has changed.
-//! - Another tenant wants the GPU, whose demand is unknown or that has other rules: a guest, an
-//!   owner with an SLO, or a gang.
+//!
+//! All owners part if another tenant wants the GPU that does not fit, or that has other rules: a
+//! guest or a gang, and for owners that fit in time, an owner with an SLO.
 //!
 //! While the owners are together, the scheduler charges them as always. So a lag that grows is paid
 //! back under leases. If owners part because of their paces, they stay apart for a while, and for
@@ -67,6 +70,11 @@ pub struct Pace {
 }
 
 impl Pace {
+    /// Returns the pace of a tenant that came at `now_ns`.
+    pub fn new(now_ns: u64) -> Self {
+        Self { until_ns: now_ns, ..Self::default() }
+    }
+
     /// Adds GPU time that the tenant used, ns.
     pub fn used(&mut self, used_ns: u64) {
         self.used_ns = self.used_ns.saturating_add(used_ns);
@@ -84,10 +92,12 @@ impl Pace {
         }
     }
 
-    /// Returns the pace, parts per million; `None` if it is unknown.
-    fn ppm(&self) -> Option<u64> {
-        let ppm = u128::from(self.used_ns) * u128::from(PPM) / u128::from(self.span_ns.max(1));
-        (self.span_ns >= KNOWN_NS).then(|| u64::try_from(ppm).unwrap_or(u64::MAX).min(u64::from(PPM)))
+    /// Returns the pace if the tenant has used `more_ns` beyond the meter's use, parts per million;
+    /// `None` if the pace is unknown.
+    fn ppm(&self, more_ns: u64) -> Option<u64> {
+        let used_ns = self.used_ns.saturating_add(more_ns).min(self.span_ns);
+        let ppm = u128::from(used_ns) * u128::from(PPM) / u128::from(self.span_ns.max(1));
+        (self.span_ns >= KNOWN_NS).then_some(ppm as u64)
     }
 
     /// Forgets the observations, and keeps the demand.
@@ -96,13 +106,22 @@ impl Pace {
     }
 }
 
+/// The way in which owners fit on the GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fit {
+    /// Their parts of the SMs add up to the whole GPU at most.
+    Space,
+    /// Their demands add up to less than the GPU.
+    Time,
+}
+
 /// Whether owners use the GPU together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     /// The owners take turns. The scheduler looks at their demands from `until_ns` on.
     Apart { until_ns: u64 },
     /// The gates of the active owners are open.
-    Together { since_ns: u64 },
+    Together { since_ns: u64, fit: Fit },
     /// The gates are closed, and the work in flight drains.
     Parting { closed_ns: u64, give_up_ns: u64 },
 }
@@ -129,6 +148,11 @@ impl Company {
         !matches!(self.state, State::Apart { .. })
     }
 
+    /// Returns whether owners use the GPU together, each with a part of the SMs.
+    pub fn is_in_space(&self) -> bool {
+        matches!(self.state, State::Together { fit: Fit::Space, .. })
+    }
+
     /// Returns whether the work in flight of several tenants drains.
     pub fn is_parting(&self) -> bool {
         matches!(self.state, State::Parting { .. })
@@ -144,11 +168,36 @@ enum Parting {
     Paces,
 }
 
+/// The figures of all active owners of a GPU.
+#[derive(Debug, Default)]
+struct Census {
+    owners: usize,
+    /// The sum of the owners' parts of the SMs, parts per million.
+    parts_ppm: u64,
+    /// The sum of the known paces, parts per million.
+    paces_ppm: u64,
+    /// Whether the pace of an owner is unknown.
+    has_unknown: bool,
+    /// Whether the pace of an owner is well below its demand.
+    has_slow: bool,
+    /// Whether an owner wants the GPU whose gate is not open.
+    has_newcomer: bool,
+    /// Whether a tenant has an open gate that is no owner any more, or that an administrator paused.
+    has_left: bool,
+}
+
 impl Tenant {
     /// Returns whether the tenant is an owner that wants the GPU or used it lately.
     fn is_active(&self, now_ns: u64) -> bool {
         let used_lately = self.metered_ns > 0 && now_ns.saturating_sub(self.used_at_ns) < ACTIVE_NS;
         self.rank == Rank::Owner && self.is_here() && (self.seen.wants() || used_lately)
+    }
+
+    /// Returns the tenant's pace, parts per million; `None` if it is unknown. The meter shows a long
+    /// kernel only at its end, so the time for which work in flight shows no progress counts as used.
+    fn pace_ppm(&self, now_ns: u64) -> Option<u64> {
+        let silent_ns = now_ns.saturating_sub(self.last_progress_ns);
+        self.pace.ppm(if self.seen.in_flight { silent_ns } else { 0 })
     }
 
     fn may_launch(&self) -> bool {
@@ -175,16 +224,21 @@ impl Scheduler {
     pub(super) fn together_step(&mut self, now_ns: u64) -> Option<Step> {
         match self.company.state {
             State::Apart { until_ns } if now_ns < until_ns => None,
-            State::Apart { .. } if self.may_come_together(now_ns) => {
-                self.come_together(now_ns);
-                Some(Step::Stay(Some(now_ns.saturating_add(LOOK_NS))))
-            }
-            State::Apart { .. } => {
-                self.company.state = State::Apart { until_ns: now_ns.saturating_add(RETRY_NS) };
-                None
-            }
-            State::Together { since_ns } => match self.parting(now_ns) {
-                None => Some(Step::Stay(Some(now_ns.saturating_add(LOOK_NS)))),
+            State::Apart { .. } => match self.fit(now_ns) {
+                Some(fit) => {
+                    self.come_together(fit, now_ns);
+                    Some(Step::Stay(Some(now_ns.saturating_add(LOOK_NS))))
+                }
+                None => {
+                    self.company.state = State::Apart { until_ns: now_ns.saturating_add(RETRY_NS) };
+                    None
+                }
+            },
+            State::Together { since_ns, fit } => match self.parting(fit, now_ns) {
+                None => {
+                    self.set_gates(|tenant| tenant.is_active(now_ns), Grant::Open);
+                    Some(Step::Stay(Some(now_ns.saturating_add(LOOK_NS))))
+                }
                 Some(parting) => {
                     self.part(since_ns, parting, now_ns);
                     Some(Step::Again)
@@ -198,44 +252,66 @@ impl Scheduler {
         }
     }
 
-    /// Returns whether only owners without an SLO and without a gang use this GPU.
-    fn has_owners_alone(&self) -> bool {
+    /// Returns whether neither a guest nor a gang uses this GPU or wants it.
+    fn is_of_owners(&self) -> bool {
         let is_guest = |(_, tenant): (_, &Tenant)| tenant.rank == Rank::Guest && tenant.seen.wants();
         let has_guest = self.hold.is_some_and(|hold| self.is_guest(hold.tenant));
-        let answers = |(_, tenant): (_, &Tenant)| tenant.is_here() && tenant.is_answering();
-        self.order == Order::Apart
-            && self.gangs.is_empty()
-            && !has_guest
-            && !self.tenants.astir().any(is_guest)
-            && !self.tenants.with_objective().any(answers)
+        let has_guest = has_guest || self.tenants.astir().any(is_guest);
+        self.order == Order::Apart && self.gangs.is_empty() && !has_guest
     }
 
-    /// Returns whether the demands of all active owners are known, and fit on the GPU together.
-    fn may_come_together(&self, now_ns: u64) -> bool {
-        if !self.has_owners_alone() {
-            return false;
+    fn has_answering(&self) -> bool {
+        self.tenants.with_objective().any(|(_, tenant)| tenant.is_here() && tenant.is_answering())
+    }
+
+    fn census(&self, now_ns: u64) -> Census {
+        let mut census = Census::default();
+        for tenant in self.tenants.values() {
+            let is_open = tenant.grant == Grant::Open;
+            census.has_left |= is_open && !(tenant.is_here() && tenant.rank == Rank::Owner);
+            if !tenant.is_active(now_ns) {
+                continue;
+            }
+            census.owners += 1;
+            census.has_newcomer |= tenant.seen.wants() && !is_open;
+            census.parts_ppm += u64::from(if tenant.seen.sm_ppm == 0 { PPM } else { tenant.seen.sm_ppm });
+            match tenant.pace_ppm(now_ns).filter(|_| tenant.stuck.is_none()) {
+                Some(ppm) => {
+                    census.paces_ppm += ppm;
+                    let least_ppm = u64::from(tenant.pace.demand_ppm) * LEAST_PACE_PPM / u64::from(PPM);
+                    census.has_slow |= ppm < least_ppm;
+                }
+                None => census.has_unknown = true,
+            }
         }
-        let (mut owners, mut demand_ppm) = (0, 0u64);
-        for tenant in self.tenants.values().filter(|tenant| tenant.is_active(now_ns)) {
-            let Some(ppm) = tenant.pace.ppm().filter(|_| tenant.stuck.is_none()) else { return false };
-            owners += 1;
-            demand_ppm += ppm;
+        census
+    }
+
+    /// Returns how the active owners fit on the GPU together; `None` if they do not.
+    fn fit(&self, now_ns: u64) -> Option<Fit> {
+        let census = self.census(now_ns);
+        if !self.is_of_owners() || census.owners < 2 {
+            None
+        } else if census.parts_ppm <= u64::from(PPM) {
+            Some(Fit::Space)
+        } else {
+            let fits = !census.has_unknown && census.paces_ppm <= MOST_DEMAND_PPM;
+            (fits && !self.has_answering()).then_some(Fit::Time)
         }
-        owners > 1 && demand_ppm <= MOST_DEMAND_PPM
     }
 
     /// Opens the gates of all active owners, and ends the present hold.
-    fn come_together(&mut self, now_ns: u64) {
+    fn come_together(&mut self, fit: Fit, now_ns: u64) {
         if let Some(hold) = self.hold.take()
             && let Some(holder) = self.tenants.get_mut(hold.tenant)
         {
             holder.settle(&hold, now_ns);
         }
         self.beside = None;
-        self.company.state = State::Together { since_ns: now_ns };
+        self.company.state = State::Together { since_ns: now_ns, fit };
         self.set_gates(|tenant| tenant.may_launch() || tenant.is_active(now_ns), Grant::Open);
         for tenant in self.tenants.values_quietly().filter(|tenant| tenant.grant == Grant::Open) {
-            tenant.pace.demand_ppm = tenant.pace.ppm().map_or(0, |ppm| ppm as u32);
+            tenant.pace.demand_ppm = tenant.pace_ppm(now_ns).map_or(0, |ppm| ppm as u32);
             tenant.pace.begin_anew();
         }
     }
@@ -249,30 +325,18 @@ impl Scheduler {
         }
     }
 
-    /// Returns why the owners part, if they do.
-    fn parting(&self, now_ns: u64) -> Option<Parting> {
-        if !self.has_owners_alone() {
+    /// Returns why owners that fitted on the GPU part, if they do.
+    fn parting(&self, fit: Fit, now_ns: u64) -> Option<Parting> {
+        let census = self.census(now_ns);
+        let fits = match fit {
+            Fit::Space => census.parts_ppm <= u64::from(PPM),
+            Fit::Time => !census.has_newcomer && !self.has_answering(),
+        };
+        if !fits || census.has_left || census.owners < 2 || !self.is_of_owners() {
             return Some(Parting::Others);
         }
-        let (mut owners, mut paces_ppm, mut is_slow) = (0, 0u64, false);
-        for tenant in self.tenants.values() {
-            let is_active = tenant.is_active(now_ns);
-            let is_open = tenant.grant == Grant::Open;
-            if (is_open && !(tenant.is_here() && tenant.rank == Rank::Owner))
-                || (tenant.seen.wants() && is_active && !is_open)
-            {
-                return Some(Parting::Others);
-            }
-            owners += usize::from(is_active);
-            if let Some(ppm) = tenant.pace.ppm().filter(|_| is_active) {
-                paces_ppm += ppm;
-                is_slow |= ppm < u64::from(tenant.pace.demand_ppm) * LEAST_PACE_PPM / u64::from(PPM);
-            }
-        }
-        if owners < 2 {
-            return Some(Parting::Others);
-        }
-        (is_slow || paces_ppm > MOST_PACE_PPM).then_some(Parting::Paces)
+        let is_harmed = census.has_slow || census.paces_ppm > MOST_PACE_PPM;
+        (fit == Fit::Time && is_harmed).then_some(Parting::Paces)
     }
 
     /// Closes all gates. The work in flight drains.

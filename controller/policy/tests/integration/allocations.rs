@@ -162,6 +162,7 @@ impl Gpu {
                 meter: process.meter,
                 stretched_ns: 0,
                 ends: self.now_ns / (20 * STEP_NS),
+                sm_ppm: 0,
                 began_ns: None,
                 ended_ns: None,
                 intervals: first..self.readings.intervals.len(),

@@ -1,6 +1,8 @@
 //! Parts of the SMs (`deepres run --sm`), under MPS on the simulated GPU.
 
 use std::process::Command;
+use std::thread;
+use std::time::Duration;
 
 use deepres_e2e::prelude::*;
 
@@ -98,4 +100,36 @@ fn the_configuration_can_turn_mps_off() {
     assert!(said.contains(NO_EFFECT) && said.contains("`mps = \"off\"`"), "{said}");
     assert_eq!(parts(&host), [Some(100)], "a client of MPS without a part");
     assert!(host.shows(&["ps", "-v"]).contains("granted all SMs because the configuration has"));
+}
+
+/// Returns the time of the truth and the time in which each living client had a kernel running, ns.
+fn busy(host: &Host) -> (u64, Vec<u64>) {
+    let truth = host.truth();
+    let clients = truth.processes.iter();
+    let clients = clients.filter(|process| process.alive && process.comm.starts_with("backlog"));
+    (truth.at_ns, clients.map(|client| client.gpus[0].kernel_busy_ns).collect())
+}
+
+/// Returns the part of the next second in which each client has a kernel running.
+fn running(host: &Host) -> Vec<f64> {
+    let (from_ns, before) = busy(host);
+    thread::sleep(Duration::from_secs(1));
+    let (to_ns, after) = busy(host);
+    let part = |(after, before): (u64, u64)| (after - before) as f64 / (to_ns - from_ns) as f64;
+    after.into_iter().zip(before).map(part).collect()
+}
+
+#[test]
+fn jobs_whose_parts_of_the_sms_fit_run_at_once_and_take_turns_beside_another() {
+    let (host, _daemon) = Host::new().simgpu(SIMGPU).with_daemon();
+    let _mps = mps(&host);
+    let _jobs = ["40%", "60%"].map(|part| job(&host, &["--sm", part]));
+    let phase = || host.json(&["ps", "--json"])["gpus"][0]["phase"].clone();
+    await_value_within(phase, |phase| phase == "together", COMMAND_LIMIT);
+    let alone = running(&host);
+    assert!(alone.iter().sum::<f64>() > 1.5, "{alone:?}");
+    let _third = job(&host, &["--sm", "30%"]);
+    await_value_within(phase, |phase| phase != "together", COMMAND_LIMIT);
+    let beside = running(&host);
+    assert!(beside.len() == 3 && beside.iter().sum::<f64>() < 1.1, "{beside:?}");
 }

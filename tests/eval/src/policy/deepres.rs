@@ -206,6 +206,7 @@ impl Deepres {
                 is_carried: true,
                 meter: *meter,
                 stretched_ns: *stretched_ns,
+                sm_ppm: 0,
                 ends: 0,
                 began_ns: *began_ns,
                 ended_ns: *ended_ns,

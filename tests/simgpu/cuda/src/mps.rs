@@ -96,6 +96,11 @@ pub fn sms(all: u32) -> u32 {
     SMS.get().copied().unwrap_or(all)
 }
 
+/// Returns whether this process is a client of MPS.
+pub fn is_client() -> bool {
+    SMS.get().is_some()
+}
+
 /// Returns an error if this process is a client whose server has ended. The process then cannot use
 /// the GPUs any more.
 #[inline]
