@@ -26,6 +26,7 @@ use super::state::{Rank, SHORT_IDLE_NS, Stuck, Tenant};
 use super::{
     Beside, DRAIN_POLL_NS, Grant, LONGEST_PER_DRAIN, MAX_DRAIN_NS, MIN_DRAIN_NS, Scheduler, Step, ns,
 };
+use crate::entitlement::IDLE_NS;
 use crate::gang::Order;
 use core::mem;
 use core::time::Duration;
@@ -33,8 +34,8 @@ use deepres_abi::PPM;
 
 /// The span after which an observation of a pace counts half as much.
 const SPAN_NS: u64 = ns(Duration::from_millis(200));
-/// A pace is known once it was observed for this time.
-const KNOWN_NS: u64 = ns(Duration::from_millis(50));
+/// A pace is known once it was observed for the span divided by this number.
+const SPAN_PER_KNOWN: u64 = 4;
 /// The largest sum of the demands of owners that come together, parts per million of the GPU. The
 /// rest of the GPU is for the hardware's switches, and for the error of the estimates.
 const MOST_DEMAND_PPM: u64 = 800_000;
@@ -42,15 +43,13 @@ const MOST_DEMAND_PPM: u64 = 800_000;
 const MOST_PACE_PPM: u64 = 900_000;
 /// The part of an owner's demand that its pace must reach, parts per million.
 const LEAST_PACE_PPM: u64 = 750_000;
-/// An owner that used the GPU within this time counts among the owners that come together.
-const ACTIVE_NS: u64 = ns(Duration::from_secs(1));
 /// The time between two looks at the paces.
 const LOOK_NS: u64 = ns(Duration::from_millis(5));
 /// The time between two looks at the demands of owners that take turns.
 const RETRY_NS: u64 = ns(Duration::from_millis(20));
-/// The shortest and the longest time for which owners stay apart after they parted because of their
-/// paces.
-const APART_NS: [u64; 2] = [ns(Duration::from_millis(200)), ns(Duration::from_secs(10))];
+/// The longest time for which owners stay apart after they parted because of their paces. The
+/// shortest time is twice the span of a pace.
+const LONGEST_APART_NS: u64 = ns(Duration::from_secs(10));
 /// The next time apart is the shortest again if the owners were together for this many times the
 /// last time apart.
 const TOGETHER_PER_APART: u64 = 10;
@@ -97,7 +96,7 @@ impl Pace {
     fn ppm(&self, more_ns: u64) -> Option<u64> {
         let used_ns = self.used_ns.saturating_add(more_ns).min(self.span_ns);
         let ppm = u128::from(used_ns) * u128::from(PPM) / u128::from(self.span_ns.max(1));
-        (self.span_ns >= KNOWN_NS).then_some(ppm as u64)
+        (self.span_ns >= SPAN_NS / SPAN_PER_KNOWN).then_some(ppm as u64)
     }
 
     /// Forgets the observations, and keeps the demand.
@@ -138,7 +137,7 @@ pub struct Company {
 
 impl Default for Company {
     fn default() -> Self {
-        Self { state: State::Apart { until_ns: 0 }, apart_ns: APART_NS[0], retry_ns: 0 }
+        Self { state: State::Apart { until_ns: 0 }, apart_ns: SPAN_NS, retry_ns: 0 }
     }
 }
 
@@ -189,7 +188,7 @@ struct Census {
 impl Tenant {
     /// Returns whether the tenant is an owner that wants the GPU or used it lately.
     fn is_active(&self, now_ns: u64) -> bool {
-        let used_lately = self.metered_ns > 0 && now_ns.saturating_sub(self.used_at_ns) < ACTIVE_NS;
+        let used_lately = self.metered_ns > 0 && now_ns.saturating_sub(self.used_at_ns) < IDLE_NS;
         self.rank == Rank::Owner && self.is_here() && (self.seen.wants() || used_lately)
     }
 
@@ -344,9 +343,10 @@ impl Scheduler {
         let company = &mut self.company;
         let together_ns = now_ns.saturating_sub(since_ns);
         if together_ns > company.apart_ns.saturating_mul(TOGETHER_PER_APART) {
-            company.apart_ns = APART_NS[0];
-        } else if parting == Parting::Paces {
-            company.apart_ns = company.apart_ns.saturating_mul(2).min(APART_NS[1]);
+            company.apart_ns = SPAN_NS;
+        }
+        if parting == Parting::Paces {
+            company.apart_ns = company.apart_ns.saturating_mul(2).min(LONGEST_APART_NS);
         }
         company.retry_ns =
             now_ns.saturating_add(if parting == Parting::Paces { company.apart_ns } else { 0 });
