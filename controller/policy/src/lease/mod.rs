@@ -16,7 +16,7 @@
 //! competing tenants get. The scheduler applies the rule when a lease ends, when the holder pauses,
 //! and when the request of a tenant that waits is due before the holder's.
 //!
-//! One tenant at a time may launch. If no other tenant wants the GPU, the gate of this tenant is
+//! One tenant at a time may launch, unless all owners fit on the GPU together. If no other tenant wants the GPU, the gate of this tenant is
 //! open. Otherwise the tenant has a lease for its request. At a hand-off the scheduler closes the
 //! gate, reads the meters again, waits until the work in flight has drained, and opens the next
 //! gate. If the next tenant would lose less in the hardware's turns than by the wait for the drain,
