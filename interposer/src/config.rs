@@ -102,7 +102,7 @@ pub struct Config {
 /// take the text for a percentage.
 fn parse_sms(percent: &str) -> Option<u32> {
     let percent: f64 = percent.trim().parse().ok().filter(|percent| *percent > 0.0 && *percent <= 100.0)?;
-    Some((percent * f64::from(PPM) / 100.0).ceil() as u32)
+    Some((percent * f64::from(PPM) / 100.0).round() as u32)
 }
 
 impl Config {

@@ -68,7 +68,7 @@ impl Gpu {
         use deepres_policy::lease::Phase;
         match self.scheduler.phase() {
             Phase::Held(tenant) | Phase::Draining(tenant) => Some(tenant),
-            Phase::Free => None,
+            Phase::Free | Phase::Together => None,
         }
     }
 }

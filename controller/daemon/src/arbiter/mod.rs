@@ -102,6 +102,10 @@ pub struct TenantSeat {
     pub job: Arc<JobUse>,
     /// The latency that the tenant wants for a request (SLO), ns.
     pub slo_ns: Option<u64>,
+    /// The part of the SMs that the daemon granted, parts per million; `None` without one.
+    pub sm_ppm: Option<u32>,
+    /// Whether the tenant takes turns with all others, because its memory follows its turns.
+    pub takes_turns: bool,
     /// The memory limit, bytes, or [`deepres_abi::grant::NO_LIMIT`].
     pub memory_limit_bytes: u64,
     /// The memory limit that all sessions of the tenant on this GPU know, bytes. If the limit was
@@ -127,6 +131,8 @@ impl TenantSeat {
             request: self.request,
             priority: self.priority,
             slo_ns: self.slo_ns,
+            sm_ppm: self.sm_ppm,
+            takes_turns: self.takes_turns,
             is_paused: self.is_paused,
             is_suspended: self.is_suspended,
         }

@@ -14,6 +14,7 @@ use crate::identity::Key;
 use crate::memory::TenantMemory;
 use crate::residency::Residence;
 use deepres_abi::grant::NO_LIMIT;
+use deepres_abi::oversubscribe::Oversubscribe;
 use deepres_abi::quantity::MIN_SHARE_PPM;
 use deepres_model::authority::Wants;
 use deepres_model::identity::{Container, Found};
@@ -230,6 +231,8 @@ impl Tenant {
             priority: self.terms.priority(&granted),
             job: Arc::clone(&self.job),
             slo_ns: granted.slo_ns.value,
+            sm_ppm: granted.sm_ppm.value,
+            takes_turns: self.residence.oversubscribe() == Some(Oversubscribe::Managed),
             memory_limit_bytes: granted.memory_bytes.value.unwrap_or(NO_LIMIT),
             limit_in_force: Arc::default(),
             charge_copies: granted.charge_copies.value,

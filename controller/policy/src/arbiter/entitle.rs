@@ -109,6 +109,7 @@ impl Core {
             }
             self.scheduler.set_standing(*id, tenant.seat.request.class, owed.weight_ppm);
             self.scheduler.set_slo(*id, tenant.seat.slo_ns);
+            self.scheduler.set_takes_turns(*id, tenant.seat.takes_turns);
         }
         self.review = review;
         self.renew_open(actions);

@@ -40,7 +40,7 @@ use crate::TenantId;
 use crate::entitlement::{Entitlement, Request, Work};
 use crate::gang;
 use crate::lease::trust::UserId;
-use crate::lease::{Change, Grant, Scheduler};
+use crate::lease::{Change, Grant, Phase, Scheduler};
 use crate::priority::{Priority, Weights};
 use crate::tuning::{ASSUMED_HANDOFF_NS, QuantumBounds, Tuning, UNSEEN_NS};
 use alloc::boxed::Box;
@@ -109,6 +109,10 @@ pub struct TenantSeat {
     pub priority: Priority,
     /// The latency that the tenant wants for a request (SLO), ns.
     pub slo_ns: Option<u64>,
+    /// The part of the SMs that the daemon granted, parts per million; `None` without one.
+    pub sm_ppm: Option<u32>,
+    /// Whether the tenant takes turns with all others, because its memory follows its turns.
+    pub takes_turns: bool,
     /// Whether the daemon keeps the tenant off the GPU: an administrator paused the tenant, or the
     /// tenant is suspended.
     pub is_paused: bool,
@@ -196,7 +200,7 @@ pub struct SessionReading {
     /// counters.
     pub ends: u64,
     /// The part of the SMs that the session's process can use under MPS, parts per million; 0 for all
-    /// SMs. The process may report a false part.
+    /// SMs. The process may report a false part. The core takes at least the granted part.
     pub sm_ppm: u32,
     /// The time at which the first launch that had waited for the present lease began on the GPU,
     /// ns. The caller reads `began_ns` and `ended_ns` after the counters. So if a counter shows
@@ -522,6 +526,7 @@ impl Core {
             let (order, gangs) = peers.exchange(now_ns, post);
             self.scheduler.set_order(order, gangs);
         }
+        let before = self.scheduler.phase();
         let decide_ns = self.scheduler.decide(now_ns, &self.tuning);
         self.learn();
         let mut changes = core::mem::take(&mut self.changes);
@@ -529,6 +534,10 @@ impl Core {
         let is_settled = changes.is_empty();
         changes.drain(..).for_each(|change| self.apply(change, actions));
         self.changes = changes;
+        if (before == Phase::Together) != (self.scheduler.phase() == Phase::Together) {
+            // A gate that stays open now bounds the work in flight in another way.
+            self.renew_open(actions);
+        }
         let turn_ns = self.take_turns(now_ns, actions);
         self.review(now_ns, actions);
         self.decide_ns = [decide_ns, turn_ns, self.entitle_again_ns()].into_iter().flatten().min();

@@ -207,11 +207,15 @@ impl Tenant {
     }
 
     /// Returns the part of the SMs that the tenant's processes can use together, parts per million; 0
-    /// for all SMs.
+    /// for all SMs. Before the first launch, this is the granted part of one process.
     pub(super) fn sm_ppm(&self) -> u32 {
-        let part_ppm = |session: &Session| if session.sm_ppm == 0 { PPM } else { session.sm_ppm };
-        let launching = self.sessions.values().filter(|session| session.launches() || session.last.wants());
-        let parts_ppm = launching.map(part_ppm).fold(0, u32::saturating_add);
+        let Some(granted_ppm) = self.seat.sm_ppm else { return 0 };
+        let part_ppm = |session: &Session| match session.sm_ppm {
+            0 => PPM,
+            reported_ppm => reported_ppm.max(granted_ppm),
+        };
+        let launching = self.sessions.values().filter(|session| session.launches());
+        let parts_ppm = launching.map(part_ppm).fold(0, u32::saturating_add).max(granted_ppm);
         if parts_ppm < PPM { parts_ppm } else { 0 }
     }
 

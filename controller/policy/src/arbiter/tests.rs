@@ -37,6 +37,8 @@ fn tenant(id: TenantId) -> TenantSeat {
         request: Request { class: Class::Fair, ..Request::default() },
         priority: Priority::default(),
         slo_ns: None,
+        sm_ppm: None,
+        takes_turns: false,
         is_paused: false,
         is_suspended: false,
     }

@@ -32,9 +32,8 @@ impl Scheduler {
 
     /// Returns the report on this GPU for the board.
     pub fn post(&self, now_ns: u64, tuning: &Tuning) -> Post {
-        let may_launch = |tenant: &Tenant| !matches!(tenant.grant, Grant::Closed | Grant::Paused);
         let owners = self.tenants.iter().filter(|(id, tenant)| {
-            let is_of_interest = tenant.seen.wants() || may_launch(tenant) || self.is_gang(**id);
+            let is_of_interest = tenant.seen.wants() || tenant.may_launch() || self.is_gang(**id);
             tenant.is_here() && tenant.rank == Rank::Owner && is_of_interest
         });
         let (drained_ns, free_ns) = self.ends_ns(now_ns, tuning);
@@ -48,7 +47,7 @@ impl Scheduler {
                 tenant: *id,
                 in_flight: tenant.seen.in_flight,
                 waiting: tenant.seen.waiting,
-                may_launch: may_launch(tenant),
+                may_launch: tenant.may_launch(),
                 progressed_ns: tenant.last_progress_ns,
                 pending_ns: tenant.seen.pending_ns,
                 longest_ns: tenant.seen.longest_ns,
@@ -84,9 +83,13 @@ impl Scheduler {
         counted.map(|tenant| tenant.vtime(clock)).min().unwrap_or(clock)
     }
 
-    /// Returns the owner that has the GPU, or whose work drains. Returns `None` for a guest,
-    /// because a guest loses the GPU as soon as an owner wants it.
+    /// Returns the owner that has the GPU, or whose work drains. If owners use the GPU together,
+    /// returns one of them. Returns `None` for a guest, because a guest loses the GPU as soon as an
+    /// owner wants it.
     pub fn holder(&self) -> Option<TenantId> {
+        if self.company.has_gpu() {
+            return self.tenants.next_after(None, |tenant| tenant.may_launch() || tenant.seen.in_flight);
+        }
         self.hold.map(|hold| hold.tenant).filter(|holder| !self.is_guest(*holder))
     }
 

@@ -374,6 +374,13 @@ impl Scheduler {
         self.tenants.set_slo(tenant, slo_ns);
     }
 
+    /// Sets whether a tenant takes turns with all others, because its memory follows its turns.
+    pub fn set_takes_turns(&mut self, tenant: TenantId, takes_turns: bool) {
+        if let Some(tenant) = self.tenants.get_quietly(tenant) {
+            tenant.takes_turns = takes_turns;
+        }
+    }
+
     /// Sets the part of the time that guests may cost owners, parts per million.
     pub fn set_max_harm(&mut self, max_harm_ppm: u32) {
         self.guard = Guard::new(max_harm_ppm);
@@ -444,7 +451,7 @@ impl Scheduler {
             (tenant.advance_ns, tenant.accrued_ns, tenant.shown_ns) = (0, 0, 0);
             tenant.left_owing_ns = 0;
             tenant.last_progress_ns = now_ns;
-            tenant.pace.begin_anew();
+            tenant.pace.begin_anew(now_ns);
             if let Some(stuck) = &mut tenant.stuck {
                 *stuck = Stuck { since_ns: now_ns, used_ns: 0 };
             }
@@ -480,18 +487,22 @@ impl Scheduler {
     /// Returns whether the scheduler waits for the end of the work in flight of a tenant whose gate is
     /// closed.
     pub fn awaits_end(&self, id: TenantId) -> bool {
-        self.phase() == Phase::Draining(id) || self.beside() == Some(id) || self.company.is_parting()
+        let is_stuck = || self.tenants.get(id).is_some_and(|tenant| tenant.stuck.is_some());
+        self.phase() == Phase::Draining(id)
+            || self.beside() == Some(id)
+            || (self.company.is_parting() && !is_stuck())
     }
 
     /// Returns whether a tenant may have shared the GPU since the last decision: it had work in
-    /// flight or might launch, and another tenant had work in flight or might launch too.
+    /// flight or might launch, and another tenant had work in flight.
     pub fn shares(&self, id: TenantId) -> bool {
         let Some(tenant) = self.tenants.get(id) else { return false };
-        if self.company.has_gpu() {
-            // Owners with parts of the SMs run at once, and do not slow each other down.
-            return !self.company.is_in_space() && (tenant.flew || tenant.grant == Grant::Open);
+        // Owners with parts of the SMs run at once, and do not slow each other down.
+        if self.company.is_in_space() {
+            return false;
         }
-        let holds = self.hold.is_some_and(|hold| hold.tenant == id);
+        let holds = self.hold.is_some_and(|hold| hold.tenant == id)
+            || (self.company.has_gpu() && tenant.grant == Grant::Open);
         (tenant.flew || holds) && self.flying > usize::from(tenant.flew)
     }
 
@@ -509,6 +520,7 @@ impl Scheduler {
             return;
         }
         let is_gang = self.is_gang(id);
+        let is_free = self.company.is_in_space();
         let Some(tenant) = self.tenants.get_mut(id) else { return };
         if let Some(stuck) = &mut tenant.stuck {
             stuck.used_ns = stuck.used_ns.saturating_add(seen.used_ns);
@@ -524,7 +536,7 @@ impl Scheduler {
             if let Some(trust) = tenant.user.and_then(|user| self.trusts.get_mut(&user)) {
                 trust.shown(set_off_ns, now_ns);
             }
-            tenant.charge(seen.used_ns - set_off_ns);
+            tenant.charge(if is_free { 0 } else { seen.used_ns - set_off_ns });
             tenant.shown_ns = tenant.shown_ns.saturating_add(seen.used_ns - set_off_ns);
             tenant.burst_ns = tenant.burst_ns.saturating_add(seen.used_ns);
             tenant.used_at_ns = now_ns;
@@ -706,6 +718,7 @@ impl Scheduler {
     /// between tenants with work in flight, so each of these tenants is charged an equal part of
     /// the time.
     fn accrue(&mut self, elapsed_ns: u64) {
+        let elapsed_ns = if self.company.is_in_space() { 0 } else { elapsed_ns };
         let flying = self.flying.max(1) as u64;
         let elapsed_ns = elapsed_ns.saturating_add(mem::take(&mut self.unaccrued_ns));
         self.unaccrued_ns = elapsed_ns % flying;
@@ -1177,19 +1190,8 @@ impl Scheduler {
 
     /// Closes the holder's gate. Its work in flight drains.
     fn close(&mut self, hold: Hold, now_ns: u64) -> Step {
-        let limit_ns = self.tenants.get(hold.tenant).map_or(0, |holder| match holder.grant {
-            _ if holder.stuck.is_some() => STUCK_DRAIN_NS,
-            // No meter shows how much work is queued behind an open gate.
-            _ if hold.was_open => MAX_DRAIN_NS,
-            Grant::Open => MAX_DRAIN_NS,
-            Grant::Leased { .. } | Grant::Once | Grant::Closed | Grant::Paused => holder
-                .seen
-                .longest_ns
-                .saturating_mul(LONGEST_PER_DRAIN)
-                .saturating_add(holder.seen.pending_ns)
-                .clamp(MIN_DRAIN_NS, MAX_DRAIN_NS),
-        });
-        let limit_ns = limit_ns.min(self.patience_ns(hold.tenant, now_ns).max(STUCK_DRAIN_NS));
+        let is_open = hold.was_open || self.grant(hold.tenant) == Grant::Open;
+        let limit_ns = self.drain_limit_ns(hold.tenant, is_open, now_ns);
         self.change(hold.tenant, Grant::Closed, false);
         let give_up_ns = now_ns.saturating_add(limit_ns);
         self.hold = Some(Hold {
@@ -1198,6 +1200,28 @@ impl Scheduler {
             ..hold.contend(now_ns)
         });
         Step::Again
+    }
+
+    /// Returns the time after which the scheduler gives up the drain of a tenant, ns. If the tenant
+    /// had the GPU to itself, no meter shows how much work is queued behind its gate (`is_open`).
+    fn drain_limit_ns(&mut self, id: TenantId, is_open: bool, now_ns: u64) -> u64 {
+        let limit_ns = self.tenants.get(id).map_or(0, |Tenant { seen, stuck, .. }| match stuck {
+            Some(_) => STUCK_DRAIN_NS,
+            None if is_open => MAX_DRAIN_NS,
+            None => {
+                let longest_ns = seen.longest_ns.saturating_mul(LONGEST_PER_DRAIN);
+                longest_ns.saturating_add(seen.pending_ns).clamp(MIN_DRAIN_NS, MAX_DRAIN_NS)
+            }
+        });
+        limit_ns.min(self.patience_ns(id, now_ns).max(STUCK_DRAIN_NS))
+    }
+
+    /// Records time of a tenant that no meter shows, with its user, ns.
+    fn distrust(&mut self, id: TenantId, unshown_ns: u64, now_ns: u64) {
+        let user = self.tenants.get(id).and_then(|tenant| tenant.user);
+        if let Some(trust) = user.filter(|_| unshown_ns > 0).and_then(|user| self.trusts.get_mut(&user)) {
+            trust.had_unshown(unshown_ns, now_ns);
+        }
     }
 
     /// Returns the longest wait for the tenant's drain, ns. The wait shrinks by the unmetered time
@@ -1302,11 +1326,7 @@ impl Scheduler {
         }
         let held_ns = now_ns.saturating_sub(hold.since_ns);
         let unshown_ns = holder.settle(hold, now_ns);
-        if let Some(user) = holder.user.filter(|_| unshown_ns > 0)
-            && let Some(trust) = self.trusts.get_mut(&user)
-        {
-            trust.had_unshown(unshown_ns, now_ns);
-        }
+        self.distrust(hold.tenant, unshown_ns, now_ns);
         let is_whole = !in_flight && hold.used_ns > 0 && unshown_ns == 0 && hold.shared_ns == 0;
         let unused_ns = held_ns.saturating_sub(hold.used_ns);
         let idle_ns = match hold.ended_ns {

@@ -132,6 +132,8 @@ pub struct Tenant {
     pub stuck: Option<Stuck>,
     /// GPU time per time in which the scheduler does not hold the tenant up.
     pub pace: Pace,
+    /// Whether the tenant takes turns with all others, because its memory follows its turns.
+    pub takes_turns: bool,
     pub grant: Grant,
 }
 
@@ -177,6 +179,7 @@ impl Tenant {
             lenience: Budget::new(LENIENCE_PART, START_LIMIT_NS),
             stuck: None,
             pace: Pace::new(now_ns),
+            takes_turns: false,
             grant: Grant::Closed,
         }
     }
@@ -217,6 +220,11 @@ impl Tenant {
     /// Returns whether the tenant is an owner with an SLO.
     pub fn has_objective(&self) -> bool {
         self.rank == Rank::Owner && self.slo_ns.is_some()
+    }
+
+    /// Returns whether the tenant's gate lets launches pass.
+    pub fn may_launch(&self) -> bool {
+        !matches!(self.grant, Grant::Closed | Grant::Paused)
     }
 
     /// Returns the grant of the tenant while it has to wait: closed, or paused.

@@ -14,18 +14,19 @@
 //! - The paces add up to nearly the whole GPU.
 //! - An owner's pace falls well below its demand. Another tenant's work then holds it up, or the
 //!   owner's program has changed.
+//! - An owner's lag grows, because the owner gets less than its share.
 //!
 //! All owners part if another tenant wants the GPU that does not fit, or that has other rules: a
 //! guest or a gang, and for owners that fit in time, an owner with an SLO.
 //!
-//! While the owners are together, the scheduler charges them as always. So a lag that grows is paid
-//! back under leases. If owners part because of their paces, they stay apart for a while, and for
+//! While owners that fit in time are together, the scheduler charges them as always. So a lag that
+//! grows is paid back under leases. Owners that fit in space take nothing from each other, so the
+//! scheduler does not charge them. If owners part because of their paces, they stay apart for a while, and for
 //! twice as long if this happens again soon.
 
-use super::state::{Rank, SHORT_IDLE_NS, Stuck, Tenant};
-use super::{
-    Beside, DRAIN_POLL_NS, Grant, LONGEST_PER_DRAIN, MAX_DRAIN_NS, MIN_DRAIN_NS, Scheduler, Step, ns,
-};
+use super::clock::signed;
+use super::state::{MAX_CREDIT_NS, Rank, SHORT_IDLE_NS, Stuck, Tenant};
+use super::{Beside, DRAIN_POLL_NS, Grant, MAX_DRAIN_NS, Scheduler, Step, ns};
 use crate::entitlement::IDLE_NS;
 use crate::gang::Order;
 use core::mem;
@@ -34,8 +35,9 @@ use deepres_abi::PPM;
 
 /// The span after which an observation of a pace counts half as much.
 const SPAN_NS: u64 = ns(Duration::from_millis(200));
-/// A pace is known once it was observed for the span divided by this number.
-const SPAN_PER_KNOWN: u64 = 4;
+/// A pace is known once it was observed for half of the span. After the first halving, the pace of a
+/// tenant is always known.
+const KNOWN_NS: u64 = SPAN_NS / 2;
 /// The largest sum of the demands of owners that come together, parts per million of the GPU. The
 /// rest of the GPU is for the hardware's switches, and for the error of the estimates.
 const MOST_DEMAND_PPM: u64 = 800_000;
@@ -43,6 +45,9 @@ const MOST_DEMAND_PPM: u64 = 800_000;
 const MOST_PACE_PPM: u64 = 900_000;
 /// The part of an owner's demand that its pace must reach, parts per million.
 const LEAST_PACE_PPM: u64 = 750_000;
+/// The largest lag of an owner that is together with others, ns. The lag grows while an owner gets
+/// less than its share, and keeps only [`MAX_CREDIT_NS`] over a pause.
+const MOST_LAG_NS: u64 = MAX_CREDIT_NS / 2;
 /// The time between two looks at the paces.
 const LOOK_NS: u64 = ns(Duration::from_millis(5));
 /// The time between two looks at the demands of owners that take turns.
@@ -96,12 +101,12 @@ impl Pace {
     fn ppm(&self, more_ns: u64) -> Option<u64> {
         let used_ns = self.used_ns.saturating_add(more_ns).min(self.span_ns);
         let ppm = u128::from(used_ns) * u128::from(PPM) / u128::from(self.span_ns.max(1));
-        (self.span_ns >= SPAN_NS / SPAN_PER_KNOWN).then_some(ppm as u64)
+        (self.span_ns >= KNOWN_NS).then_some(ppm as u64)
     }
 
-    /// Forgets the observations, and keeps the demand.
-    pub fn begin_anew(&mut self) {
-        (self.used_ns, self.span_ns) = (0, 0);
+    /// Begins the observation anew at `now_ns`, and keeps the demand.
+    pub fn begin_anew(&mut self, now_ns: u64) {
+        (self.used_ns, self.span_ns, self.until_ns) = (0, 0, now_ns);
     }
 }
 
@@ -179,6 +184,11 @@ struct Census {
     has_unknown: bool,
     /// Whether the pace of an owner is well below its demand.
     has_slow: bool,
+    /// Whether an owner is owed much GPU time.
+    has_owed: bool,
+    /// Whether an owner takes turns with all others: its memory follows its turns, or its work did not
+    /// end within a drain.
+    has_solitary: bool,
     /// Whether an owner wants the GPU whose gate is not open.
     has_newcomer: bool,
     /// Whether a tenant has an open gate that is no owner any more, or that an administrator paused.
@@ -197,10 +207,6 @@ impl Tenant {
     fn pace_ppm(&self, now_ns: u64) -> Option<u64> {
         let silent_ns = now_ns.saturating_sub(self.last_progress_ns);
         self.pace.ppm(if self.seen.in_flight { silent_ns } else { 0 })
-    }
-
-    fn may_launch(&self) -> bool {
-        !matches!(self.grant, Grant::Closed | Grant::Paused)
     }
 }
 
@@ -264,6 +270,7 @@ impl Scheduler {
     }
 
     fn census(&self, now_ns: u64) -> Census {
+        let clock = self.clocks[Rank::Owner as usize].now();
         let mut census = Census::default();
         for tenant in self.tenants.values() {
             let is_open = tenant.grant == Grant::Open;
@@ -274,7 +281,9 @@ impl Scheduler {
             census.owners += 1;
             census.has_newcomer |= tenant.seen.wants() && !is_open;
             census.parts_ppm += u64::from(if tenant.seen.sm_ppm == 0 { PPM } else { tenant.seen.sm_ppm });
-            match tenant.pace_ppm(now_ns).filter(|_| tenant.stuck.is_none()) {
+            census.has_solitary |= tenant.takes_turns || tenant.stuck.is_some();
+            census.has_owed |= tenant.lag_ns(clock) > signed(MOST_LAG_NS);
+            match tenant.pace_ppm(now_ns) {
                 Some(ppm) => {
                     census.paces_ppm += ppm;
                     let least_ppm = u64::from(tenant.pace.demand_ppm) * LEAST_PACE_PPM / u64::from(PPM);
@@ -288,15 +297,19 @@ impl Scheduler {
 
     /// Returns how the active owners fit on the GPU together; `None` if they do not.
     fn fit(&self, now_ns: u64) -> Option<Fit> {
-        let census = self.census(now_ns);
-        if !self.is_of_owners() || census.owners < 2 {
-            None
-        } else if census.parts_ppm <= u64::from(PPM) {
-            Some(Fit::Space)
-        } else {
-            let fits = !census.has_unknown && census.paces_ppm <= MOST_DEMAND_PPM;
-            (fits && !self.has_answering()).then_some(Fit::Time)
+        if !self.is_of_owners() || self.hold.is_some_and(|hold| self.is_paused(hold.tenant)) {
+            return None;
         }
+        let census = self.census(now_ns);
+        if census.owners < 2 || census.has_solitary {
+            return None;
+        }
+        if census.parts_ppm <= u64::from(PPM) {
+            return Some(Fit::Space);
+        }
+        let is_known = !census.has_unknown && !census.has_owed;
+        let fits = is_known && census.paces_ppm <= MOST_DEMAND_PPM && !self.has_answering();
+        (fits && now_ns >= self.company.retry_ns).then_some(Fit::Time)
     }
 
     /// Opens the gates of all active owners, and ends the present hold.
@@ -304,14 +317,15 @@ impl Scheduler {
         if let Some(hold) = self.hold.take()
             && let Some(holder) = self.tenants.get_mut(hold.tenant)
         {
-            holder.settle(&hold, now_ns);
+            let unshown_ns = holder.settle(&hold, now_ns);
+            self.distrust(hold.tenant, unshown_ns, now_ns);
         }
         self.beside = None;
         self.company.state = State::Together { since_ns: now_ns, fit };
         self.set_gates(|tenant| tenant.may_launch() || tenant.is_active(now_ns), Grant::Open);
         for tenant in self.tenants.values_quietly().filter(|tenant| tenant.grant == Grant::Open) {
             tenant.pace.demand_ppm = tenant.pace_ppm(now_ns).map_or(0, |ppm| ppm as u32);
-            tenant.pace.begin_anew();
+            tenant.pace.begin_anew(now_ns);
         }
     }
 
@@ -326,15 +340,18 @@ impl Scheduler {
 
     /// Returns why owners that fitted on the GPU part, if they do.
     fn parting(&self, fit: Fit, now_ns: u64) -> Option<Parting> {
+        if !self.is_of_owners() {
+            return Some(Parting::Others);
+        }
         let census = self.census(now_ns);
         let fits = match fit {
             Fit::Space => census.parts_ppm <= u64::from(PPM),
             Fit::Time => !census.has_newcomer && !self.has_answering(),
         };
-        if !fits || census.has_left || census.owners < 2 || !self.is_of_owners() {
+        if !fits || census.has_left || census.has_solitary || census.owners < 2 {
             return Some(Parting::Others);
         }
-        let is_harmed = census.has_slow || census.paces_ppm > MOST_PACE_PPM;
+        let is_harmed = census.has_slow || census.has_owed || census.paces_ppm > MOST_PACE_PPM;
         (fit == Fit::Time && is_harmed).then_some(Parting::Paces)
     }
 
@@ -350,33 +367,43 @@ impl Scheduler {
         }
         company.retry_ns =
             now_ns.saturating_add(if parting == Parting::Paces { company.apart_ns } else { 0 });
-        let limit_ns = |tenant: &Tenant| {
-            tenant.seen.longest_ns.saturating_mul(LONGEST_PER_DRAIN).saturating_add(tenant.seen.pending_ns)
-        };
-        let open = self.tenants.values().filter(|tenant| tenant.grant == Grant::Open);
-        let limit_ns = open.map(limit_ns).max().unwrap_or(0).clamp(MIN_DRAIN_NS, MAX_DRAIN_NS);
-        self.company.state =
-            State::Parting { closed_ns: now_ns, give_up_ns: now_ns.saturating_add(limit_ns) };
-        self.set_gates(|tenant| tenant.grant == Grant::Open, Grant::Closed);
-        self.tenants.values_quietly().for_each(|tenant| tenant.pace.begin_anew());
+        let mut limit_ns = 0u64;
+        let mut after = None;
+        while let Some(id) = self.tenants.next_after(after, |tenant| tenant.grant == Grant::Open) {
+            // The drains of all owners take turns on the device.
+            limit_ns = limit_ns.saturating_add(self.drain_limit_ns(id, false, now_ns));
+            self.change(id, Grant::Closed, false);
+            if let Some(tenant) = self.tenants.get_quietly(id) {
+                tenant.pace.begin_anew(now_ns);
+            }
+            after = Some(id);
+        }
+        let give_up_ns = now_ns.saturating_add(limit_ns.min(MAX_DRAIN_NS));
+        self.company.state = State::Parting { closed_ns: now_ns, give_up_ns };
     }
 
     /// Waits until at most one tenant has work in flight. The next tenant may get the GPU beside this
-    /// work.
+    /// work, unless the next tenant is a gang.
     fn parting_step(&mut self, closed_ns: u64, give_up_ns: u64, now_ns: u64) -> Option<Step> {
         let in_flight = || self.tenants.astir().filter(|(_, tenant)| tenant.seen.in_flight);
-        if in_flight().count() > 1 && now_ns < give_up_ns {
+        let most = usize::from(self.order == Order::Apart && self.gangs.is_empty());
+        if in_flight().count() > most && now_ns < give_up_ns {
             return Some(Step::Stay(Some(give_up_ns.min(now_ns.saturating_add(DRAIN_POLL_NS)))));
         }
         let progress = Stuck { since_ns: closed_ns, used_ns: 0 };
         let last = in_flight().max_by_key(|(_, tenant)| tenant.remaining_ns()).map(|(id, _)| *id);
         self.beside = last.map(|tenant| Beside { tenant, until_ns: give_up_ns, progress });
-        self.tenants.astir_with(|_, tenant| {
-            if tenant.seen.in_flight && now_ns >= give_up_ns {
-                tenant.stuck.get_or_insert(progress);
+        if now_ns >= give_up_ns {
+            let mut after = None;
+            while let Some(id) = self.tenants.next_after(after, |tenant| tenant.seen.in_flight) {
+                if let Some(tenant) = self.tenants.get_quietly(id) {
+                    tenant.stuck.get_or_insert(progress);
+                }
+                self.distrust(id, now_ns.saturating_sub(closed_ns), now_ns);
+                after = Some(id);
             }
-        });
-        self.company.state = State::Apart { until_ns: self.company.retry_ns };
+        }
+        self.company.state = State::Apart { until_ns: now_ns };
         Some(Step::Again)
     }
 

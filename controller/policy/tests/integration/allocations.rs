@@ -182,6 +182,8 @@ impl Gpu {
             request: Request { class, ..Request::default() },
             priority: Priority::default(),
             slo_ns,
+            sm_ppm: None,
+            takes_turns: false,
             is_paused: false,
             is_suspended: false,
         };

@@ -159,6 +159,8 @@ impl Deepres {
                 request: tenant.request(0),
                 priority: tenant.priority(),
                 slo_ns: tenant.slo_ns(),
+                sm_ppm: None,
+                takes_turns: false,
                 is_paused: false,
                 is_suspended: false,
             },
