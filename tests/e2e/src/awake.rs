@@ -5,13 +5,14 @@
 //! clock does not wait for the CPU. Therefore a thread of the lowest policy (SCHED_IDLE, sched(7))
 //! uses the spare time of each CPU. A thread of the test that wakes up then runs at once, as on a
 //! machine of its own.
+//!
+//! The kernel lets any other thread take the CPU from such a thread, so the thread does not yield.
+//! Under Linux 6.18, a thread that yielded again and again kept kernel threads from running for a
+//! minute, disks included (compare the kernel's commit 1319ea57529e).
 
 use std::{hint, sync::OnceLock, thread};
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-
-/// Number of spins that take some ten microseconds.
-const SPINS: u32 = 400;
 
 /// Keeps all CPUs that this process may use awake until the process ends.
 pub fn keep() {
@@ -22,9 +23,7 @@ pub fn keep() {
                 if bind_to(cpu) && set_scheduling(libc::SCHED_IDLE, 0) {
                     loop {
                         // The pause instruction leaves most of a shared core to the sibling CPU.
-                        (0..SPINS).for_each(|_| hint::spin_loop());
-                        // The thread yields to all threads that have work.
-                        thread::yield_now();
+                        hint::spin_loop();
                     }
                 }
             });

@@ -123,9 +123,14 @@ impl<'host> Cluster<'host> {
     /// Runs one of Slurm's commands to its end. Returns its output.
     #[track_caller]
     pub fn call(&self, program: &str, arguments: &[&str]) -> Finished {
+        self.try_call(program, arguments).success()
+    }
+
+    /// Runs one of Slurm's commands to its end, even if the command fails. Returns its output.
+    pub fn try_call(&self, program: &str, arguments: &[&str]) -> Finished {
         let mut command = self.command(0, program);
         command.args(arguments);
-        self.nodes[0].host.finish(command).success()
+        self.nodes[0].host.finish(command)
     }
 
     /// Ends the Slurm daemon of a node, and starts it anew. Running jobs go on.

@@ -260,7 +260,9 @@ mod measured {
                 .call("squeue", &["--noheader", "--format=%t", "--jobs", &requeued.to_string()])
                 .stdout;
             if state.trim() == "PD" {
-                cluster.call("scontrol", &["update", &format!("JobId={requeued}"), "StartTime=now"]);
+                // The job may have started since.
+                let _ =
+                    cluster.try_call("scontrol", &["update", &format!("JobId={requeued}"), "StartTime=now"]);
             }
             state.trim() == "R"
         });
