@@ -1,15 +1,19 @@
 //! Parts of the SMs (`--sm`), by which NVIDIA's MPS bounds a process. The driver reads the part from
 //! a variable when the process first uses CUDA.
 
+use deepres_abi::quantity::parse_share;
 use deepres_model::wish::Value;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::process::{Pid, geteuid, test_kill_process};
 use std::env;
 use std::fs::{self, OpenOptions};
-use std::io::{self, Read as _};
+use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// The variable of NVIDIA's driver, a percentage without a sign.
 const PERCENTAGE_VARIABLE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
@@ -21,6 +25,12 @@ const DEFAULT_DIRECTORY: &str = "/tmp/nvidia-mps";
 /// file when it ends in order, but not its socket.
 const PID_FILE: &str = "nvidia-cuda-mps-control.pid";
 const MAX_PID_FILE_BYTES: u64 = 32;
+/// NVIDIA's program, which passes commands to the MPS control daemon.
+const CONTROL_PROGRAM: &str = "nvidia-cuda-mps-control";
+/// Time within which the program answers a command.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
+/// Time between two looks whether the program has answered.
+const LOOK_EVERY: Duration = Duration::from_millis(2);
 /// The name of the MPS control daemon's process, as far as the kernel keeps it.
 const CONTROL_NAME: &str = "nvidia-cuda-mps";
 
@@ -30,19 +40,69 @@ pub fn variable(sm_ppm: u32) -> (&'static str, String) {
     (PERCENTAGE_VARIABLE, percent.trim_end_matches('%').to_owned())
 }
 
-/// Says in one line why the part of the SMs that a job asked for has no effect, if it has none.
+/// Says in one line why a job has another part of the SMs than it asked for, if so.
 /// `granted_ppm` is the part that the daemon granted, parts per million.
-pub fn tell_of_no_effect(granted_ppm: Option<u32>) {
-    if granted_ppm.is_none() {
+pub fn tell_of_another_part(granted_ppm: Option<u32>) {
+    let Some(granted_ppm) = granted_ppm else {
         eprintln!(
             "deepres: --sm has no effect: the daemon granted no part (`mps = \"off\"`, or an older daemon)"
         );
-    } else if let Err(directory) = running() {
+        return;
+    };
+    if let Err(directory) = running() {
         eprintln!(
             "deepres: --sm has no effect: no MPS control daemon runs in {}; start it by `nvidia-cuda-mps-control -d`, or set {DIRECTORY_VARIABLE}",
             directory.display()
         );
+    } else if let Some(ceiling) = ceiling_below(granted_ppm) {
+        eprintln!("deepres: {ceiling}, so the job has less than {}", Value::Share(granted_ppm));
     }
+}
+
+/// Says which percentage of the MPS server binds each client, if this percentage is below a part,
+/// parts per million. Returns `None` too if the control program does not tell.
+pub fn ceiling_below(ppm: u32) -> Option<String> {
+    let of_servers = ask("get_server_list")?;
+    let of_servers = of_servers.split_whitespace().filter(|pid| pid.parse::<u32>().is_ok());
+    let of_servers = of_servers.filter_map(|pid| share_ppm(&format!("get_active_thread_percentage {pid}")));
+    // Without a server, the next client starts a server with the default.
+    let ceiling_ppm = of_servers.max().or_else(|| share_ppm("get_default_active_thread_percentage"))?;
+    (ceiling_ppm < ppm).then(|| {
+        format!(
+            "the MPS server gives each client at most {} of the SMs (`set_active_thread_percentage`)",
+            Value::Share(ceiling_ppm)
+        )
+    })
+}
+
+/// Returns the part with which the MPS control daemon answers a command, parts per million.
+fn share_ppm(command: &str) -> Option<u32> {
+    parse_share(&ask(command)?)
+}
+
+/// Returns the answer of the MPS control daemon to a command; `None` if the control program is
+/// missing or does not answer.
+fn ask(command: &str) -> Option<String> {
+    let mut program = Command::new(CONTROL_PROGRAM)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .ok()?;
+    let asked = Instant::now();
+    // A program that has ended already reads nothing.
+    let _ = program.stdin.take().map(|mut commands| writeln!(commands, "{command}"));
+    while program.try_wait().ok()?.is_none() {
+        if asked.elapsed() > ANSWERS_WITHIN {
+            let _ = program.kill();
+            let _ = program.wait();
+            return None;
+        }
+        thread::sleep(LOOK_EVERY);
+    }
+    let mut answer = String::new();
+    program.stdout.take()?.read_to_string(&mut answer).ok()?;
+    Some(answer)
 }
 
 /// Returns the directory in which the driver looks for an MPS control daemon: `Ok` if a daemon runs
@@ -86,7 +146,6 @@ fn noted(file: &Path) -> io::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::{Duration, Instant};
 
     #[test]
     fn a_part_is_given_to_the_driver_as_a_percentage() {
@@ -102,13 +161,13 @@ mod tests {
         let note = |text: &str| fs::write(folder.path().join(PID_FILE), text).unwrap();
         let program = folder.path().join("nvidia-cuda-mps-control");
         std::os::unix::fs::symlink("/bin/sleep", &program).unwrap();
-        let mut daemon = std::process::Command::new(&program).arg("100").spawn().unwrap();
+        let mut daemon = Command::new(&program).arg("100").spawn().unwrap();
         note(&format!("{}\n", daemon.id()));
         // The kernel lets `spawn` return before it gives the process its new name.
         let patience = Instant::now() + Duration::from_secs(10);
         while !runs(folder.path()) {
             assert!(Instant::now() < patience, "the daemon is not found");
-            std::thread::yield_now();
+            thread::yield_now();
         }
         let file = folder.path().join(PID_FILE);
         fs::rename(&file, folder.path().join("elsewhere")).unwrap();

@@ -16,7 +16,7 @@ use deepres_abi::PPM;
 use deepres_abi::grant::NO_LIMIT;
 use deepres_abi::quantity::MIN_SHARE_PPM;
 use deepres_model::quantity::{Bytes, Percent};
-use deepres_model::slurm::{Allocation, SlurmError, exact_name};
+use deepres_model::slurm::{JobGpus, SlurmError, exact_name};
 use deepres_policy::class::Class;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -111,7 +111,7 @@ impl Slurm {
         };
         let nodes = nodes(place.slurm_node());
         match answer {
-            Ok(text) => match Allocation::read(&text, job, &nodes) {
+            Ok(text) => match JobGpus::read(&text, job, &nodes) {
                 Ok(allocation) => Ok(Some(allot(job, allocation.as_ref(), registry.borrow().gpus()))),
                 Err(reason @ SlurmError::NoNode { .. }) => Err(reason.to_string()),
                 // The user may have put lines into the record, and must gain nothing by it.
@@ -184,7 +184,7 @@ async fn hear(
 }
 
 /// Returns the allotment of a job, and logs it.
-fn allot(job: u32, allocation: Option<&Allocation>, gpus: &Gpus) -> Allotment {
+fn allot(job: u32, allocation: Option<&JobGpus>, gpus: &Gpus) -> Allotment {
     let memory_bytes: Vec<u64> = gpus.iter().map(|gpu| gpu.memory_bytes).collect();
     let allotment = allotment(allocation, &gpus.by_device_file(), &memory_bytes);
     let Allotment { share_ppm, memory_bytes, gpus, .. } = &allotment;
@@ -203,7 +203,7 @@ fn allot(job: u32, allocation: Option<&Allocation>, gpus: &Gpus) -> Allotment {
 /// Returns the allotment of a job with this allocation. Slurm numbers the GPUs of a node in the
 /// order of their device files. `files` has the numbers of the daemon for the GPUs in this order,
 /// and `memory_bytes` the memory of each GPU by the daemon's number.
-fn allotment(allocation: Option<&Allocation>, files: &[usize], memory_bytes: &[u64]) -> Allotment {
+fn allotment(allocation: Option<&JobGpus>, files: &[usize], memory_bytes: &[u64]) -> Allotment {
     let part = |gpu: usize, ppm: u32| {
         let whole = memory_bytes.get(gpu).copied().unwrap_or(0);
         u64::try_from(u128::from(whole) * u128::from(ppm) / u128::from(PPM)).unwrap_or(NO_LIMIT)
@@ -298,7 +298,7 @@ mod tests {
         // The daemon's GPU 1 has the first device file.
         let (files, memory_bytes) = ([1, 0, 2], [1_000, 2_000, 4_000]);
         let of = |amount, places: &[usize]| {
-            let allocation = Allocation { amount, places: places.to_vec() };
+            let allocation = JobGpus { amount, places: places.to_vec() };
             allotment(Some(&allocation), &files, &memory_bytes)
         };
         let single = of(Amount::Shards(30), &[0]);

@@ -43,7 +43,7 @@ pub enum Amount {
 
 /// The GPUs of a node that a job has.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Allocation {
+pub struct JobGpus {
     /// The part of these GPUs.
     pub amount: Amount,
     /// The places of the GPUs in Slurm's list of the node's GPUs, ascending. Never empty.
@@ -78,7 +78,7 @@ pub enum SlurmError {
     },
 }
 
-impl Allocation {
+impl JobGpus {
     /// Reads the output of `scontrol show job -d JOB`. `nodes` are the names by which this node may
     /// be known. They matter only for a job on several nodes. Returns `None` if the job has no GPU
     /// on this node.
@@ -285,9 +285,9 @@ JobId=9 ArrayJobId=7 ArrayTaskId=0 JobName=job.sh
      Nodes=n2 CPU_IDs=3 Mem=0 GRES=shard:25(IDX:0)
 ";
 
-    fn read(text: &str, job: u32, nodes: &[&str]) -> Result<Option<Allocation>, SlurmError> {
+    fn read(text: &str, job: u32, nodes: &[&str]) -> Result<Option<JobGpus>, SlurmError> {
         let nodes: Vec<String> = nodes.iter().map(|node| (*node).to_owned()).collect();
-        Allocation::read(text, job, &nodes)
+        JobGpus::read(text, job, &nodes)
     }
 
     fn of_job_3(resources: &str) -> String {
@@ -296,16 +296,16 @@ JobId=9 ArrayJobId=7 ArrayTaskId=0 JobName=job.sh
         )
     }
 
-    fn of(resources: &str) -> Option<Allocation> {
+    fn of(resources: &str) -> Option<JobGpus> {
         read(&of_job_3(resources), 3, &[]).unwrap()
     }
 
-    fn shards(shards: u32, places: &[usize]) -> Option<Allocation> {
-        Some(Allocation { amount: Amount::Shards(shards), places: places.to_vec() })
+    fn shards(shards: u32, places: &[usize]) -> Option<JobGpus> {
+        Some(JobGpus { amount: Amount::Shards(shards), places: places.to_vec() })
     }
 
-    fn whole(places: &[usize]) -> Option<Allocation> {
-        Some(Allocation { amount: Amount::Whole, places: places.to_vec() })
+    fn whole(places: &[usize]) -> Option<JobGpus> {
+        Some(JobGpus { amount: Amount::Whole, places: places.to_vec() })
     }
 
     #[test]

@@ -14,7 +14,7 @@ pub use crate::{
     clients::{CLibrary, Way, c_client, c_client_by, c_library, c_program, script},
     host::{COMMAND_LIMIT, await_value, await_value_within, eventually, eventually_within},
     ps::number,
-    shares::Window,
+    shares::{Window, assert_trainers_share},
 };
 
 /// Bytes of a mebibyte.

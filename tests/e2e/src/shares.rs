@@ -4,11 +4,35 @@ use std::{thread, time::Duration};
 
 use simgpu_engine::truth::Snapshot;
 
-use crate::{Host, Ps, Tally};
+use crate::{Host, Process, Ps, Tally};
 
 /// Greatest difference in percentage points, both between a tenant's share and its entitlement and
 /// between the meter and the record.
 pub const ALLOWED_POINTS: f64 = 2.0;
+
+/// Part of the time in which trainers keep the GPU busy at least, in percent.
+const TRAINERS_BUSY_PERCENT: f64 = 70.0;
+/// Time after which the first steps of a trainer after the warm-up are over.
+const SETTLED: Duration = Duration::from_secs(1);
+
+/// Asserts that the trainers, the tenants `major` and `minor`, share the GPU 70 to 30 for a time,
+/// and keep it busy. The time begins when both train.
+#[track_caller]
+pub fn assert_trainers_share(
+    host: &Host,
+    trainers: &mut [Process],
+    trains_within: Duration,
+    duration: Duration,
+) {
+    for trainer in trainers {
+        trainer.await_line_within(|line| line.contains("; training"), trains_within);
+    }
+    thread::sleep(SETTLED);
+    let window = Window::measure(host, duration);
+    window.assert_shares(&[("major", 70.0), ("minor", 30.0)]);
+    let busy = window.busy_percent();
+    assert!(busy >= TRAINERS_BUSY_PERCENT, "the trainers kept the GPU busy only {busy:.1} % of the time");
+}
 
 /// Two observations of a host, some time apart.
 pub struct Window {

@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use deepres_e2e::{containers, venv};
 
 use super::tally::Tally;
-use super::{EndToEnd, all_of, cargo_tests, heading, models, prepare, program};
+use super::{EndToEnd, cargo_tests, heading, measured, models, prepare, program, together};
 use crate::sanitize::{self, Sanitizer};
 use crate::{command, dist, ebpf, eval, fuzz};
 
@@ -44,7 +44,8 @@ pub fn run(tally: &mut Tally) -> Result<()> {
     end_to_end.together(tally, &[])?;
     end_to_end.measured(tally, &[])?;
     for program in programs.iter().filter(|program| program.name != super::END_TO_END) {
-        all_of(tally, program, &[], &["--include-ignored"])?;
+        together(tally, program, &[], &["--include-ignored"])?;
+        measured(tally, program, &[], &["--include-ignored"], &[])?;
     }
     models(tally, &["--include-ignored"])?;
     heading("cargo xtask eval --bars");

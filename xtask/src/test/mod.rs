@@ -89,27 +89,30 @@ fn quick(tally: &mut Tally, filter: Option<&str>) -> Result<()> {
     let artefacts = build::check_artefacts()?;
     let end_to_end = EndToEnd::of(&programs, &artefacts, &[])?;
     let filter: Vec<&str> = filter.into_iter().collect();
-    // The checks that compile run beside these tests, at the lowest priority.
+    let others = || programs.iter().filter(|program| program.name != END_TO_END);
+    // The checks that compile run beside all tests that may share the machine, at the lowest
+    // priority. The tests that measure run after them.
     let beside = thread::scope(|scope| {
         let beside = thread::Builder::new()
             .spawn_scoped(scope, || if is_whole { beside() } else { Ok(Tally::default()) })
             .context("cannot start a thread")?;
         end_to_end.together(tally, &filter)?;
+        for program in others() {
+            together(tally, program, &filter, &[])?;
+        }
         beside.join().expect("a check that fails gives an error")
     })?;
     tally.add(beside);
-    for program in programs.iter().filter(|program| program.name != END_TO_END) {
-        all_of(tally, program, &filter, &[])?;
+    for program in others() {
+        measured(tally, program, &filter, &[], &[])?;
     }
     end_to_end.measured(tally, &filter)
 }
 
-/// Runs the tests of a program: first the tests that may share the machine, then the tests that
-/// measure.
-fn all_of(tally: &mut Tally, program: &Program, filter: &[&str], arguments: &[&str]) -> Result<()> {
+/// Runs the tests of a program that may share the machine.
+fn together(tally: &mut Tally, program: &Program, filter: &[&str], arguments: &[&str]) -> Result<()> {
     let together = [filter, &["--skip", MEASURED], arguments].concat();
-    tally.tests(&program.name, |one| program.run(&selected(&together, one), &[]))?;
-    measured(tally, program, filter, arguments, &[])
+    tally.tests(&program.name, |one| program.run(&selected(&together, one), &[]))
 }
 
 /// Runs the tests of a program that measure, one after the other.

@@ -56,7 +56,7 @@ struct SpecFile {
 #[command(after_help = "\
 The container gets the library, the directory of the daemon's tenant socket (both read-only), LD_PRELOAD, \
 DEEPRES_SOCKET and the variables of the wishes (DEEPRES_SHARE and so on). The daemon decides about the wishes, \
-as for every other program. Each container is a tenant of its own. --tenant names the tenant; containers of one \
+as for every other program; only the part of the SMs (--sm) stays as it is here. Each container is a tenant of its own. --tenant names the tenant; containers of one \
 name are one tenant only if the daemon's configuration has the name in shared_names. Other devices in the file \
 stay as they are.
 

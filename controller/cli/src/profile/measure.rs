@@ -6,7 +6,7 @@ use crate::mps;
 use anyhow::{Context, Result, bail};
 use deepres_abi::PPM;
 use deepres_model::admin::client::Client;
-use deepres_model::admin::{Reply, Request, Status};
+use deepres_model::admin::{GpuStatus, Reply, Request, Status};
 use deepres_model::process::own_program;
 use deepres_model::profile::Point;
 use deepres_model::quantity::Time;
@@ -66,36 +66,40 @@ pub struct Measurement {
     pub point: Point,
     /// The name of the GPU.
     pub gpu: String,
-    /// Whether other tenants used the GPU meanwhile.
+    /// Whether another tenant wanted the GPU at the same time.
     pub is_disturbed: bool,
 }
 
 /// The counters of a tenant.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Reading {
-    gpu: usize,
     gpu_ns: u64,
     ended: u64,
     latency_ns: u64,
-    /// The GPU time of all other tenants on the GPU, ns.
-    others_ns: u64,
+    /// Time in which several tenants wanted the GPU at once, ns. The counter is the GPU's, so the
+    /// time stays in it when the daemon forgets a tenant.
+    contended_ns: u64,
 }
 
 impl Reading {
-    /// Returns the counters on the GPU that the tenant uses most.
-    fn of(status: &Status, tenant: &str) -> Option<Self> {
+    /// Returns the counters on the GPU that the tenant uses most, and this GPU.
+    fn of<'a>(status: &'a Status, tenant: &str) -> Option<(Self, &'a GpuStatus)> {
         let own = status.tenants.iter().find(|other| other.name == tenant)?;
         let account = own.gpus.iter().max_by_key(|account| account.gpu_ns)?;
         let requests = account.requests.as_ref()?;
-        let others = status.tenants.iter().filter(|other| other.name != tenant);
-        let others = others.flat_map(|other| &other.gpus).filter(|other| other.gpu == account.gpu);
-        Some(Self {
-            gpu: account.gpu,
+        let gpu = status.gpus.iter().find(|gpu| gpu.index == account.gpu)?;
+        let reading = Self {
             gpu_ns: account.gpu_ns,
             ended: requests.ended,
             latency_ns: requests.latency_ns,
-            others_ns: others.map(|other| other.gpu_ns).sum(),
-        })
+            contended_ns: gpu.contended_ns,
+        };
+        Some((reading, gpu))
+    }
+
+    /// Returns whether another tenant wanted the GPU too since an earlier reading.
+    fn is_disturbed_since(&self, before: &Self) -> bool {
+        self.contended_ns > before.contended_ns
     }
 
     /// Returns the mean request between two readings.
@@ -127,6 +131,7 @@ pub fn measure(
     let mut running = Running::start(job, &tenant, batch, part_percent, &output)?;
     let failed = |says: String| format!("{}: {says}{}", place(batch, part_percent), tail(&output));
     let warm_up = job.requests.div_ceil(WARM_UP);
+    let mut first: Option<Reading> = None;
     let mut begin: Option<Reading> = None;
     let mut last: Option<Reading> = None;
     let mut gpu = String::new();
@@ -141,7 +146,9 @@ pub fn measure(
         let has_ended = running.has_ended()?;
         match Client::question(&Request::Status) {
             Ok(Reply::Status(status)) => {
-                if let Some(now) = Reading::of(&status, &tenant) {
+                if let Some((now, used)) = Reading::of(&status, &tenant) {
+                    first.get_or_insert(now);
+                    gpu.clone_from(&used.name);
                     if last.is_none_or(|last| now.ended > last.ended) {
                         progressed = Instant::now();
                         progress(now.ended);
@@ -158,9 +165,6 @@ pub fn measure(
                             place(batch, part_percent),
                             Value::Share(granted_ppm)
                         );
-                    }
-                    if let Some(named) = status.gpus.iter().find(|one| one.index == now.gpu) {
-                        gpu.clone_from(&named.name);
                     }
                     // A request that still runs has its GPU time in a later reading.
                     if now.ended == 0 || last.is_none_or(|last| now.ended > last.ended) {
@@ -184,7 +188,8 @@ pub fn measure(
         bail!(failed(format!("the command failed ({status})")));
     }
     let last = last.unwrap_or_default();
-    let all = Reading { others_ns: last.others_ns, ..Reading::default() };
+    let contended_ns = first.map_or(0, |first| first.contended_ns);
+    let all = Reading { contended_ns, ..Reading::default() };
     let begin = begin.unwrap_or(all);
     let point = last.point(&begin, batch, part_percent);
     // If the command ended early, the first requests are better than none.
@@ -202,7 +207,7 @@ pub fn measure(
         let end = if has_ended { "the command ended too early" } else { "too few requests" };
         bail!(failed(format!("{end}: {cause}")));
     };
-    Ok(Some(Measurement { point, gpu, is_disturbed: last.others_ns > begin.others_ns }))
+    Ok(Some(Measurement { point, gpu, is_disturbed: last.is_disturbed_since(&begin) }))
 }
 
 fn part_ppm(part_percent: usize) -> u32 {
@@ -288,5 +293,42 @@ impl Drop for Running {
         if self.has_ended().is_ok() {
             let _ = self.kill();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use deepres_model::admin::{AccountStatus, RequestStatus, TenantStatus};
+
+    /// A status with a tenant of each name. Each tenant had this many requests of 2 ms.
+    fn status(tenants: &[(&str, u64)], contended_ns: u64) -> Status {
+        let tenant = |(name, ended): &(&str, u64)| {
+            let requests =
+                RequestStatus { ended: *ended, latency_ns: ended * 3_000_000, ..Default::default() };
+            let account = AccountStatus { gpu: 1, gpu_ns: ended * 2_000_000, ..Default::default() };
+            let gpus = vec![AccountStatus { requests: Some(requests), ..account }];
+            TenantStatus { name: (*name).to_owned(), gpus, ..Default::default() }
+        };
+        let gpu =
+            |index| GpuStatus { index, contended_ns: index as u64 * contended_ns, ..Default::default() };
+        Status {
+            gpus: vec![gpu(0), gpu(1)],
+            tenants: tenants.iter().map(tenant).collect(),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn work_of_a_tenant_that_the_daemon_has_forgotten_disturbs_a_measurement() {
+        let read = |status: &Status| Reading::of(status, "own").map(|(reading, gpu)| (reading, gpu.index));
+        let (before, gpu) = read(&status(&[("other", 70), ("own", 10)], 0)).unwrap();
+        assert_eq!(gpu, 1);
+        let (alone, _) = read(&status(&[("own", 20)], 0)).unwrap();
+        let (beside, _) = read(&status(&[("own", 20)], 5)).unwrap();
+        assert!(!alone.is_disturbed_since(&before) && beside.is_disturbed_since(&before));
+        let point = beside.point(&before, 1, 100).unwrap();
+        assert_eq!((point.ms, point.latency_ms, point.requests), (2.0, Some(3.0), Some(10)));
+        assert!(read(&status(&[("other", 70)], 0)).is_none());
     }
 }

@@ -2,11 +2,13 @@
 //!
 //! | module | job |
 //! |---|---|
+//! | `file` | the file, which one call at a time holds |
 //! | `measure` | one point: the command runs, and the daemon counts its requests |
 //! | `curve` | the fitted curve, and what follows from it, as text |
 //! | `svg` | the drawing of the curve |
 
 mod curve;
+mod file;
 mod measure;
 mod svg;
 
@@ -14,22 +16,21 @@ use crate::mps;
 use crate::run::heed_children;
 use anyhow::{Context, Result, bail, ensure};
 use curve::Curve;
-use deepres_model::profile::{Point, Profile, ProfileError};
+use deepres_abi::PPM;
+use deepres_model::profile::{Point, Profile};
 use deepres_model::quantity::parse_time;
 use deepres_policy::packing::knapsack::WHOLE_PERCENT;
+use file::Held;
 use measure::{BATCH, Job, measure};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
-use std::fs::Permissions;
-use std::io::{self, ErrorKind, IsTerminal, Write};
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::io::{self, ErrorKind, IsTerminal};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// Signals that end the command. The file keeps what was measured.
 const ENDING: [i32; 4] = [SIGINT, SIGTERM, SIGHUP, SIGQUIT];
-const FILE_MODE: u32 = 0o644;
 /// Erases the rest of a terminal's line.
 const ERASE: &str = "\x1b[K";
 /// Nanoseconds in a millisecond.
@@ -99,8 +100,8 @@ pub fn run(args: &Args) -> Result<()> {
         "the command has no {BATCH}, so all batches would be alike; write {BATCH} where the command takes its batch, \
          or give one --batch"
     );
-    let mut profile = earlier(&args.out, &args.command)?;
-    tempfile::tempfile_in(folder(&args.out)).with_context(|| cannot_write(&args.out))?;
+    let mut held = Held::hold(&args.out)?;
+    let mut profile = held.earlier(&args.command)?;
     if let Some(slo_ns) = args.slo {
         profile.slo_ms = Some(slo_ns as f64 / NS_PER_MS);
     }
@@ -108,6 +109,9 @@ pub fn run(args: &Args) -> Result<()> {
     let mut parts = vec![WHOLE_PERCENT];
     if mps::running().is_ok() {
         parts.extend(&args.sm);
+        if let Some(ceiling) = mps::ceiling_below(PPM) {
+            eprintln!("deepres: {ceiling}, so wider parts have the times of this part");
+        }
     } else if args.sm != parts {
         eprintln!(
             "deepres: no MPS runs, and without it each program has all SMs; the command measures 100 % alone (start \
@@ -119,17 +123,18 @@ pub fn run(args: &Args) -> Result<()> {
         signal_hook::flag::register_usize(number, Arc::clone(&signal), number as usize)
             .context("cannot catch signals")?;
     }
-    let failed = sweep(args, parts, &mut profile, &signal)?;
+    let failed = sweep(args, parts, &mut profile, &mut held, &signal)?;
     if let number @ 1.. = signal.load(Ordering::Relaxed) {
         let kept = match profile.points.len() {
             0 => "no point was measured".to_owned(),
             points => format!("{} has the points measured so far ({points})", args.out.display()),
         };
         eprintln!("deepres: stopped; {kept}, and the same command line measures the rest");
+        held.tidy();
         // The parent process sees the signal as the reason of the end.
         signal_hook::low_level::emulate_default_handler(number as i32)?;
     }
-    save(&profile, &args.out)?;
+    held.save(&profile)?;
     let curve = Curve::of(&profile)?;
     match curve.print(&mut io::stdout().lock()) {
         // The reader has closed the pipe (`deepres profile … | head`).
@@ -138,7 +143,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
     curve.warnings().iter().for_each(|warning| eprintln!("deepres: {warning}"));
     if let Some(path) = &args.svg {
-        std::fs::write(path, svg::draw(&curve)).with_context(|| cannot_write(path))?;
+        std::fs::write(path, svg::draw(&curve)).with_context(|| file::cannot_write(path))?;
     }
     match failed {
         0 => Ok(()),
@@ -147,51 +152,18 @@ pub fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// Returns the points that this file has of this command; none if there is no file.
-fn earlier(path: &Path, command: &[String]) -> Result<Profile> {
-    let profile = match Profile::read(path) {
-        Ok(profile) => profile,
-        Err(ProfileError::Io(error)) if error.kind() == ErrorKind::NotFound => {
-            return Ok(Profile { command: command.to_owned(), ..Profile::default() });
-        }
-        Err(error) => {
-            return Err(error).with_context(|| format!("cannot go on with {}", path.display()));
-        }
-    };
-    ensure!(
-        profile.command == command,
-        "{} has the profile of another command (`{}`); name another file by --out, or remove this one",
-        path.display(),
-        profile.command.join(" ")
-    );
-    Ok(profile)
-}
-
-fn folder(path: &Path) -> &Path {
-    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
-}
-
-fn cannot_write(path: &Path) -> String {
-    format!("cannot write {}", path.display())
-}
-
-/// Writes the file anew. A reader never sees a part of it.
-fn save(profile: &Profile, path: &Path) -> Result<()> {
-    let cannot = || cannot_write(path);
-    // The file that a link names is replaced, not the link.
-    let path = &std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    let mut new = tempfile::NamedTempFile::new_in(folder(path)).with_context(cannot)?;
-    new.write_all(profile.text()?.as_bytes()).with_context(cannot)?;
-    new.as_file().set_permissions(Permissions::from_mode(FILE_MODE)).with_context(cannot)?;
-    new.persist(path).map(drop).with_context(cannot)
-}
-
 /// Measures all points that the profile lacks: for each batch, the widest part first. After a
 /// failure, goes on with the next batch. Returns the number of failures. Saves each point at once.
 ///
 /// # Errors
 /// The first measurement of all failed, or the file cannot be written.
-fn sweep(args: &Args, mut parts: Vec<usize>, profile: &mut Profile, signal: &AtomicUsize) -> Result<usize> {
+fn sweep(
+    args: &Args,
+    mut parts: Vec<usize>,
+    profile: &mut Profile,
+    held: &mut Held,
+    signal: &AtomicUsize,
+) -> Result<usize> {
     let job = Job {
         command: &args.command,
         slo_ns: args.slo,
@@ -241,7 +213,7 @@ fn sweep(args: &Args, mut parts: Vec<usize>, profile: &mut Profile, signal: &Ato
             );
             profile.gpu = measurement.gpu;
             profile.points.push(measurement.point);
-            save(profile, &args.out)?;
+            held.save(profile)?;
             let Point { ms, latency_ms, requests, .. } = measurement.point;
             eprintln!(
                 "{begin}: {} of GPU time, {} in all; {} requests",
@@ -251,8 +223,8 @@ fn sweep(args: &Args, mut parts: Vec<usize>, profile: &mut Profile, signal: &Ato
             );
             if measurement.is_disturbed {
                 eprintln!(
-                    "deepres: other tenants used the GPU meanwhile, so this time may be too long; remove the point \
-                     from {} to measure it again",
+                    "deepres: another tenant wanted the GPU at the same time, so this time may be too long; remove the \
+                     point from {} to measure it again",
                     args.out.display()
                 );
             }

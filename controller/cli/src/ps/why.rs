@@ -7,6 +7,7 @@ use deepres_model::admin::{AccountStatus, GpuStatus, TenantStatus};
 use deepres_model::authority::{Given, Granted, Rule};
 use deepres_model::identity::Found;
 use deepres_model::quantity::{Bytes, Percent, Time};
+use std::fmt::Display;
 use std::io::{self, Write};
 
 /// Prints one paragraph for each tenant.
@@ -47,16 +48,10 @@ fn print_tenant(tenant: &TenantStatus, out: &mut impl Write) -> io::Result<()> {
     }
     let Some(granted) = &tenant.granted else { return Ok(()) };
     let Granted { share_ppm, memory_bytes, class, .. } = granted;
-    let asked = |asked: Option<String>| asked.unwrap_or_else(|| "nothing".to_owned());
     let share = |ppm: u32| Percent(ppm).to_string();
     let bytes = |bytes: u64| Bytes(bytes).to_string();
-    writeln!(
-        out,
-        "  share      asked for {}, granted {} {}",
-        asked(tenant.asked.share_ppm.map(share)),
-        share_ppm.value.map_or("a part of what others leave".to_owned(), share),
-        share_ppm.rule
-    )?;
+    let shown = share_ppm.value.map_or("a part of what others leave".to_owned(), share);
+    print_wish("share", tenant.asked.share_ppm.map(share), &shown, share_ppm.rule, out)?;
     for account in &tenant.gpus {
         if let Some(entitled_ppm) = account.entitled_ppm {
             let lent = if account.is_lent { "; lent to others while the tenant is idle" } else { "" };
@@ -72,13 +67,8 @@ fn print_tenant(tenant: &TenantStatus, out: &mut impl Write) -> io::Result<()> {
             writeln!(out, "    on gpu {}  {} in all", account.gpu, time(account.copy_ns))?;
         }
     }
-    writeln!(
-        out,
-        "  memory     asked for {}, granted {} {}",
-        asked(tenant.asked.memory_bytes.map(bytes)),
-        memory_bytes.value.map_or("all there is".to_owned(), bytes),
-        memory_bytes.rule
-    )?;
+    let shown = memory_bytes.value.map_or("all there is".to_owned(), bytes);
+    print_wish("memory", tenant.asked.memory_bytes.map(bytes), &shown, memory_bytes.rule, out)?;
     if tenant.asked.memory_follows_use.is_some()
         || granted.memory_follows_use.rule != Rule::Default
         || granted.memory_follows_use.value
@@ -88,21 +78,10 @@ fn print_tenant(tenant: &TenantStatus, out: &mut impl Write) -> io::Result<()> {
         writeln!(out, "             it {does} {}", granted.memory_follows_use.rule)?;
     }
     memory::print(tenant, out)?;
-    writeln!(
-        out,
-        "  class      asked for {}, granted {} {}",
-        asked(tenant.asked.class.map(|class| class.name().to_owned())),
-        class.value,
-        class.rule
-    )?;
-    if granted.criticality.rule != Rule::Default || tenant.asked.criticality.is_some() {
-        writeln!(
-            out,
-            "  critical   asked for {}, granted {} {}",
-            asked(tenant.asked.criticality.map(|criticality| criticality.to_string())),
-            granted.criticality.value,
-            granted.criticality.rule
-        )?;
+    print_wish("class", tenant.asked.class, class.value, class.rule, out)?;
+    let criticality = granted.criticality;
+    if criticality.rule != Rule::Default || tenant.asked.criticality.is_some() {
+        print_wish("critical", tenant.asked.criticality, criticality.value, criticality.rule, out)?;
     }
     let times = [
         ("deadline", tenant.asked.deadline_ns, granted.deadline_ns),
@@ -112,29 +91,31 @@ fn print_tenant(tenant: &TenantStatus, out: &mut impl Write) -> io::Result<()> {
     let time = |ns: u64| Time(ns).to_string();
     for (name, wanted, given) in times {
         if wanted.is_some() || given.value.is_some() {
-            let granted = given.value.map_or("none".to_owned(), time);
-            writeln!(
-                out,
-                "  {name:<10} asked for {}, granted {granted} {}",
-                asked(wanted.map(time)),
-                given.rule
-            )?;
+            let shown = given.value.map_or("none".to_owned(), time);
+            print_wish(name, wanted.map(time), &shown, given.rule, out)?;
         }
     }
     let sms = granted.sm_ppm;
     if tenant.asked.sm_ppm.is_some() || sms != Given::default() {
-        writeln!(
-            out,
-            "  sm         asked for {}, granted {} {}",
-            asked(tenant.asked.sm_ppm.map(share)),
-            sms.value.map_or("all SMs".to_owned(), share),
-            sms.rule
-        )?;
+        let shown = sms.value.map_or("all SMs".to_owned(), share);
+        print_wish("sm", tenant.asked.sm_ppm.map(share), &shown, sms.rule, out)?;
     }
     if let Some(labels) = granted.labels.value {
         writeln!(out, "  label      {labels} {}", granted.labels.rule)?;
     }
     Ok(())
+}
+
+/// Prints a wish of a tenant, and what the daemon granted.
+fn print_wish(
+    name: &str,
+    asked: Option<impl Display>,
+    granted: impl Display,
+    rule: Rule,
+    out: &mut impl Write,
+) -> io::Result<()> {
+    let asked = asked.map_or("nothing".to_owned(), |asked| asked.to_string());
+    writeln!(out, "  {name:<10} asked for {asked}, granted {granted} {rule}")
 }
 
 /// Prints the GPU time that a tenant had while other tenants wanted the GPU too, and its waits at

@@ -146,7 +146,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let request = connect::Request { name: &name, wish, gpus, waits: args.wait };
     let keeper = connect::keep(&request)?;
     if wish.sm_ppm.is_some() {
-        mps::tell_of_no_effect(keeper.sm_ppm);
+        mps::tell_of_another_part(keeper.sm_ppm);
     }
     let record = args.record.as_deref().map(record::begin).transpose()?;
 

@@ -14,7 +14,7 @@ use deepres_abi::wish::Key;
 use deepres_daemon::Gpu;
 use deepres_model::directory::Directory;
 use deepres_model::quantity::Percent;
-use deepres_model::slurm::{Allocation, Amount, exact_name};
+use deepres_model::slurm::{Amount, JobGpus, exact_name};
 use std::ffi::OsStr;
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -127,14 +127,14 @@ impl Task {
     /// The environment of a step tells the shards of the step, and all steps of a job are one tenant.
     /// Slurm also leaves the shards of the outer job in the environment of a nested job with whole
     /// GPUs.
-    fn with_part_of_job(mut self, answer: impl FnOnce(u32) -> Result<Option<Allocation>>) -> Result<Self> {
+    fn with_part_of_job(mut self, answer: impl FnOnce(u32) -> Result<Option<JobGpus>>) -> Result<Self> {
         if self.shards.is_none() || !(self.is_step || self.is_nested) {
             return Ok(self);
         }
         match answer(self.job) {
             Ok(part) => {
                 let part = part.filter(|part| part.amount != Amount::Whole);
-                self.share_ppm = part.as_ref().map(Allocation::share_ppm);
+                self.share_ppm = part.as_ref().map(JobGpus::share_ppm);
                 self.shards = self.shards.filter(|_| part.is_some());
             }
             // The shards of the step are a part of the job's.
@@ -199,7 +199,7 @@ impl Task {
             bail!("{SHARDS_VARIABLE} is 0");
         }
         let places = (0..gpus.len().max(1)).collect();
-        let of_task = || Allocation { amount: Amount::Shards(shards), places }.share_ppm();
+        let of_task = || JobGpus { amount: Amount::Shards(shards), places }.share_ppm();
         let share_ppm = self.share_ppm.unwrap_or_else(of_task);
         lines.push(export(Key::Share.variable(), &Percent(share_ppm).to_string()));
         let part = |gpu: &Gpu| {
@@ -218,13 +218,13 @@ impl Task {
 }
 
 /// Asks Slurm for the part of the GPUs that a job has on this node; `None` if the job has no GPU.
-fn allocation_of(job: u32) -> Result<Option<Allocation>> {
+fn allocation_of(job: u32) -> Result<Option<JobGpus>> {
     let mut shown = show(&job.to_string())?;
     if let Some(name) = exact_name(&shown, job) {
         shown = show(&name)?;
     }
     let nodes: Vec<String> = std::env::var(NODE_VARIABLE).into_iter().collect();
-    Ok(Allocation::read(&shown, job, &nodes)?)
+    Ok(JobGpus::read(&shown, job, &nodes)?)
 }
 
 /// Returns Slurm's record of the job of this name.
@@ -326,7 +326,7 @@ mod tests {
         let of_job = |amount: Amount| {
             move |job: u32| {
                 assert_eq!(job, 7);
-                Ok(Some(Allocation { amount, places: vec![1] }))
+                Ok(Some(JobGpus { amount, places: vec![1] }))
             }
         };
         let share = |task: Task| {

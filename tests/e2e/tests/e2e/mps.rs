@@ -1,5 +1,6 @@
 //! Parts of the SMs (`deepres run --sm`), under MPS on the simulated GPU.
 
+use std::env;
 use std::process::Command;
 use std::thread;
 use std::time::Duration;
@@ -7,15 +8,27 @@ use std::time::Duration;
 use deepres_e2e::prelude::*;
 
 const NO_EFFECT: &str = "--sm has no effect";
+const CEILING: &str = "deepres: the MPS server gives each client at most 30% of the SMs";
 /// A GPU of 100 SMs. The kernel uses all of them.
 const SIMGPU: &str = "sm_count = 100\nlaunch_overhead_ns = 0\n\
                       kernel = [{ name = \"busy_1000us\", ns = 1000000, sm_ppm = 1000000 }]\n";
 const PERCENT: u32 = 10_000;
 
-/// Lets a command find the host's MPS control daemon.
+/// Lets a command find the host's MPS control daemon and its control program.
 pub fn by_mps(host: &Host, mut command: Command) -> Command {
+    let usual = env::var_os("PATH").unwrap_or_default();
+    let folders = [artefacts().simgpu.clone()].into_iter().chain(env::split_paths(&usual));
+    command.env("PATH", env::join_paths(folders).expect("no colon in a build folder"));
     command.env("CUDA_MPS_PIPE_DIRECTORY", host.path().join("mps"));
     command
+}
+
+/// Gives all later clients of MPS at most this percentage of the SMs.
+pub fn set_ceiling(host: &Host, percent: u32) {
+    let command = format!("echo set_default_active_thread_percentage {percent} | nvidia-cuda-mps-control");
+    let mut shell = host.command("sh");
+    shell.args(["-c", &command]);
+    host.finish(by_mps(host, shell)).success();
 }
 
 /// Starts the MPS control daemon.
@@ -132,4 +145,22 @@ fn jobs_whose_parts_of_the_sms_fit_run_at_once_and_take_turns_beside_another() {
     await_value_within(phase, |phase| phase != "together", COMMAND_LIMIT);
     let beside = running(&host);
     assert!(beside.len() == 3 && beside.iter().sum::<f64>() < 1.1, "{beside:?}");
+}
+
+#[test]
+fn a_lower_percentage_of_the_mps_server_is_told() {
+    let (host, _daemon) = Host::new().simgpu(SIMGPU).with_daemon();
+    let _mps = mps(&host);
+    set_ceiling(&host, 30);
+    let first = job(&host, &["--name", "a", "--sm", "40%"]);
+    assert!(
+        first.stderr().starts_with(CEILING) && first.stderr().contains("less than 40%"),
+        "{}",
+        first.stderr()
+    );
+    // The server that runs now keeps its percentage.
+    set_ceiling(&host, 100);
+    let jobs = ["30%", "31%"].map(|part| job(&host, &["--sm", part]));
+    let told = jobs.each_ref().map(|job| job.stderr().contains(CEILING));
+    assert_eq!((told, parts(&host)), ([false, true], vec![Some(30); 3]));
 }

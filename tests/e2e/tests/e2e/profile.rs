@@ -6,7 +6,7 @@ use std::process::Command;
 
 use deepres_e2e::prelude::*;
 
-use crate::mps::{by_mps, mps};
+use crate::mps::{by_mps, mps, set_ceiling};
 
 /// Pause of the server between two requests, µs.
 const GAP_US: &str = "4000";
@@ -89,6 +89,7 @@ fn a_signal_leaves_what_was_measured_and_a_second_call_goes_on() {
     // A sweep without end: each batch needs many requests.
     let mut long = host.spawn(call("1000000", "1,2,3"));
     eventually("the second batch runs", || text(&runs).lines().any(|line| line == "2"));
+    host.finish(call("10", "1")).refused("another `deepres profile` writes");
     long.signal(Signal::INT);
     let stopped = long.await_end();
     assert_eq!(stopped.signal, Some(Signal::INT.as_raw()), "{stopped:?}");
@@ -115,6 +116,7 @@ fn each_run_gets_its_part_of_the_sms_where_mps_runs() {
         runs.display()
     );
     let _mps = mps(&host);
+    set_ceiling(&host, 60);
     let serve = c_client("serve").display().to_string();
     let options = ["--requests", "10", "--batch", "3", "--sm", "20%,50", "--slo", "60ms", "--svg"];
     let options = [&options[..], &[svg.to_str().expect("a plain path")]].concat();
@@ -126,6 +128,7 @@ fn each_run_gets_its_part_of_the_sms_where_mps_runs() {
     );
     assert!(text(&svg).matches("<circle ").count() >= 3, "{}", text(&svg));
     assert!(text(&out).contains("slo_ms = 60"), "{}", text(&out));
+    assert!(done.stderr.contains("at most 60% of the SMs"), "{}", done.stderr);
 }
 
 /// Tests that measure. Each runs alone on the machine.

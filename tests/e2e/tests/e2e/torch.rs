@@ -1,6 +1,7 @@
 //! An unmodified PyTorch from PyPI trains on the simulated GPU, by the stand-ins for NVIDIA's
 //! libraries.
 
+use std::path::Path;
 use std::process::Command;
 
 use deepres_e2e::alive;
@@ -15,8 +16,8 @@ const CLIENT_LIMIT: Duration = Duration::from_secs(120);
 const COMPILER_LIMIT: Duration = Duration::from_secs(240);
 /// Time within which the session's meter thread brings the meter page up to date.
 const METER_SETTLES_WITHIN: Duration = Duration::from_secs(10);
-const LIMIT_BYTES: u64 = 4 * GIB;
-const STEPS: &str = "5";
+pub const LIMIT_BYTES: u64 = 4 * GIB;
+pub const STEPS: &str = "5";
 
 fn client(command: Command) -> Command {
     let mut command = torch().prepared(command);
@@ -24,42 +25,54 @@ fn client(command: Command) -> Command {
     command
 }
 
-#[test]
-fn pytorch_trains_as_without_deepres_and_survives_its_own_out_of_memory() {
+/// Asserts that a client trains as without deepres, within a limit that it reaches and survives.
+/// The client's last allocation fails with `error`. `counts` tells whether the tenant's counts fit
+/// to the number of kernels by the ground truth.
+pub fn assert_trains_as_without(
+    python: &Path,
+    client: impl Fn(Command) -> Command,
+    client_limit: Duration,
+    error: &str,
+    counts: impl Fn(&Tenant, u64) -> bool,
+) {
     // The device of the client without deepres has as much memory as the limit.
     let bare = Host::new().simgpu(&format!("memory_bytes = {LIMIT_BYTES}\n"));
-    let mut bare_client = bare.spawn(client(bare.command(torch().python())));
-    let without = bare_client.await_json_within(CLIENT_LIMIT);
+    let mut bare_client = bare.spawn(client(bare.command(python)));
+    let without = bare_client.await_json_within(client_limit);
+    println!("{without:#}");
     bare_client.finish().success();
     drop(bare);
 
-    let (host, _daemon) = Host::new().with_daemon();
-    let options = ["--name", "torch", "--memory", &LIMIT_BYTES.to_string()];
-    let mut process = host.spawn(client(host.run(&options, torch().python(), &[])));
-    let said = process.await_json_within(CLIENT_LIMIT);
+    let (host, _daemon) = Host::new().lasting(client_limit).with_daemon();
+    let options = ["--name", "trainer", "--memory", &LIMIT_BYTES.to_string()];
+    let mut process = host.spawn(client(host.run(&options, python, &[])));
+    let said = process.await_json_within(client_limit);
     assert_eq!(said, without, "it sees what it sees without deepres");
-    assert_eq!(said["error"], "OutOfMemoryError");
+    assert_eq!(said["error"], error);
     assert!(said["pieces"].as_u64() >= Some(LIMIT_BYTES / 2 / (64 * MIB)), "the limit refused: {said}");
 
     // The client has synchronised, so the record is complete.
-    let truth = host.truth();
-    let kernels: u64 = truth.processes.iter().map(|process| process.gpus[0].kernels).sum();
+    let kernels: u64 = host.truth().processes.iter().map(|process| process.gpus[0].kernels).sum();
     assert!(kernels > 1000, "{kernels} kernels");
-    let counts = |ps: &Ps| ps.find("torch").is_some_and(|tenant| tenant.kernel_launches == kernels);
-    let ps = host.await_ps_within(counts, METER_SETTLES_WITHIN);
-    assert!(ps.tenant("torch").refusals > 0);
+    let ps = host.await_ps_within(
+        |ps| ps.find("trainer").is_some_and(|tenant| counts(tenant, kernels)),
+        METER_SETTLES_WITHIN,
+    );
+    assert!(ps.tenant("trainer").refusals > 0);
     let processes = host.json(&["ps", "--coverage", "--json"]);
     let own: Vec<&Value> =
-        processes.as_array().into_iter().flatten().filter(|one| one["tenant"] == "torch").collect();
+        processes.as_array().into_iter().flatten().filter(|one| one["tenant"] == "trainer").collect();
     assert!(!own.is_empty());
-    for one in own {
-        let past = one["unaccounted"].as_array().expect("a list");
-        assert!(
-            past.iter().all(|call| call["class"] == "host"),
-            "only host memory is not accounted: {past:?}"
-        );
+    for past in own.iter().flat_map(|one| one["unaccounted"].as_array().expect("a list")) {
+        assert_eq!(past["class"], "host", "only host memory is not accounted: {past}");
     }
     process.finish().success();
+}
+
+#[test]
+fn pytorch_trains_as_without_deepres_and_survives_its_own_out_of_memory() {
+    let counts = |tenant: &Tenant, kernels: u64| tenant.kernel_launches == kernels;
+    assert_trains_as_without(&torch().python(), client, CLIENT_LIMIT, "OutOfMemoryError", counts);
 }
 
 #[test]
@@ -210,8 +223,6 @@ mod measured {
     const MEASURED: Duration = Duration::from_secs(12);
     /// Time within which the memory of a killed trainer is free, once its process is gone.
     const FREED_WITHIN: Duration = Duration::from_millis(100);
-    /// Time after which the first steps after the warm-up are over.
-    const SETTLED: Duration = Duration::from_secs(1);
     /// The steps of a long training at which it says how large its process is.
     const LOOKS: [&str; 2] = ["100000", "1000000"];
     /// Time limit of a long training, which takes about three minutes on two free CPUs.
@@ -228,14 +239,7 @@ mod measured {
         let (host, _daemon) = Host::measuring().simgpu(&torch_simgpu()).with_daemon();
         let mut trainers =
             [start(&host, "major", "70%", sync_every), start(&host, "minor", "30%", sync_every)];
-        for trainer in &mut trainers {
-            trainer.await_line_within(|line| line.contains("; training"), CLIENT_LIMIT);
-        }
-        thread::sleep(SETTLED);
-        let window = Window::measure(&host, MEASURED);
-        window.assert_shares(&[("major", 70.0), ("minor", 30.0)]);
-        let busy = window.busy_percent();
-        assert!(busy >= 70.0, "the trainers kept the GPU busy only {busy:.1} % of the time");
+        assert_trainers_share(&host, &mut trainers, CLIENT_LIMIT, MEASURED);
 
         let pid = host.ps().tenant("minor").sessions[0].pid;
         let held = || -> u64 {

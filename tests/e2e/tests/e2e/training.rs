@@ -6,8 +6,6 @@ use deepres_e2e::prelude::*;
 /// Time limit for compiling. tinygrad compiles 65 kernels first, in two processes at once on two
 /// cores.
 const COMPILED_WITHIN: Duration = Duration::from_secs(120);
-/// Time after which the first launches after the compilation are over.
-const SETTLED: Duration = Duration::from_secs(1);
 const MEASURED: Duration = Duration::from_secs(8);
 
 fn start(host: &Host, name: &str, share: &str) -> Process {
@@ -24,14 +22,7 @@ mod measured {
     fn two_tinygrad_trainers_share_seventy_to_thirty() {
         let (host, _daemon) = Host::measuring().simgpu(&demo_simgpu()).with_daemon();
         let mut trainers = [start(&host, "major", "70%"), start(&host, "minor", "30%")];
-        for trainer in &mut trainers {
-            trainer.await_line_within(|line| line.starts_with("compiled"), COMPILED_WITHIN);
-        }
-        thread::sleep(SETTLED);
-        let window = Window::measure(&host, MEASURED);
-        window.assert_shares(&[("major", 70.0), ("minor", 30.0)]);
-        let busy = window.busy_percent();
-        assert!(busy >= 70.0, "the trainers kept the GPU busy only {busy:.1} % of the time");
+        assert_trainers_share(&host, &mut trainers, COMPILED_WITHIN, MEASURED);
         for tenant in &host.ps().tenants {
             assert!(tenant.graph_launches > 0, "the JIT's graphs are counted: {tenant:?}");
             assert!(

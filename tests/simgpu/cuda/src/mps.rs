@@ -14,8 +14,8 @@ use simgpu_engine::{ALL_SMS_PPM, Host};
 use crate::process;
 use crate::status::{self, Result};
 
-/// The pipe directory if `CUDA_MPS_PIPE_DIRECTORY` names none (NVIDIA's MPS guide).
-const DEFAULT_PIPE_DIRECTORY: &str = "/tmp/nvidia-mps";
+/// The variable that names the pipe directory (NVIDIA's MPS guide).
+const PIPE_DIRECTORY_VARIABLE: &str = "CUDA_MPS_PIPE_DIRECTORY";
 /// The daemon's socket in the pipe directory.
 pub const SOCKET: &str = "control";
 /// The line of a client: this word and the directory of the GPUs' state. The answer is the server's
@@ -30,12 +30,13 @@ const WHOLE_PERCENT: f64 = 100.0;
 /// The number of SMs that this client can use. Not set: the process is no client.
 static SMS: OnceLock<u32> = OnceLock::new();
 
-/// Returns the pipe directory that the environment names, else NVIDIA's.
-pub fn pipe_directory() -> PathBuf {
-    match std::env::var_os("CUDA_MPS_PIPE_DIRECTORY") {
-        Some(directory) if !directory.is_empty() => directory.into(),
-        _ => DEFAULT_PIPE_DIRECTORY.into(),
-    }
+/// Returns the pipe directory that the environment names. There is no default, because a control
+/// daemon of real GPUs may listen in NVIDIA's `/tmp/nvidia-mps`.
+pub fn pipe_directory() -> io::Result<PathBuf> {
+    let directory = std::env::var_os(PIPE_DIRECTORY_VARIABLE).filter(|directory| !directory.is_empty());
+    directory.map(PathBuf::from).ok_or_else(|| {
+        io::Error::other(format!("{PIPE_DIRECTORY_VARIABLE} is not set, and simgpu has no default for it"))
+    })
 }
 
 /// Returns the percentage of a text, above 0 and at most 100.
@@ -51,7 +52,7 @@ pub fn own_percentage() -> f64 {
 
 /// Connects to the control daemon.
 pub fn connect() -> io::Result<UnixStream> {
-    let daemon = UnixStream::connect(pipe_directory().join(SOCKET))?;
+    let daemon = UnixStream::connect(pipe_directory()?.join(SOCKET))?;
     daemon.set_read_timeout(Some(ANSWERS_WITHIN))?;
     Ok(daemon)
 }

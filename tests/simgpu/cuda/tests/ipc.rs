@@ -2,53 +2,29 @@
 //! once, and the memory ends with its owner.
 #[macro_use]
 mod common;
-use std::io::{BufRead, BufReader, Write as _};
 use std::path::PathBuf;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::ptr::null_mut;
-use std::time::{Duration, Instant};
 
 use common::*;
 
 const MIB: usize = 1 << 20;
 const PIECE: usize = 2 * MIB;
-/// Prefix of the other process's answers. The rest of its output comes from the test harness.
-const ANSWER: &str = "answer ";
-/// Time within which a process sees the death of another, even on a busy machine.
-const NOTICED_WITHIN: Duration = Duration::from_secs(10);
 
-/// Another process on the same GPUs, which obeys commands line by line. The process is this test
-/// program with the test `the_other_process`.
-struct Other {
-    child: Child,
-    to: ChildStdin,
-    from: BufReader<ChildStdout>,
+/// Another process on the same GPUs, with the test `the_other_process`.
+struct Peer {
+    process: Other,
+    _freed: Freed,
 }
 
-impl Other {
+impl Peer {
     /// Starts the process. The caller holds a [`Gpu`], which sets the variables that name the GPUs.
     fn start() -> Self {
-        let mut child = Command::new(std::env::current_exe().expect("this program"))
-            .args(["--exact", "the_other_process", "--ignored", "--nocapture"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("another process");
-        let to = child.stdin.take().expect("piped");
-        let from = BufReader::new(child.stdout.take().expect("piped"));
-        Self { child, to, from }
+        let process = Other::start("the_other_process", |_| ());
+        Self { _freed: Freed(process.pid()), process }
     }
 
-    fn ask(&mut self, line: &str) -> u64 {
-        writeln!(self.to, "{line}").expect("it lives");
-        loop {
-            let mut said = String::new();
-            assert_ne!(self.from.read_line(&mut said).expect("text"), 0, "it ended at: {line}");
-            // The test harness prints the test's name on the same line.
-            if let Some((_, answer)) = said.trim().split_once(ANSWER) {
-                return answer.parse().expect("a number");
-            }
-        }
+    fn ask(&mut self, order: &str) -> u64 {
+        self.process.ask(order)
     }
 
     fn open(&mut self, handle: &CUipcMemHandle) -> u64 {
@@ -66,19 +42,12 @@ impl Other {
     }
 }
 
-impl Drop for Other {
+/// Drop waits until a process that has ended has no GPU memory.
+struct Freed(u32);
+
+impl Drop for Freed {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-        let deadline = Instant::now() + NOTICED_WITHIN;
-        while held_bytes(self.child.id()) != 0 {
-            assert!(
-                Instant::now() < deadline,
-                "a dead process is charged for {}",
-                held_bytes(self.child.id())
-            );
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        await_that("a dead process is charged for nothing", || held_bytes(self.0) == 0);
     }
 }
 
@@ -113,11 +82,9 @@ fn the_other_process() {
     ok!(cuCtxCreate_v2(&mut context, 0, 0));
     let (mut opened, mut own) = (0, 0);
     let mut handle = CUipcMemHandle { reserved: [0; 64] };
-    for line in std::io::stdin().lines() {
-        let line = line.expect("text");
-        let words: Vec<&str> = line.split(' ').collect();
+    obey(|words| {
         let number = |at: usize| words[at].parse::<u64>().expect("a number");
-        let answer = match words[0] {
+        match words[0] {
             "open" => {
                 let flags = CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS;
                 u64::from(code!(cuIpcOpenMemHandle_v2(&mut opened, of_hex(words[1]), flags)))
@@ -173,9 +140,8 @@ fn the_other_process() {
                 said.into()
             }
             other => panic!("what is {other}?"),
-        };
-        println!("{ANSWER}{answer}");
-    }
+        }
+    });
 }
 
 fn export(address: CUdeviceptr) -> CUipcMemHandle {
@@ -201,7 +167,7 @@ fn files() -> usize {
 #[test]
 fn small_allocations_are_opened_by_themselves_though_they_share_a_piece() {
     let gpu = Gpu::new();
-    let mut other = Other::start();
+    let mut other = Peer::start();
     let (one, two) = (gpu.memory(1000), gpu.memory(2000));
     assert_eq!(one / PIECE as u64, two / PIECE as u64);
     write(one, 1);
@@ -217,7 +183,7 @@ fn small_allocations_are_opened_by_themselves_though_they_share_a_piece() {
     let again = gpu.memory(1000);
     assert_eq!(again, one);
     assert_ne!(export(again).reserved, first.reserved);
-    let mut third = Other::start();
+    let mut third = Peer::start();
     assert_eq!(third.open(&first), u64::from(CUDA_ERROR_INVALID_HANDLE));
     assert_eq!(third.open(&second), 0);
 }
@@ -225,7 +191,7 @@ fn small_allocations_are_opened_by_themselves_though_they_share_a_piece() {
 #[test]
 fn what_the_exporter_frees_stays_readable_where_it_is_open_and_costs_the_gpu_nothing() {
     let gpu = Gpu::new();
-    let mut other = Other::start();
+    let mut other = Peer::start();
     assert_eq!(other.ask("address"), 0);
     let before = gpu.used_bytes();
     let memory = gpu.memory(PIECE);
@@ -243,23 +209,23 @@ fn neither_process_loses_anything_by_the_death_of_the_other() {
     let before = gpu.used_bytes();
     let memory = gpu.memory(PIECE);
     let handle = export(memory);
-    let mut opener = Other::start();
+    let mut opener = Peer::start();
     assert_eq!((opener.open(&handle), opener.ask("write 0 17")), (0, 0));
     drop(opener);
     assert_eq!(gpu.read(memory, 1), [17]);
-    let mut another = Other::start();
+    let mut another = Peer::start();
     assert_eq!((another.open(&handle), another.ask("read 0")), (0, 17));
     drop(another);
     ok!(cuMemFree_v2(memory));
 
-    let mut exporter = Other::start();
+    let mut exporter = Peer::start();
     let theirs = exporter.exported(PIECE);
     let opened = open(theirs);
     assert_eq!(gpu.read(opened, 1), [99]);
     drop(exporter);
     assert_eq!(gpu.read(opened, 1), [99], "what is open stays");
     assert_eq!(gpu.used_bytes(), before, "and counts for nobody");
-    let mut late = Other::start();
+    let mut late = Peer::start();
     assert_eq!(late.open(&theirs), u64::from(CUDA_ERROR_INVALID_HANDLE));
     assert_eq!(files(), 0, "whoever starts next removes what a dead exporter left");
     ok!(cuIpcCloseMemHandle(opened));
@@ -268,7 +234,7 @@ fn neither_process_loses_anything_by_the_death_of_the_other() {
 #[test]
 fn the_end_of_a_context_ends_what_it_exported_and_what_it_opened() {
     let gpu = Gpu::new();
-    let mut other = Other::start();
+    let mut other = Peer::start();
     let (theirs, mine) = (other.exported(1000), gpu.memory(PIECE));
     let opened = open(theirs);
     assert_eq!(other.open(&export(mine)), 0);
@@ -284,7 +250,7 @@ fn the_end_of_a_context_ends_what_it_exported_and_what_it_opened() {
 #[test]
 fn checkpoints_leave_out_who_shares_memory() {
     let gpu = Gpu::new();
-    let mut other = Other::start();
+    let mut other = Peer::start();
     assert_eq!(other.ask("away"), 0);
     let handle = other.exported(PIECE);
     assert_eq!(other.ask("away"), u64::from(CUDA_ERROR_NOT_SUPPORTED), "it exports");
@@ -299,7 +265,7 @@ fn checkpoints_leave_out_who_shares_memory() {
 #[test]
 fn zeros_that_one_process_writes_are_the_others_too() {
     let gpu = Gpu::new();
-    let mut other = Other::start();
+    let mut other = Peer::start();
     let memory = gpu.memory(3 * MIB);
     let last = memory + (3 * MIB - 4) as u64;
     write(memory, 7);
@@ -320,7 +286,7 @@ fn zeros_that_one_process_writes_are_the_others_too() {
 #[test]
 fn one_context_opens_a_process_memory() {
     let gpu = Gpu::new();
-    let mut other = Other::start();
+    let mut other = Peer::start();
     let handle = export(gpu.memory(PIECE));
     assert_eq!((other.open(&handle), other.ask("second-context")), (0, 0));
     assert_eq!(other.open(&handle), u64::from(CUDA_ERROR_INVALID_CONTEXT));
@@ -343,7 +309,7 @@ fn handles_that_are_none_are_refused() {
     assert_eq!(code!(cuIpcOpenMemHandle_v2(null_mut(), handle, lazy)), CUDA_ERROR_INVALID_VALUE);
     assert_eq!(code!(cuIpcOpenMemHandle_v2(&mut address, handle, 0)), CUDA_ERROR_INVALID_VALUE);
     assert_eq!(code!(cuIpcCloseMemHandle(0)), CUDA_ERROR_INVALID_VALUE);
-    let mut other = Other::start();
+    let mut other = Peer::start();
     let mut damaged = handle;
     damaged.reserved[40] ^= 1;
     assert_eq!(other.open(&damaged), u64::from(CUDA_ERROR_INVALID_HANDLE));

@@ -2,20 +2,13 @@
 #[macro_use]
 mod common;
 use std::fs;
-use std::io::{BufRead, BufReader, Write as _};
+use std::io::Write as _;
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Child, Command, Stdio};
 
 use common::*;
 use simgpu_engine::truth;
 
-/// Prefix of a client's answers. The rest of its output comes from the test harness.
-const ANSWER: &str = "answer ";
-/// The test that is a client's program.
-const CLIENT: &str = "the_client";
-/// Time within which processes start, end, and see the end of others, even on a busy machine.
-const NOTICED_WITHIN: Duration = Duration::from_secs(20);
 /// Time of the kernel `busy` on all SMs.
 const KERNEL_US: u64 = 1000;
 /// Kernels that run while a client launches those that the test measures. So a client without a CPU
@@ -29,15 +22,6 @@ const BUSY: &std::ffi::CStr = c"
 .address_size 64
 .visible .entry busy() { ret; }
 ";
-
-/// Waits until a condition holds.
-fn await_that(what: &str, holds: impl Fn() -> bool) {
-    let deadline = Instant::now() + NOTICED_WITHIN;
-    while !holds() {
-        assert!(Instant::now() < deadline, "{what}: not within {NOTICED_WITHIN:?}");
-        std::thread::sleep(Duration::from_millis(2));
-    }
-}
 
 fn lives(pid: u32) -> bool {
     // A zombie has ended.
@@ -61,19 +45,18 @@ impl Mps {
     fn start() -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         fs::write(directory.path().join("config.toml"), CONFIG).expect("a configuration");
-        let daemon = Self::with(control(), directory.path()).arg("-f").spawn().expect("the daemon");
+        let daemon = control(directory.path()).arg("-f").spawn().expect("the daemon");
         let mps = Self { daemon, directory };
         await_that("the daemon listens", || mps.pid_file().exists());
         mps
     }
 
-    /// Returns a command that finds the GPUs and the daemon of a directory.
-    fn with(mut command: Command, directory: &Path) -> Command {
+    /// Lets a command find the GPUs and the daemon of a directory.
+    fn with(command: &mut Command, directory: &Path) {
         command.env("SIMGPU_STATE", directory.join("state"));
         command.env("SIMGPU_CONFIG", directory.join("config.toml"));
         command.env("CUDA_MPS_PIPE_DIRECTORY", directory.join("pipe"));
         command.env_remove("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE");
-        command
     }
 
     fn pid_file(&self) -> std::path::PathBuf {
@@ -82,7 +65,7 @@ impl Mps {
 
     /// Returns the control program's answer to a command.
     fn ask(&self, line: &str) -> String {
-        let mut command = Self::with(control(), self.directory.path());
+        let mut command = control(self.directory.path());
         let mut asker =
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the control program");
         writeln!(asker.stdin.take().expect("piped"), "{line}").expect("it reads");
@@ -94,17 +77,26 @@ impl Mps {
         self.ask("get_server_list").parse().expect("one server")
     }
 
-    fn client(&self, percentage: Option<&str>) -> Client {
-        Client::start(self.directory.path(), |command| {
+    fn client(&self, percentage: Option<&str>) -> Other {
+        self.process(|command| {
             command.envs(percentage.map(|percentage| ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", percentage)));
         })
     }
 
     /// Returns a process that finds no control daemon.
-    fn process_without_mps(&self) -> Client {
-        Client::start(self.directory.path(), |command| {
+    fn process_without_mps(&self) -> Other {
+        self.process(|command| {
             command.env("CUDA_MPS_PIPE_DIRECTORY", self.directory.path().join("nothing"));
         })
+    }
+
+    fn process(&self, prepare: impl FnOnce(&mut Command)) -> Other {
+        let mut other = Other::start("the_client", |command| {
+            Self::with(command, self.directory.path());
+            prepare(command);
+        });
+        assert_eq!(other.ask("begin"), u64::from(CUDA_SUCCESS));
+        other
     }
 
     /// Returns the ground truth of a process on the GPU.
@@ -130,60 +122,18 @@ impl Drop for Mps {
     }
 }
 
-fn control() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_nvidia-cuda-mps-control"))
+/// Returns the control program for the daemon of a directory.
+fn control(directory: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_nvidia-cuda-mps-control"));
+    Mps::with(&mut command, directory);
+    command
 }
 
-/// A process that obeys commands line by line.
-struct Client {
-    child: Child,
-    to: ChildStdin,
-    from: BufReader<ChildStdout>,
-}
-
-impl Client {
-    fn start(directory: &Path, prepare: impl FnOnce(&mut Command)) -> Self {
-        let program = std::env::current_exe().expect("this program");
-        let mut command = Mps::with(Command::new(program), directory);
-        prepare(command.args(["--exact", CLIENT, "--ignored", "--nocapture"]));
-        let mut child =
-            command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("another process");
-        let to = child.stdin.take().expect("piped");
-        let from = BufReader::new(child.stdout.take().expect("piped"));
-        let mut client = Self { child, to, from };
-        assert_eq!(client.ask("begin"), u64::from(CUDA_SUCCESS));
-        client
-    }
-
-    fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
-    fn ask(&mut self, line: &str) -> u64 {
-        writeln!(self.to, "{line}").expect("it lives");
-        loop {
-            let mut said = String::new();
-            assert_ne!(self.from.read_line(&mut said).expect("text"), 0, "it ended at: {line}");
-            // The test harness prints the test's name on the same line.
-            if let Some((_, answer)) = said.trim().split_once(ANSWER) {
-                return answer.parse().expect("a number");
-            }
-        }
-    }
-
-    /// Runs kernels, and returns their time by events, us.
-    fn run(&mut self, kernels: u64) -> u64 {
-        assert_eq!(self.ask(&format!("launch {kernels}")), 0);
-        assert_eq!(self.ask("wait"), 0);
-        self.ask("elapsed")
-    }
-}
-
-impl Drop for Client {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// Lets a process run kernels, and returns their time by events, us.
+fn run(other: &mut Other, kernels: u64) -> u64 {
+    assert_eq!(other.ask(&format!("launch {kernels}")), 0);
+    assert_eq!(other.ask("wait"), 0);
+    other.ask("elapsed")
 }
 
 /// Launches kernels between two events, after [`AHEAD`] kernels.
@@ -203,34 +153,29 @@ fn launch_between(kernel: CUfunction, [first, last]: [CUevent; 2], kernels: u64)
 #[ignore = "does nothing by itself: the other tests start it"]
 fn the_client() {
     let (mut kernel, mut events) = (std::ptr::null_mut(), [std::ptr::null_mut(); 2]);
-    for line in std::io::stdin().lines() {
-        let line = line.expect("text");
-        let words: Vec<&str> = line.split(' ').collect();
-        let answer = match words[..] {
-            ["begin"] => {
-                let code = code!(cuInit(0));
-                if code == CUDA_SUCCESS {
-                    let _: CUcontext = made!(cuCtxCreate_v2(0, 0));
-                    let module = made!(cuModuleLoadData(BUSY.as_ptr().cast()));
-                    kernel = made!(cuModuleGetFunction(module, c"busy".as_ptr()));
-                    events = [(); 2].map(|()| made!(cuEventCreate(0)));
-                }
-                code.into()
+    obey(|words| match words[..] {
+        ["begin"] => {
+            let code = code!(cuInit(0));
+            if code == CUDA_SUCCESS {
+                let _: CUcontext = made!(cuCtxCreate_v2(0, 0));
+                let module = made!(cuModuleLoadData(BUSY.as_ptr().cast()));
+                kernel = made!(cuModuleGetFunction(module, c"busy".as_ptr()));
+                events = [(); 2].map(|()| made!(cuEventCreate(0)));
             }
-            ["launch", kernels] => launch_between(kernel, events, kernels.parse().expect("a number")).into(),
-            ["wait"] => code!(cuCtxSynchronize()).into(),
-            ["elapsed"] => {
-                let ms: f32 = made!(cuEventElapsedTime_v2(events[0], events[1]));
-                (f64::from(ms) * 1e3) as u64
-            }
-            ["sms"] => {
-                let sms: i32 = made!(cuDeviceGetAttribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 0));
-                sms as u64
-            }
-            _ => panic!("unknown command {line}"),
-        };
-        println!("{ANSWER}{answer}");
-    }
+            code.into()
+        }
+        ["launch", kernels] => launch_between(kernel, events, kernels.parse().expect("a number")).into(),
+        ["wait"] => code!(cuCtxSynchronize()).into(),
+        ["elapsed"] => {
+            let ms: f32 = made!(cuEventElapsedTime_v2(events[0], events[1]));
+            (f64::from(ms) * 1e3) as u64
+        }
+        ["sms"] => {
+            let sms: i32 = made!(cuDeviceGetAttribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 0));
+            sms as u64
+        }
+        _ => panic!("unknown order {words:?}"),
+    });
 }
 
 /// Asserts that a time is what the model says, but for the launch latency and steps of event times.
@@ -245,7 +190,7 @@ fn two_clients_run_at_once_each_at_the_rate_of_its_part() {
     let [mut a, mut b] = ["40", "60"].map(|percentage| mps.client(Some(percentage)));
     assert_eq!((a.ask("sms"), b.ask("sms")), (40, 60));
     assert_eq!(a.ask("launch 400"), 0);
-    assert_takes(b.run(60), 60, 60);
+    assert_takes(run(&mut b, 60), 60, 60);
     assert_eq!(a.ask("wait"), 0);
     assert_takes(a.ask("elapsed"), 400, 40);
     // One second of the first client, within which all of the second's ran.
@@ -260,11 +205,11 @@ fn two_clients_run_at_once_each_at_the_rate_of_its_part() {
 #[test]
 fn a_ceiling_binds_alone_and_a_time_slice_does_not() {
     let mps = Mps::start();
-    assert_takes(mps.client(Some("25")).run(40), 40, 25);
-    assert_takes(mps.client(None).run(40), 40, 100);
+    assert_takes(run(&mut mps.client(Some("25")), 40), 40, 25);
+    assert_takes(run(&mut mps.client(None), 40), 40, 100);
     let mut alone = mps.process_without_mps();
     assert_eq!(alone.ask("sms"), 100);
-    assert_takes(alone.run(40), 40, 100);
+    assert_takes(run(&mut alone, 40), 40, 100);
 }
 
 #[test]
@@ -298,6 +243,16 @@ fn the_control_program_sets_the_percentage_of_later_clients() {
 }
 
 #[test]
+fn simgpu_has_no_pipe_directory_where_a_daemon_of_real_gpus_may_listen() {
+    let mps = Mps::start();
+    let mut without = mps.process(|command| _ = command.env_remove("CUDA_MPS_PIPE_DIRECTORY"));
+    assert_eq!(without.ask("sms"), 100);
+    let mut daemon = control(mps.directory.path());
+    let said = daemon.env_remove("CUDA_MPS_PIPE_DIRECTORY").arg("-d").output().expect("it runs").stderr;
+    assert!(String::from_utf8_lossy(&said).contains("CUDA_MPS_PIPE_DIRECTORY is not set"));
+}
+
+#[test]
 fn the_kill_of_a_server_ends_its_clients_and_nobody_else() {
     let mps = Mps::start();
     let [mut busy, mut idle] = [(); 2].map(|()| mps.client(Some("50")));
@@ -311,12 +266,12 @@ fn the_kill_of_a_server_ends_its_clients_and_nobody_else() {
     assert_eq!(idle.ask("wait"), u64::from(CUDA_ERROR_MPS_RPC_FAILURE));
     assert_eq!(idle.ask("launch 1"), u64::from(CUDA_ERROR_MPS_RPC_FAILURE), "the error stays");
     assert_eq!(alone.ask("wait"), 0);
-    assert_takes(alone.run(20), 20, 100);
+    assert_takes(run(&mut alone, 20), 20, 100);
     assert_eq!(mps.truth(busy.pid()).contexts, 0);
     // The daemon starts another server for the next client.
     let mut next = mps.client(Some("50"));
     assert_ne!(mps.server(), server);
-    assert_takes(next.run(20), 20, 50);
+    assert_takes(run(&mut next, 20), 20, 50);
 }
 
 #[test]
@@ -328,7 +283,7 @@ fn the_kill_of_a_client_hurts_no_other() {
     assert_eq!(other.ask("launch 200"), 0);
     assert!(kill(victim.pid()));
     assert_eq!(other.ask("wait"), 0);
-    assert_takes(other.run(50), 50, 100);
+    assert_takes(run(&mut other, 50), 50, 100);
     assert_eq!(mps.server(), server);
     await_that("the server drops its client", || {
         mps.ask(&format!("get_client_list {server}")) == other.pid().to_string()
@@ -342,7 +297,7 @@ fn clients_outlive_the_daemon_and_the_server_outlives_its_clients_no_longer() {
     let server = mps.server();
     mps.daemon.kill().expect("it lives");
     mps.daemon.wait().expect("it ends");
-    assert_takes(client.run(20), 20, 50);
+    assert_takes(run(&mut client, 20), 20, 50);
     let mut late = mps.client(Some("50"));
     assert_eq!(late.ask("sms"), 100, "without a daemon a process runs without MPS");
     assert!(lives(server));
@@ -353,10 +308,10 @@ fn clients_outlive_the_daemon_and_the_server_outlives_its_clients_no_longer() {
 #[test]
 fn a_daemon_in_the_background_ends_by_quit_when_its_clients_have_ended() {
     let mut mps = Mps::start();
-    assert!(!Mps::with(control(), mps.directory.path()).arg("-d").status().expect("it runs").success());
+    assert!(!control(mps.directory.path()).arg("-d").status().expect("it runs").success());
     mps.ask("quit");
     mps.daemon.wait().expect("it ends");
-    assert!(Mps::with(control(), mps.directory.path()).arg("-d").status().expect("it runs").success());
+    assert!(control(mps.directory.path()).arg("-d").status().expect("it runs").success());
     let daemon: u32 = fs::read_to_string(mps.pid_file()).expect("noted").parse().expect("a pid");
     let client = mps.client(None);
     let server = mps.server();

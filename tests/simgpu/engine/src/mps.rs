@@ -66,7 +66,11 @@ impl Host {
     pub fn clients(&self) -> Vec<u32> {
         let Some(guard) = self.lock_state() else { return Vec::new() };
         let state = guard.state();
-        let is_own = |number: &usize| is_client(&*guard, state, *number, self.number());
+        // The number may have been that of an earlier server, whose clients are lost.
+        let is_own = |number: &usize| {
+            is_client(&*guard, state, *number, self.number())
+                && guard.get(&state.processes[*number].has_lost_server) == 0
+        };
         let numbers = liveness::records(&*guard, state).map(|(number, ..)| number).filter(is_own);
         numbers.map(|number| guard.get(&state.processes[number].pid) as u32).collect()
     }

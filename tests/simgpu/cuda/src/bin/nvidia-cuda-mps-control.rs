@@ -87,13 +87,13 @@ fn start_in_background() -> io::Result<()> {
     }
 }
 
-fn pid_file() -> PathBuf {
-    mps::pipe_directory().join(PID_FILE)
+fn pid_file() -> io::Result<PathBuf> {
+    Ok(mps::pipe_directory()?.join(PID_FILE))
 }
 
 /// Notes the daemon's process id, by which other programs find the daemon.
 fn note(daemon: u32) -> io::Result<()> {
-    fs::write(pid_file(), daemon.to_string())
+    fs::write(pid_file()?, daemon.to_string())
 }
 
 /// A running server.
@@ -167,7 +167,7 @@ struct Daemon {
 impl Daemon {
     /// Takes the pipe directory, and begins to listen in it.
     fn claim() -> io::Result<Self> {
-        let directory = mps::pipe_directory();
+        let directory = mps::pipe_directory()?;
         fs::create_dir_all(&directory)?;
         let lock = File::create(directory.join(LOCK_FILE))?;
         // SAFETY: the descriptor is open.
@@ -205,7 +205,7 @@ impl Daemon {
         // `quit` answers by the end of the connection, once the servers have ended.
         drop(self.listener);
         let ended = self.server.take().map_or(Ok(()), |server| server.end(limit));
-        fs::remove_file(pid_file())?;
+        fs::remove_file(pid_file()?)?;
         ended
     }
 

@@ -3,8 +3,11 @@
 #![expect(dead_code, reason = "each test program uses its part")]
 
 use std::ffi::c_void;
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::PathBuf;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, Once, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 pub use cuda::exports::*;
 pub use deepres_abi::driver::result::*;
@@ -50,6 +53,11 @@ pub const PTX: &std::ffi::CStr = c"
 .visible .entry slow() { ret; }
 .visible .entry small(.param .u64 out, .param .u32 n) .maxntid 64, 1, 1 { ret; }
 ";
+
+/// Time within which processes start, end, and see the end of others, even on a busy machine.
+const NOTICED_WITHIN: Duration = Duration::from_secs(20);
+/// Prefix of the answers of an [`Other`]. The rest of its output comes from the test harness.
+const ANSWER: &str = "answer ";
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
@@ -163,4 +171,66 @@ pub unsafe fn launch(function: CUfunction, stream: CUstream) -> u32 {
     let none = std::ptr::null_mut::<*mut c_void>();
     // SAFETY: the caller passes valid handles, and the kernel has no parameters.
     unsafe { cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, stream, none, none) }
+}
+
+/// Waits until a condition holds.
+pub fn await_that(what: &str, holds: impl Fn() -> bool) {
+    let deadline = Instant::now() + NOTICED_WITHIN;
+    while !holds() {
+        assert!(Instant::now() < deadline, "{what}: not within {NOTICED_WITHIN:?}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Another process, which obeys orders line by line. The process is this test program with an
+/// ignored test, which calls [`obey`].
+pub struct Other {
+    child: Child,
+    to: ChildStdin,
+    from: BufReader<ChildStdout>,
+}
+
+impl Other {
+    /// Starts the process with this test. `prepare` sets its variables.
+    pub fn start(test: &str, prepare: impl FnOnce(&mut Command)) -> Self {
+        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        prepare(command.args(["--exact", test, "--ignored", "--nocapture"]));
+        let mut child =
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("another process");
+        let to = child.stdin.take().expect("piped");
+        let from = BufReader::new(child.stdout.take().expect("piped"));
+        Self { child, to, from }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Gives an order, and returns the answer.
+    pub fn ask(&mut self, order: &str) -> u64 {
+        writeln!(self.to, "{order}").expect("it lives");
+        loop {
+            let mut said = String::new();
+            assert_ne!(self.from.read_line(&mut said).expect("text"), 0, "it ended at: {order}");
+            // The test harness prints the test's name on the same line.
+            if let Some((_, answer)) = said.trim().split_once(ANSWER) {
+                return answer.parse().expect("a number");
+            }
+        }
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Obeys the orders on standard input. `answer` gets the words of each.
+pub fn obey(mut answer: impl FnMut(&[&str]) -> u64) {
+    for line in std::io::stdin().lines() {
+        let line = line.expect("text");
+        println!("{ANSWER}{}", answer(&line.split(' ').collect::<Vec<_>>()));
+    }
 }

@@ -110,6 +110,19 @@ fn the_end_of_a_server_ends_its_clients_and_nobody_else() {
 }
 
 #[test]
+fn a_new_server_has_no_clients_of_the_one_whose_number_it_has() {
+    let Served { world, server, clients: [lost] } = served([40]);
+    let number = server.number();
+    drop(server);
+    let next = world.process();
+    assert_eq!(next.serve().expect("a server"), number);
+    assert!(lost.host.has_lost_server() && next.clients().is_empty());
+    let client = world.process();
+    client.join(number, PERCENT).expect("a living server");
+    assert_eq!(next.clients().len(), 1);
+}
+
+#[test]
 fn a_client_that_ends_leaves_its_sms_at_once() {
     let Served { world, server, clients: [a, b] } = served([100, 100]);
     let x = a.kernel(1000);
