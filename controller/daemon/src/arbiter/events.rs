@@ -197,6 +197,8 @@ impl Events {
             return true;
         }
         listen(&self.epoll, session, &rung.bell, EventFlags::empty());
+        // From now on, the bell shows whether it rings again before the answer.
+        let _ = rung.bell.has_rung();
         rung.answer_ns = Some(answer_ns);
         self.late.insert((answer_ns, session));
         false
