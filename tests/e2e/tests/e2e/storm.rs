@@ -105,10 +105,11 @@ fn attack(host: &Host, way: &str, kinds: &[&str]) -> Process {
     host.start(command, "ready")
 }
 
-/// The most looks that a user with one session causes in a second, and at once after a pause, and
-/// the looks of some commands beside it.
-const LOOKS_PER_SECOND: f64 = 5_000.0;
-const LOOKS_AT_ONCE: f64 = 200.0;
+/// The most looks in a second: 5,000 for a user with one session, and the looks for the commands of
+/// the test.
+const LOOKS_PER_SECOND: f64 = 6_000.0;
+/// The most looks that a user causes at once after a pause.
+const LOOKS_AT_ONCE: f64 = 100.0;
 /// Number of looks that the test waits for.
 const LOOKS: u64 = 5_000;
 
