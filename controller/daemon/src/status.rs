@@ -247,6 +247,8 @@ fn gpu_status(index: usize, gpu: &Gpu, report: &Report, names: &BTreeMap<TenantI
         handoff_total_ns,
         handoff_p50_ns,
         handoff_p99_ns,
+        turns: report.turns,
+        turn_total_ns: report.turn_total_ns,
         turn_p99_ns: report.turn_p99_ns,
         quantum_ns: report.tuning.quantum_ns,
         window_ns: report.tuning.window_ns,

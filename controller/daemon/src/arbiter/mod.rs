@@ -31,6 +31,7 @@ use deepres_policy::entitlement::Request;
 use deepres_policy::lease::trust::UserId;
 use deepres_policy::priority::{Priority, Weights};
 use deepres_policy::tuning::QuantumBounds;
+use events::Ringer;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
@@ -162,6 +163,11 @@ pub struct SessionSeat {
 }
 
 impl SessionSeat {
+    /// Returns the payer of the rings of this session, a session of `tenant`.
+    fn ringer(&self, tenant: TenantId) -> Ringer {
+        self.user.map_or(Ringer::Tenant(tenant), Ringer::User)
+    }
+
     /// Returns the part of the description that the arbiter's core uses.
     fn of_core(&self) -> core::SessionSeat {
         core::SessionSeat {

@@ -38,6 +38,10 @@ pub struct Report {
     /// The known costs of hand-offs, ns: the total, and the median and the 99th percentile of the
     /// latest hand-offs.
     pub handoff_ns: [u64; 3],
+    /// The number of the arbiter's turns.
+    pub turns: u64,
+    /// The time that all the arbiter's turns took, ns.
+    pub turn_total_ns: u64,
     /// The 99th percentile of the times that the arbiter's latest turns took, ns.
     pub turn_p99_ns: u64,
     /// The time constants in force.
@@ -92,6 +96,8 @@ impl Worker {
             idle_ns: counters.idle_ns,
             handoffs: counters.handoffs,
             handoff_ns: [latency.total_ns, latency.quantile_ns(50), latency.quantile_ns(99)],
+            turns: self.turns,
+            turn_total_ns: self.turns_took.total_ns,
             turn_p99_ns: self.turns_took.quantile_ns(99),
             tuning: *core.tuning(),
             fairness_ppm: fairness_ppm(

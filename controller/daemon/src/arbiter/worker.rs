@@ -58,6 +58,8 @@ pub struct Worker {
     actions: Actions,
     /// The times that the latest turns took, with the reading of the meters and all actions.
     pub turns_took: Latency,
+    /// The number of turns since the start of the thread.
+    pub turns: u64,
     /// The sessions about whose processes the core asked, and the answers: whether the process is
     /// stopped.
     stopped: BTreeMap<SessionId, bool>,
@@ -96,8 +98,7 @@ impl Worker {
         bell: &Bell,
         stirred: Arc<AtomicBool>,
     ) -> io::Result<Self> {
-        let events = Events::new()?;
-        events.add(bell)?;
+        let events = Events::new(bell)?;
         if let Some(board) = &setup.board {
             board.join(setup.gpu, bell.clone());
         }
@@ -116,6 +117,7 @@ impl Worker {
             readings: Readings::default(),
             actions: Actions::default(),
             turns_took: Latency::default(),
+            turns: 0,
             stopped: BTreeMap::new(),
             first_ask: 0,
             stirred,
@@ -183,8 +185,10 @@ impl Worker {
             self.core.turn(now_ns, &self.readings, batch.orders.drain(..), peers, &mut self.actions);
             self.act();
             self.turns_took.add(monotonic_ns().saturating_sub(now_ns));
-            for session in batch.leaving.drain(..).filter_map(|session| self.sessions.remove(&session)) {
-                self.events.remove(&session.seat.bell);
+            self.turns += 1;
+            for session in batch.leaving.drain(..) {
+                self.sessions.remove(&session);
+                self.events.remove(session);
             }
             if !self.actions.again {
                 break;
@@ -294,7 +298,8 @@ impl Worker {
     fn take(&mut self, command: Command, batch: &mut Batch) {
         match command {
             Command::Enter { tenant, session, done } => {
-                if let Err(error) = self.events.add(&session.bell) {
+                let ringer = session.ringer(tenant.id);
+                if let Err(error) = self.events.add(session.id, &session.bell, ringer) {
                     tracing::error!(gpu = self.gpu, session = session.id, %error, "the arbiter cannot wait for the bell of a session");
                 }
                 batch.orders.push(Order::Enter { tenant: tenant.of_core(), session: session.of_core() });

@@ -301,6 +301,10 @@ status! {
         pub handoff_p50_ns: u64 as Gauge,
         /// 99th percentile of the idle time of the latest hand-offs, ns.
         pub handoff_p99_ns: u64 as Gauge,
+        /// Number of the arbiter's turns. In each turn, the arbiter reads the meters and decides.
+        pub turns: u64 as Counter,
+        /// Time that the arbiter's turns took, ns.
+        pub turn_total_ns: u64 as Counter,
         /// 99th percentile of the time that the latest 256 turns of the arbiter took, ns: from the
         /// reading of the meters until all gates are set.
         pub turn_p99_ns: u64 as Gauge,

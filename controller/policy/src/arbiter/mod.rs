@@ -7,8 +7,9 @@
 //!
 //! The caller has a loop of four steps:
 //!
-//! 1. The caller sleeps until a bell rings, an order comes, or [`Core::wake_ns`].
-//! 2. If no bell rang and no turn is due ([`Core::is_due`]), the caller sends the heartbeat and
+//! 1. The caller sleeps until a ring has its answer ([`Pace`]), an order comes, or
+//!    [`Core::wake_ns`].
+//! 2. If no ring has its answer and no turn is due ([`Core::is_due`]), the caller sends the heartbeat and
 //!    calls [`Core::rest`].
 //! 3. Otherwise the caller reads the meters ([`Core::sessions`]) and calls [`Core::turn`].
 //! 4. The caller carries out the [`Actions`]. If [`Actions::again`] is set, the caller goes to
@@ -26,12 +27,14 @@ mod look;
 mod orders;
 mod overdue;
 mod overlap;
+pub mod pace;
 mod requests;
 mod saved;
 mod stopped;
 mod tenant;
 
 pub use latency::Latency;
+pub use pace::Pace;
 pub use requests::{LENGTHS, Late, Requests, Served};
 pub use saved::{Baseline, Counters, Restored, SavedAccount, SavedMeter, Snapshot};
 pub use tenant::{Session, Tenant};

@@ -1,5 +1,8 @@
 //! Many connections at once: hundreds of processes that start together, and hostile connections to
-//! the tenant socket. Neither delays the other tenants.
+//! the tenant socket. And hostile jobs: bells that ring in a loop, forks, and processes about which
+//! the system answers slowly. None delays the other tenants.
+//!
+//! The tests with hostile jobs need root, because these jobs belong to another user.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -7,6 +10,7 @@ use deepres_abi::wire::{Hello, Role};
 use deepres_abi::wish::Wish;
 use deepres_e2e::finally::Finally;
 use deepres_e2e::prelude::*;
+use deepres_e2e::{shares::ALLOWED_POINTS, skip::root_or_skipped};
 use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketType, connect, send, socket};
 use rustix::time::{ClockId, clock_gettime};
 use zerocopy::IntoBytes;
@@ -84,9 +88,98 @@ fn annoy(address: &SocketAddrUnix, is_over: &AtomicBool, tries: &AtomicU64) {
     }
 }
 
+/// A user without rights.
+const NOBODY: u32 = 65_534;
+/// The ways in which the processors may serve an attack: like any job, or only while they have
+/// nothing else to do. In the second way a test shows what an attack costs the daemon, and not what
+/// the attack takes from the processors.
+const AS_A_JOB: &str = "--other";
+const IN_SPARE_TIME: &str = "--idle";
+
+/// Starts an attack of these kinds (`tests/workloads/c/attack.c`) by [`NOBODY`]'s tenant `mallory`.
+fn attack(host: &Host, way: &str, kinds: &[&str]) -> Process {
+    let mut command = host.preloaded("chrt");
+    let (user, group) = (format!("--reuid={NOBODY}"), format!("--regid={NOBODY}"));
+    command.args([way, "0", "setpriv", &user, &group, "--clear-groups"]);
+    command.arg(c_client("attack")).args(kinds).env("DEEPRES_TENANT", "mallory");
+    host.start(command, "ready")
+}
+
+/// The most looks in a second: 5,000 for a user with one session, and the looks for the commands of
+/// the test.
+const LOOKS_PER_SECOND: f64 = 6_000.0;
+/// The most looks that a user causes at once after a pause.
+const LOOKS_AT_ONCE: f64 = 100.0;
+/// Number of looks that the test waits for.
+const LOOKS: u64 = 5_000;
+
+#[test]
+fn a_bell_that_rings_in_a_loop_causes_a_bounded_number_of_looks() {
+    if !root_or_skipped() {
+        return;
+    }
+    let host = Host::new();
+    host.let_all_users_in();
+    let _daemon = host.daemon();
+    let _attack = attack(&host, AS_A_JOB, &["bells"]);
+    let turns = || number(&host.status()["gpus"][0], "turns");
+    let (began, before) = (Instant::now(), turns());
+    let looks = await_value(|| turns() - before, |looks| *looks >= LOOKS);
+    let most = began.elapsed().as_secs_f64() * LOOKS_PER_SECOND + LOOKS_AT_ONCE;
+    assert!(looks as f64 <= most, "{looks} looks, {most} at most");
+    host.finish(host.run(&["--name", "other"], c_client("storm"), &[])).success();
+}
+
 /// Tests that measure. Each runs alone on the machine.
 mod measured {
     use super::*;
+
+    /// Number of pairs of runs.
+    const PAIRS: usize = 5;
+    /// The most by which an attack may lengthen the 99th percentile of another tenant's waits, ms:
+    /// the median of the pairs.
+    const MOST_ADDED_MS: f64 = 2.0;
+
+    /// Returns the 99th percentile of the waits of a server's launches, ms. Beside the server, one
+    /// backlogged job of root and one of [`NOBODY`] run, and with `is_attacked` also the rest of the
+    /// attack.
+    fn wait_p99_ms(is_attacked: bool) -> f64 {
+        let host = Host::measuring();
+        host.let_all_users_in();
+        let daemon = host.daemon();
+        let backlog: &[&str] = if is_attacked { &["threads", "mappings", "backlog"] } else { &["backlog"] };
+        let _mallory = attack(&host, AS_A_JOB, backlog);
+        let arguments = ["--kernel", "busy_1000us", "--sync-every", "50"];
+        let _rival = host.start(host.run(&["--name", "rival"], c_client("backlog"), &arguments), "ready");
+        let _attack = is_attacked.then(|| attack(&host, IN_SPARE_TIME, &["sessions", "bells", "forks"]));
+        thread::sleep(Duration::from_secs(1));
+        let requests = ["--kernel", "busy_1000us", "--rate", "100", "--seconds", "6"];
+        let server = host.spawn(host.run(&["--name", "server"], c_client("serve"), &requests));
+        let window = Window::measure(&host, Duration::from_secs(5));
+        let said = server.finish().success().json();
+        let [mallory, rival] = ["mallory", "rival"].map(|name| window.true_percent(name));
+        println!("attacked: {is_attacked}, mallory {mallory:.1} %, rival {rival:.1} %, {said}");
+        // Each kernel of `mallory` is longer than a lease. If the arbiter forgave the debts,
+        // `mallory` would have more than `rival`.
+        assert!(mallory <= rival + ALLOWED_POINTS, "{mallory:.1} % beside {rival:.1} %");
+        assert!(!daemon.stderr().contains("made no decision"), "{}", daemon.stderr());
+        said["launch_us"]["p99"].as_f64().expect("a figure") / 1e3
+    }
+
+    #[test]
+    #[ignore = "deep: takes long"]
+    fn an_attack_delays_the_launches_of_other_tenants_by_two_milliseconds_at_most() {
+        if !root_or_skipped() {
+            return;
+        }
+        let mut added_ms = [(); PAIRS].map(|()| {
+            let before_ms = wait_p99_ms(false);
+            wait_p99_ms(true) - before_ms
+        });
+        added_ms.sort_by(f64::total_cmp);
+        println!("added to the 99th percentile: {added_ms:.2?} ms");
+        assert!(added_ms[PAIRS / 2] <= MOST_ADDED_MS, "{added_ms:.2?} ms");
+    }
 
     #[test]
     fn hundreds_of_processes_of_one_tenant_are_all_served() {
