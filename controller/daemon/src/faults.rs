@@ -27,7 +27,8 @@ const OF_PROGRAMS: [u64; 6] = [13, 31, 43, 45, 68, 109];
 /// The number by which NVML says that it does not know the Xid.
 const UNKNOWN_XID: u64 = 999;
 /// The fault of a GPU of which NVML told nothing when the daemon started.
-pub const LOST: &str = "NVML told nothing of the GPU at the daemon's start: reset the GPU, and restart the daemon";
+pub const LOST: &str =
+    "NVML told nothing of the GPU at the daemon's start: reset the GPU, and restart the daemon";
 /// The fault of a GPU at whose question the driver hangs.
 const HANGS: &str = "the driver does not answer for the GPU";
 

@@ -5,11 +5,13 @@
 mod mailbox;
 mod topology;
 
+pub use mailbox::STUCK;
+
 use crate::gpus::{Gpu, GpuError};
 use crate::probes::reader::thread_ns;
 use deepres_abi::MAX_GPUS;
 use deepres_policy::placement::Topology;
-use mailbox::{Mailbox, STUCK};
+use mailbox::Mailbox;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
@@ -144,9 +146,7 @@ fn answer(kept: &mut Kept, question: &Question) -> Answer {
             let pids = open(kept).ok().map(computing);
             Answer::Computing(pids, thread_ns() - began_ns)
         }
-        Question::Topology(uuids) => {
-            Answer::Topology(open(kept).map(|nvml| topology::read(nvml, uuids)))
-        }
+        Question::Topology(uuids) => Answer::Topology(open(kept).map(|nvml| topology::read(nvml, uuids))),
     }
 }
 
