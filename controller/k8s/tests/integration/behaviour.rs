@@ -282,7 +282,9 @@ async fn the_plugin_learns_of_a_fault_while_the_kubelet_gives_devices_all_the_ti
             let call =
                 plugin.unary::<_, AllocateResponse>(path::ALLOCATE, AllocateRequest { container_requests });
             call.await.unwrap_err();
-            begin.take().map(|begin| begin.send(()).unwrap());
+            if let Some(begin) = begin.take() {
+                begin.send(()).unwrap();
+            }
             sleep(giving / 10).await;
         }
     });
@@ -529,13 +531,14 @@ async fn a_gpu_that_moves_to_the_other_pool_gets_no_container_before_the_last_on
     let (big, shared) = (node.gpus(&pod.containers[0]), node.gpus(&small.containers[0]));
     // The GPUs change places.
     node.restart_plugin_with(shared.into_iter().collect());
-    node.until("the plugin has its devices", || node.kubelet.capacity(SHARE) == 100).await;
-    pass(10).await;
-    assert_eq!((node.kubelet.allocatable(GPU), node.kubelet.allocatable(SHARE)), (0, 0));
+    // The scheduler counts 30 for the small pod still, and so has none for others.
+    node.until("the plugin has its devices", || node.kubelet.allocatable(SHARE) == 30).await;
+    pass(20).await;
+    assert_eq!((node.kubelet.allocatable(GPU), node.kubelet.capacity(GPU)), (0, 1));
     assert_eq!(node.kubelet.start_pod("small").await, Some(Vec::new()), "it goes on where it is");
     node.kubelet.end("small");
     node.until("the GPU is whole", || node.kubelet.allocatable(GPU) == 1).await;
-    assert_eq!(node.kubelet.allocatable(SHARE), 0);
+    node.until("the other GPU has no shares", || node.kubelet.allocatable(SHARE) == 0).await;
     node.kubelet.end("big");
     node.until("the GPU has shares", || node.kubelet.allocatable(SHARE) == 100).await;
     let next = node.kubelet.admit(Pod::of_shares("next", 30)).await.unwrap();
