@@ -241,8 +241,9 @@ impl Shares {
         self.gpus.iter().filter(|gpu| self.whole(gpu) > 0)
     }
 
-    /// Sets which GPUs are shut.
-    pub fn set_shut(&mut self, shut: BTreeSet<String>) {
+    /// Sets which GPUs are shut. Leaves out GPUs that have no shares.
+    pub fn set_shut(&mut self, mut shut: BTreeSet<String>) {
+        shut.retain(|gpu| self.gpus.contains(gpu));
         self.hurries |= !shut.is_subset(&self.shut);
         self.shut = shut;
     }
@@ -277,8 +278,8 @@ impl Shares {
         if count <= target {
             (self.surplus, self.hurries) = (None, false);
             if is_settled && count < target {
-                let shut = (0..self.count).filter(|slot| !self.healthy.contains(*slot));
-                let more: Slots = shut.take(target - count).collect();
+                let closed = (0..self.count).filter(|slot| !self.healthy.contains(*slot));
+                let more: Slots = closed.take(target - count).collect();
                 self.healthy.add(&more);
             }
             return;
@@ -568,7 +569,7 @@ mod tests {
         // What a container leaves stays for a minute, also beside a fault.
         let ended = Node::new(&[(0, 0..95), (1, 155..195)]);
         for at_s in [3, 4] {
-            shares.set_shut([String::from("GPU-2")].into());
+            shares.set_shut(["GPU-2", "of no shares"].map(String::from).into());
             assert_eq!(ended.healthy(&mut shares, true, at_s), 200);
         }
         assert_eq!(ended.healthy(&mut shares, true, 63), 135 + 60);
