@@ -609,12 +609,7 @@ impl Node {
                     && let Some(kubelet) = &mut kubelet
                     && let Some(evidence) = self.ask(kubelet).await
                 {
-                    // PodResources lists no init containers, and the checkpoint has them.
-                    let state = self.state.lock().await;
-                    let unlisted = state.records.iter().filter(|held| !held.is_seen);
-                    let unlisted = unlisted.map(|held| held.record.ids());
-                    owned = evidence.listed_ids();
-                    owned.extend(unlisted.filter(|ids| evidence.count(ids) > 0).flatten());
+                    owned = evidence.running_ids();
                 }
                 let state = self.state.lock().await;
                 state.shares.prefer(available, must, size, &held, &owned).map_err(Refusal::Impossible)
