@@ -1,94 +1,147 @@
-//! The faults of GPUs: the driver lost the GPU or lists it no more, or reported an error of the
-//! hardware (Xid).
+//! The faults of GPUs: the driver lost the GPU, lists it no more or does not answer for it, or reported
+//! an error of the hardware (Xid).
 //!
-//! A thread of its own waits for NVML's events and asks for each GPU once a second. The other thread
-//! that asks NVML ([`crate::nvml`]) must answer at once, so it does not wait for events.
+//! For each GPU, a thread asks NVML once a second. If the driver hangs at a question, it keeps only the
+//! thread of this GPU, and the GPU has a fault until the answer comes. One more thread waits for NVML's
+//! events. The thread for all other questions ([`crate::nvml`]) must answer at once, so it does neither.
 
-use crate::nvml::LIBRARY;
+use crate::nvml::{LIBRARY, STUCK};
 use nvml_wrapper::bitmasks::event::EventTypes;
 use nvml_wrapper::enums::event::XidError;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, EventSet, Nvml};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 /// The time between two questions for a GPU.
 const PERIOD: Duration = Duration::from_secs(1);
-/// The time after which the thread tries again to open NVML.
+/// The time after which a thread tries again to open NVML.
 const RETRY: Duration = Duration::from_secs(30);
 /// The Xids that a program causes, by NVIDIA's page of Xid errors. They say nothing about the GPU, and
 /// NVIDIA's device plugin leaves out the same.
 const OF_PROGRAMS: [u64; 6] = [13, 31, 43, 45, 68, 109];
 /// The number by which NVML says that it does not know the Xid.
 const UNKNOWN_XID: u64 = 999;
+/// The fault of a GPU of which NVML told nothing when the daemon started.
+pub const LOST: &str =
+    "NVML told nothing of the GPU at the daemon's start: reset the GPU, and restart the daemon";
+/// The fault of a GPU at whose question the driver hangs.
+const HANGS: &str = "the driver does not answer for the GPU";
 
 /// The faults of GPUs, by UUID, `GPU-…`. All clones are one record.
 #[derive(Debug, Clone, Default)]
-pub struct Faults(Arc<Mutex<BTreeMap<String, String>>>);
+pub struct Faults(Arc<Mutex<BTreeMap<String, Health>>>);
 
 impl Faults {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, String>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn with<T>(&self, act: impl FnOnce(&mut BTreeMap<String, Health>) -> T) -> T {
+        act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Sets or removes the fault of a GPU.
+    fn change(&self, uuid: &str, change: impl FnOnce(&mut Health)) {
+        self.with(|gpus| change(gpus.entry(uuid.to_owned()).or_default()));
+    }
+
+    /// Sets or removes a fault of a GPU that NVML does not tell.
     pub fn set(&self, uuid: &str, fault: Option<&str>) {
-        match fault {
-            Some(fault) => self.lock().insert(uuid.to_owned(), fault.to_owned()),
-            None => self.lock().remove(uuid),
-        };
+        self.change(uuid, |gpu| gpu.untold = fault.map(str::to_owned));
     }
 
     /// Returns the fault of a GPU.
     pub fn of(&self, uuid: &str) -> Option<String> {
-        self.lock().get(uuid).cloned()
+        self.with(|gpus| gpus.get(uuid)?.fault(Instant::now()))
     }
 
     /// Returns all faults.
     pub fn all(&self) -> BTreeMap<String, String> {
-        self.lock().clone()
+        self.all_at(Instant::now())
     }
 
-    /// Returns the faults of these GPUs, which a thread watches until the process ends.
+    fn all_at(&self, now: Instant) -> BTreeMap<String, String> {
+        let fault = |(uuid, gpu): (&String, &Health)| Some((uuid.clone(), gpu.fault(now)?));
+        self.with(|gpus| gpus.iter().filter_map(fault).collect())
+    }
+
+    /// Logs each change of the faults. Never returns.
+    pub async fn log_changes(self) {
+        let mut before = BTreeMap::new();
+        loop {
+            let now = self.all();
+            let uuids: BTreeSet<&String> = before.keys().chain(now.keys()).collect();
+            for gpu in uuids.into_iter().filter(|gpu| before.get(*gpu) != now.get(*gpu)) {
+                tracing::warn!(gpu, fault = now.get(gpu), "the health of a GPU has changed");
+            }
+            before = now;
+            tokio::time::sleep(PERIOD).await;
+        }
+    }
+
+    /// Returns the faults of these GPUs, which threads watch until the process ends.
     ///
     /// # Errors
-    /// The thread cannot start.
+    /// A thread cannot start.
     pub fn watch(uuids: Vec<String>) -> io::Result<Self> {
         let faults = Self::default();
-        let watched = faults.clone();
-        let mut gpus: Vec<Gpu> = uuids.into_iter().map(Gpu::new).collect();
-        std::thread::Builder::new().name("deepres-faults".to_owned()).spawn(move || {
-            loop {
-                if let Err(error) = watched.look_on(&mut gpus) {
-                    tracing::debug!(%error, "NVML tells no faults");
-                }
-                sleep(RETRY);
-            }
-        })?;
+        for uuid in uuids.clone() {
+            let faults = faults.clone();
+            keep_on("deepres-health", move || faults.ask_for(&uuid))?;
+        }
+        let events = faults.clone();
+        keep_on("deepres-faults", move || events.await_xids(&uuids))?;
         Ok(faults)
     }
 
-    /// Looks at the GPUs until NVML fails.
-    fn look_on(&self, gpus: &mut [Gpu]) -> Result<(), NvmlError> {
-        let nvml = Nvml::builder().lib_path(OsStr::new(LIBRARY)).init()?;
-        let mut events = Events::new(&nvml, gpus);
+    /// Asks for a GPU again and again. Returns if NVML cannot be opened.
+    fn ask_for(&self, uuid: &str) -> Result<(), NvmlError> {
+        let nvml = self.during(uuid, open)?;
         loop {
-            events.wait(&nvml, gpus);
-            for gpu in &mut *gpus {
-                let device = nvml.device_by_uuid(gpu.uuid.as_str());
-                gpu.note_answer(device.and_then(|device| device.memory_info()).map(drop));
-                let fault = gpu.fault();
-                if fault != self.of(&gpu.uuid) {
-                    tracing::warn!(gpu = gpu.uuid, fault, "the health of a GPU has changed");
-                    self.set(&gpu.uuid, fault.as_deref());
-                }
-            }
+            let ask = || nvml.device_by_uuid(uuid).and_then(|device| device.memory_info()).map(drop);
+            let answer = self.during(uuid, ask);
+            self.change(uuid, |gpu| gpu.note_answer(answer));
+            sleep(PERIOD);
         }
     }
+
+    /// Asks the driver for a GPU, and notes since when.
+    fn during<T>(&self, uuid: &str, ask: impl FnOnce() -> T) -> T {
+        self.change(uuid, |gpu| gpu.asked = Some(Instant::now()));
+        let answer = ask();
+        self.change(uuid, |gpu| gpu.asked = None);
+        answer
+    }
+
+    /// Waits for the Xids of GPUs. Returns if NVML cannot be opened.
+    fn await_xids(&self, uuids: &[String]) -> Result<(), NvmlError> {
+        let nvml = open()?;
+        let mut events = Events::new(&nvml, uuids);
+        loop {
+            let Some((uuid, xid)) = events.wait(&nvml, uuids) else { continue };
+            // If NVML does not say which GPU, it may be each of them.
+            let of = |gpu: &&String| uuid.as_ref().is_none_or(|uuid| *gpu == uuid);
+            uuids.iter().filter(of).for_each(|gpu| self.change(gpu, |gpu| gpu.note_xid(xid)));
+        }
+    }
+}
+
+/// Starts a thread that acts again whenever NVML fails.
+fn keep_on(name: &str, act: impl Fn() -> Result<(), NvmlError> + Send + 'static) -> io::Result<()> {
+    let thread = std::thread::Builder::new().name(name.to_owned());
+    let keep = move || {
+        loop {
+            if let Err(error) = act() {
+                tracing::debug!(%error, "NVML tells no faults");
+            }
+            sleep(RETRY);
+        }
+    };
+    thread.spawn(keep).map(drop)
+}
+
+fn open() -> Result<Nvml, NvmlError> {
+    Nvml::builder().lib_path(OsStr::new(LIBRARY)).init()
 }
 
 /// The Xids of GPUs, as NVML tells them.
@@ -100,8 +153,8 @@ struct Events<'nvml> {
 }
 
 impl<'nvml> Events<'nvml> {
-    fn new(nvml: &'nvml Nvml, gpus: &[Gpu]) -> Self {
-        let set = match Self::set(nvml, gpus) {
+    fn new(nvml: &'nvml Nvml, uuids: &[String]) -> Self {
+        let set = match Self::set(nvml, uuids) {
             Ok(set) => Some(set),
             Err(error) => {
                 tracing::debug!(%error, "NVML tells no Xids");
@@ -113,8 +166,8 @@ impl<'nvml> Events<'nvml> {
 
     /// Returns the set of events of all GPUs that have Xids. NVML frees the whole set if one GPU
     /// cannot be added, so that this function leaves out the GPU and begins anew.
-    fn set(nvml: &'nvml Nvml, gpus: &[Gpu]) -> Result<EventSet<'nvml>, NvmlError> {
-        let devices = gpus.iter().filter_map(|gpu| nvml.device_by_uuid(gpu.uuid.as_str()).ok());
+    fn set(nvml: &'nvml Nvml, uuids: &[String]) -> Result<EventSet<'nvml>, NvmlError> {
+        let devices = uuids.iter().filter_map(|uuid| nvml.device_by_uuid(uuid.as_str()).ok());
         let tells_xids = |device: &Device<'_>| {
             let kinds = device.supported_event_types();
             kinds.is_ok_and(|kinds| kinds.contains(EventTypes::CRITICAL_XID_ERROR))
@@ -127,61 +180,58 @@ impl<'nvml> Events<'nvml> {
         devices.iter().try_fold(nvml.create_event_set()?, |set, device| register(device, set))
     }
 
-    /// Waits for an Xid for [`PERIOD`] at most.
-    fn wait(&mut self, nvml: &'nvml Nvml, gpus: &mut [Gpu]) {
+    /// Waits for an Xid for [`PERIOD`] at most. Returns the Xid and the UUID of its GPU, if NVML tells
+    /// the UUID.
+    fn wait(&mut self, nvml: &'nvml Nvml, uuids: &[String]) -> Option<(Option<String>, u64)> {
         let Some(set) = &self.set else {
             sleep(PERIOD);
             if Instant::now() >= self.again {
-                *self = Self::new(nvml, gpus);
+                *self = Self::new(nvml, uuids);
             }
-            return;
+            return None;
         };
         match set.wait(PERIOD.as_millis() as u32) {
             Ok(event) => {
-                let xid = match event.event_data {
-                    Some(XidError::Value(xid)) => xid,
-                    Some(XidError::Unknown) => UNKNOWN_XID,
-                    None => return,
+                let xid = match event.event_data? {
+                    XidError::Value(xid) => xid,
+                    XidError::Unknown => UNKNOWN_XID,
                 };
-                // If NVML does not say which GPU, it may be each of them.
-                let uuid = event.device.uuid().ok();
-                let of = |gpu: &&mut Gpu| uuid.as_ref().is_none_or(|uuid| gpu.uuid == *uuid);
-                gpus.iter_mut().filter(of).for_each(|gpu| gpu.note_xid(xid));
+                Some((event.device.uuid().ok(), xid))
             }
-            Err(NvmlError::Timeout) => {}
+            Err(NvmlError::Timeout) => None,
             // A GPU that fell off the bus, for example. The others go on.
             Err(error) => {
                 tracing::warn!(%error, "NVML tells no Xids now; the daemon asks again");
                 self.set = None;
                 sleep(PERIOD);
+                None
             }
         }
     }
 }
 
-/// What the thread knows of a GPU.
+/// The health of a GPU.
 #[derive(Debug, Default)]
-struct Gpu {
-    uuid: String,
+struct Health {
+    /// A fault that NVML does not tell.
+    untold: Option<String>,
+    /// Since when the driver has a question about the GPU; `None` if it has none.
+    asked: Option<Instant>,
     /// Whether NVML has ever answered for the GPU.
     is_known: bool,
-    /// Why NVML does not answer.
+    /// Why NVML says nothing of the GPU.
     lost: Option<&'static str>,
     xid: Option<u64>,
 }
 
-impl Gpu {
-    fn new(uuid: String) -> Self {
-        Self { uuid, ..Self::default() }
-    }
-
+impl Health {
     fn note_xid(&mut self, xid: u64) {
         if !OF_PROGRAMS.contains(&xid) {
             self.xid = Some(xid);
         }
     }
 
-    /// Notes whether NVML answers for the GPU. A GPU that comes back was reset, and forgets its Xid.
+    /// Notes NVML's answer for the GPU. A GPU that comes back was reset, and forgets its Xid.
     fn note_answer(&mut self, answer: Result<(), NvmlError>) {
         match answer {
             Ok(()) => {
@@ -200,46 +250,76 @@ impl Gpu {
         }
     }
 
-    fn fault(&self) -> Option<String> {
+    fn fault(&self, now: Instant) -> Option<String> {
+        let hangs = self.asked.is_some_and(|asked| now.saturating_duration_since(asked) >= STUCK);
+        let hangs = || hangs.then(|| HANGS.to_owned());
+        let lost = || self.lost.map(str::to_owned);
         let xid = || self.xid.map(|xid| format!("Xid {xid}: reset the GPU, and restart the daemon"));
-        self.lost.map(str::to_owned).or_else(xid)
+        self.untold.clone().or_else(hangs).or_else(lost).or_else(xid)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::mpsc;
+
+    fn fault(gpu: &Health) -> Option<String> {
+        gpu.fault(Instant::now())
+    }
 
     #[test]
     fn a_gpu_has_a_fault_while_it_is_lost() {
-        let mut gpu = Gpu::new("GPU-1".to_owned());
+        let mut gpu = Health::default();
         gpu.note_answer(Err(NvmlError::NotFound));
-        assert_eq!(gpu.fault(), None, "a GPU that NVML never knew is not lost");
+        assert_eq!(fault(&gpu), None, "a GPU that NVML never knew is not lost");
         gpu.note_answer(Ok(()));
-        for (error, fault) in [
+        for (error, expected) in [
             (NvmlError::GpuLost, Some("the driver lost the GPU")),
             (NvmlError::ResetRequired, Some("the GPU needs a reset")),
             (NvmlError::NotFound, Some("the driver lists the GPU no more")),
             (NvmlError::NotSupported, None),
         ] {
             gpu.note_answer(Err(error));
-            assert_eq!(gpu.fault().as_deref(), fault);
+            assert_eq!(fault(&gpu).as_deref(), expected);
             gpu.note_answer(Ok(()));
-            assert_eq!(gpu.fault(), None);
+            assert_eq!(fault(&gpu), None);
         }
     }
 
     #[test]
     fn an_xid_of_the_hardware_is_a_fault_until_the_gpu_was_reset() {
-        let mut gpu = Gpu::new("GPU-1".to_owned());
+        let mut gpu = Health::default();
         gpu.note_answer(Ok(()));
         OF_PROGRAMS.into_iter().for_each(|xid| gpu.note_xid(xid));
-        assert_eq!(gpu.fault(), None);
+        assert_eq!(fault(&gpu), None);
         gpu.note_xid(48);
         gpu.note_answer(Ok(()));
-        assert!(gpu.fault().unwrap().starts_with("Xid 48"));
+        assert!(fault(&gpu).unwrap().starts_with("Xid 48"));
         gpu.note_answer(Err(NvmlError::GpuLost));
         gpu.note_answer(Ok(()));
-        assert_eq!(gpu.fault(), None);
+        assert_eq!(fault(&gpu), None);
+    }
+
+    #[test]
+    fn a_gpu_for_which_the_driver_hangs_has_a_fault_until_the_answer_comes() {
+        let faults = Faults::default();
+        let (begin, began) = mpsc::channel();
+        let (answer, answered) = mpsc::channel::<()>();
+        let asking = faults.clone();
+        let thread = std::thread::spawn(move || {
+            asking.during("GPU-1", || {
+                begin.send(()).unwrap();
+                answered.recv().unwrap_err();
+            });
+        });
+        began.recv().unwrap();
+        faults.during("GPU-2", || ());
+        assert_eq!(faults.all(), BTreeMap::new(), "an answer takes its time");
+        let hung = Instant::now() + STUCK;
+        assert_eq!(faults.all_at(hung), BTreeMap::from([("GPU-1".to_owned(), HANGS.to_owned())]));
+        drop(answer);
+        thread.join().unwrap();
+        assert_eq!(faults.all_at(hung), BTreeMap::new());
     }
 }

@@ -21,6 +21,8 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 const UUID_PREFIX: &str = "GPU-";
 /// A word in the name of every simulated GPU.
 const SIMULATED: &str = "simulated";
+/// The name of a GPU of which NVML told nothing.
+const LOST: &str = "lost GPU";
 
 /// A GPU of this host, as NVML describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,6 +39,8 @@ pub struct Gpu {
     pub memory_bytes: u64,
     /// The number of the GPU's device file, as in `/dev/nvidia0`; `None` if NVML does not tell it.
     pub minor: Option<u32>,
+    /// Whether NVML told nothing of the GPU. No job can use the GPU, which only keeps its number.
+    pub is_lost: bool,
 }
 
 /// The reason for which the daemon has no GPUs to manage.
@@ -79,14 +83,28 @@ impl Gpu {
             simulated: name.to_ascii_lowercase().contains(SIMULATED),
             memory_bytes,
             minor: None,
+            is_lost: false,
         })
     }
 
-    /// Returns all GPUs of the host, in NVML's order, but at most as many as pages have slots.
-    /// Waits for NVML for a limited time.
+    /// Returns the stand-in for a GPU of which NVML told nothing. Its UUID is no GPU's.
+    pub fn lost(number: usize) -> Self {
+        Self {
+            uuid_text: format!("{UUID_PREFIX}00000000-0000-0000-0000-{number:012x}"),
+            uuid: (number as u128).to_be_bytes(),
+            name: LOST.to_owned(),
+            simulated: false,
+            memory_bytes: 0,
+            minor: None,
+            is_lost: true,
+        }
+    }
+
+    /// Returns all GPUs of the host, in NVML's order, but at most as many as pages have slots. A GPU
+    /// that NVML cannot describe is [lost](Self::lost). Waits for NVML for a limited time.
     ///
     /// # Errors
-    /// [`GpuError`], which names the missing part.
+    /// [`GpuError`], which names the missing part. NVML can describe no GPU.
     pub fn all() -> Result<Vec<Self>, GpuError> {
         nvml::gpus()
     }
@@ -166,9 +184,7 @@ impl Gpus {
 
     /// Returns the numbers of all GPUs, in the order of their device files.
     pub fn by_device_file(&self) -> Vec<usize> {
-        let mut numbers: Vec<usize> = self.numbers().collect();
-        numbers.sort_by_key(|gpu| self.0.get(*gpu).and_then(|(gpu, _)| gpu.minor));
-        numbers
+        by_minor(&self.iter().map(|gpu| gpu.minor).collect::<Vec<_>>())
     }
 
     /// Returns the UUIDs as text, `GPU-…`, in the order of the GPUs' numbers.
@@ -224,6 +240,16 @@ pub async fn answers<T>(pending: Vec<oneshot::Receiver<T>>) -> Option<Vec<T>> {
     answers.into_iter().collect()
 }
 
+/// Returns the places in `minors` in the order of the device files. A GPU without a known device file
+/// has the first that no other GPU has. So a lost GPU moves no other.
+fn by_minor(minors: &[Option<u32>]) -> Vec<usize> {
+    let mut free = (0..).filter(|minor| !minors.contains(&Some(*minor)));
+    let mut files: Vec<(Option<u32>, usize)> =
+        minors.iter().zip(0..).map(|(minor, gpu)| (minor.or_else(|| free.next()), gpu)).collect();
+    files.sort_unstable();
+    files.into_iter().map(|(_, gpu)| gpu).collect()
+}
+
 /// Reads `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`. Returns the bytes in the order of the digits.
 fn parse_uuid(text: &str) -> Option<Uuid> {
     let digits: String = text.strip_prefix(UUID_PREFIX)?.chars().filter(|digit| *digit != '-').collect();
@@ -246,6 +272,15 @@ mod tests {
         let gpu = Gpu::new("GPU-00010203-0405-0607-0809-0a0b0c0d0e0f", "Simulated H200", 1).unwrap();
         assert_eq!(gpu.uuid, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]);
         assert!(gpu.simulated);
+    }
+
+    #[test]
+    fn a_lost_gpu_has_a_uuid_and_a_place_among_the_device_files() {
+        let lost = Gpu::lost(11);
+        assert_eq!(parse_uuid(&lost.uuid_text), Some(lost.uuid));
+        assert_eq!(by_minor(&[Some(3), Some(2), None, Some(0)]), [3, 2, 1, 0]);
+        assert_eq!(by_minor(&[Some(0), None, Some(1), None]), [0, 2, 1, 3]);
+        assert_eq!(by_minor(&[None, None]), [0, 1]);
     }
 
     #[test]

@@ -7,7 +7,7 @@
 //! | `tenant` | one tenant: its terms, its members, its residence |
 //! | `memory` | promises and limits of memory, and reconciliation with NVML |
 //! | `nvml` | the thread that asks NVML |
-//! | `faults` | the thread that waits for faults of GPUs |
+//! | `faults` | the threads that notice faults of GPUs |
 //! | `residency` | tenants that take turns on the GPUs with all their memory |
 //! | `sessions` | the tenant socket: admits processes, and answers processes that only ask |
 //! | `slurm` | the part of the GPUs that Slurm gave to a job |
@@ -213,7 +213,7 @@ pub fn run(
     let admin_group = config.admin_group.as_deref().map(files::group_number).transpose()?;
     let inherits_tenants = options.inherited.tenants.is_some();
     let mut files = Files::prepare(&options.directory, options.inherited, admin_group)?;
-    let uuids = options.gpus.iter().map(|gpu| gpu.uuid_text.as_str());
+    let uuids = options.gpus.iter().filter(|gpu| !gpu.is_lost).map(|gpu| gpu.uuid_text.as_str());
     let locks = GpuLock::take_all(&options.locks, uuids, &options.directory)?;
     let published = Published::default();
     let (orders, asked) = web::orders();
@@ -236,6 +236,9 @@ pub fn run(
     let board = has_gangs.then(|| Arc::new(GangBoard::new(options.gpus.len())));
     for (index, gpu) in options.gpus.into_iter().enumerate() {
         tracing::info!(index, uuid = gpu.uuid_text, name = gpu.name, "managing");
+        if gpu.is_lost {
+            options.faults.set(&gpu.uuid_text, Some(faults::LOST));
+        }
         let arbiter = Arbiter::start(Setup {
             gpu: index,
             board: board.clone(),
@@ -302,6 +305,8 @@ pub fn run(
         residency::bring_back_left(away, &shared);
         tokio::task::spawn_local(memory::reconcile::serve(Rc::clone(&shared)));
         tokio::task::spawn_local(memory::log::serve(shared.status.subscribe()));
+        let faults = shared.registry.borrow().gpus().faults().clone();
+        tokio::task::spawn_local(faults.log_changes());
         tokio::task::spawn_local(driver_use::serve(Rc::clone(&shared)));
         tokio::task::spawn_local(slurm::serve(Rc::clone(&shared)));
         if let Some(hangups) = reload::hangups() {

@@ -110,10 +110,17 @@ impl Evidence {
         self.0.iter().filter(|(_, other)| is_later(other)).map(|(ids, _)| ids).collect()
     }
 
-    /// Returns the devices of all containers that PodResources lists.
-    pub fn listed_ids(&self) -> BTreeSet<String> {
-        let listed = self.0.iter().filter(|(_, holders)| !holders.listed.is_empty());
-        listed.flat_map(|(ids, _)| ids.iter().cloned()).collect()
+    /// Returns the devices of all containers that run for certain: those that PodResources lists, and
+    /// all others of their pods. The checkpoint still has pods that are over, but PodResources lists
+    /// none of their containers.
+    pub fn running_ids(&self) -> BTreeSet<String> {
+        let listed = self.0.values().filter(|holders| !holders.listed.is_empty());
+        let pods: BTreeSet<&String> = listed.flat_map(|holders| &holders.in_checkpoint).collect();
+        let runs = |holders: &Holders| {
+            !holders.listed.is_empty() || holders.in_checkpoint.iter().any(|pod| pods.contains(pod))
+        };
+        let running = self.0.iter().filter(|(_, holders)| runs(holders));
+        running.flat_map(|(ids, _)| ids.iter().cloned()).collect()
     }
 
     /// Returns the container that has exactly these devices, as PodResources says. If an init container
@@ -188,7 +195,7 @@ mod tests {
         assert_eq!(evidence.after_init(&ids(&["a", "b"])), [&ids(&["a"])]);
         assert!(evidence.after_init(&ids(&["a"])).is_empty(), "the main container is no init container");
         assert!(evidence.after_init(&ids(&["c"])).is_empty(), "its pod has no other container");
-        assert_eq!(evidence.listed_ids(), ids(&["a"]));
+        assert_eq!(evidence.running_ids(), ids(&["a", "b"]), "the other pod may be over");
     }
 
     #[test]

@@ -47,7 +47,8 @@ pub struct Timing {
     pub hold: Duration,
     /// The time without the daemon after which all devices are unhealthy. A daemon restarts in less.
     pub away: Duration,
-    /// The time for which an allocation waits for the daemon.
+    /// The time for which an allocation waits for the daemon, and a look for a moment at which the
+    /// kubelet gives nothing.
     pub wait: Duration,
     /// The time between two lists that only make the kubelet write its checkpoint.
     pub nudge: Duration,
@@ -102,7 +103,7 @@ struct Held {
     since: Instant,
     /// Whether the kubelet has listed the container.
     is_seen: bool,
-    /// When the container first started. `None`: not yet, or an earlier plugin let it start.
+    /// When the container last started. `None`: not yet, or an earlier plugin let it start.
     started: Option<Instant>,
 }
 
@@ -171,6 +172,29 @@ impl State {
         Some((places[at], Record { phase, ..record.on(choice.gpu, *self.memory.get(choice.gpu)?) }))
     }
 
+    /// Returns the GPUs that take no container with shares.
+    fn shut(&self) -> BTreeSet<String> {
+        let whole = self.records.iter().filter(|held| held.record.slots.is_none());
+        let whole = whole.flat_map(|held| &held.record.allocation.gpus);
+        self.faults.keys().chain(whole).cloned().collect()
+    }
+
+    /// Returns why a GPU that is set aside takes no container; `None` if it does. A GPU may have
+    /// containers with shares from before it was set aside.
+    fn obstacle_of_whole(&self, gpu: &str) -> Option<&'static str> {
+        let has_shares = |Held { record, .. }: &Held| {
+            let is_there = record.slots.is_some() && record.phase != Phase::Waits;
+            is_there && record.allocation.gpus.iter().any(|own| own == gpu)
+        };
+        if !self.whole.contains(gpu) {
+            return Some("is not set aside");
+        }
+        if self.faults.contains_key(gpu) {
+            return Some("has a fault");
+        }
+        self.records.iter().any(has_shares).then_some("still has containers with shares")
+    }
+
     /// Returns the place of an init container that has ended: a later container of its pod started after
     /// it.
     fn ended_init(&self) -> Option<usize> {
@@ -219,7 +243,7 @@ impl Drop for Call<'_> {
 /// The plugin's knowledge of its node.
 #[derive(Debug)]
 pub struct Node {
-    options: Options,
+    options: Arc<Options>,
     daemon: Daemon,
     state: Mutex<State>,
     lists: [watch::Sender<Vec<Device>>; 2],
@@ -265,6 +289,7 @@ impl Node {
         let state = Mutex::new(State { records, ..State::default() });
         let daemon = Daemon::new(options.directory.clone());
         let (lists, kubelet, giving) = Default::default();
+        let options = Arc::new(options);
         Ok(Self { options, daemon, state, lists, began, kubelet, giving })
     }
 
@@ -288,7 +313,7 @@ impl Node {
             self.meet_daemon(&mut state).await;
             if let Some((asked, evidence)) = evidence {
                 self.compare(&mut state, evidence, asked).await;
-                self.end_inits(&mut state);
+                self.end_inits(&mut state).await;
             }
             self.let_start(&mut state).await;
             self.publish(&mut state);
@@ -329,10 +354,15 @@ impl Node {
     }
 
     /// Asks the kubelet which containers have which devices. Returns also when the plugin asked, or
-    /// `None` without an answer.
+    /// `None` without an answer. While this function waits, the kubelet gets no devices for further
+    /// containers, so that it soon gives nothing. If the kubelet still gives, the next look asks.
     async fn evidence(&self) -> Option<(Instant, Evidence)> {
-        let mut kubelet = self.kubelet.lock().await;
-        self.given().await;
+        let quiet = async {
+            let kubelet = self.kubelet.lock().await;
+            self.given().await;
+            kubelet
+        };
+        let mut kubelet = timeout(self.options.timing.wait, quiet).await.ok()?;
         let asked = Instant::now();
         Some((asked, self.ask(&mut kubelet).await?))
     }
@@ -450,7 +480,8 @@ impl Node {
             held.is_seen |= *newer < evidence.count_listed(&ids);
             *newer += 1;
             if !is_there && (held.is_seen || held.since.elapsed() >= self.options.timing.young) {
-                if let Err(error) = held.record.remove(&self.options.cdi_dir) {
+                let record = held.record.clone();
+                if let Err(error) = self.on_disk(move |options| record.remove(&options.cdi_dir)).await {
                     tracing::warn!("{error:#}");
                     kept.push(held);
                     continue;
@@ -478,10 +509,10 @@ impl Node {
     }
 
     /// Frees the parts of init containers that have ended.
-    fn end_inits(&self, state: &mut State) {
+    async fn end_inits(&self, state: &mut State) {
         while let Some(place) = state.ended_init() {
             let record = Record { phase: Phase::Over, ..state.records[place].record.clone() };
-            if !self.keep(&record) {
+            if !self.keep(&record).await {
                 return;
             }
             tracing::info!(device = record.device(), "an init container has ended, and its part is free");
@@ -499,7 +530,7 @@ impl Node {
                 tracing::warn!("a container that waits cannot get another GPU: {error}");
                 return;
             }
-            if !self.keep(&record) {
+            if !self.keep(&record).await {
                 return;
             }
             let (gpus, waits) = (&record.allocation.gpus, record.phase == Phase::Waits);
@@ -509,9 +540,20 @@ impl Node {
     }
 
     /// Writes a record. Returns whether the record is written; the next look tries again.
-    fn keep(&self, record: &Record) -> bool {
-        let written = record.write(&self.options.cdi_dir, &self.options.library, &self.options.directory);
-        written.inspect_err(|error| tracing::warn!("{error:#}")).is_ok()
+    async fn keep(&self, record: &Record) -> bool {
+        self.write(record).await.inspect_err(|error| tracing::warn!("{error:#}")).is_ok()
+    }
+
+    async fn write(&self, record: &Record) -> Result<()> {
+        let record = record.clone();
+        self.on_disk(move |options| record.write(&options.cdi_dir, &options.library, &options.directory))
+            .await
+    }
+
+    /// Changes files beside the plugin's one thread, because a slow disk takes seconds for a file.
+    async fn on_disk(&self, change: impl FnOnce(&Options) -> Result<()> + Send + 'static) -> Result<()> {
+        let options = Arc::clone(&self.options);
+        tokio::task::spawn_blocking(move || change(&options)).await?
     }
 
     /// Publishes the devices.
@@ -524,22 +566,22 @@ impl Node {
         }
         let is_settled = state.allocated.is_none_or(|at| at.elapsed() >= timing.settle);
         let parts = state.records.iter().filter_map(|held| held.record.part());
-        state.shares.set_ill(state.faults.keys().cloned().collect());
+        let shut = state.shut();
+        state.shares.set_shut(shut);
         state.shares.observe(&used, parts, is_settled, self.began.elapsed(), timing.surplus);
         let is_there = state.answered.is_some_and(|at| at.elapsed() < timing.away);
         let health = |is_healthy: bool| if is_healthy && is_there { HEALTHY } else { UNHEALTHY }.to_owned();
         let shares = state.shares.devices();
         let shares = shares.map(|(id, is_healthy)| Device { id, health: health(is_healthy) });
-        let whole = state
-            .whole
-            .iter()
-            .map(|uuid| Device { id: uuid.clone(), health: health(!state.faults.contains_key(uuid)) });
+        let is_open = |gpu: &String| state.obstacle_of_whole(gpu).is_none();
+        let whole = state.whole.iter().map(|gpu| Device { id: gpu.clone(), health: health(is_open(gpu)) });
+        let lists = [shares.collect::<Vec<_>>(), whole.collect()];
         let is_due = state.nudged.is_none_or(|at| at.elapsed() >= timing.nudge);
         let nudges = is_due && state.evidence.is_doubtful();
         if nudges {
             state.nudged = Some(Instant::now());
         }
-        for (list, devices) in self.lists.iter().zip([shares.collect::<Vec<_>>(), whole.collect()]) {
+        for (list, devices) in self.lists.iter().zip(lists) {
             list.send_if_modified(|before| std::mem::replace(before, devices.clone()) != devices || nudges);
         }
     }
@@ -567,7 +609,7 @@ impl Node {
                     && let Some(kubelet) = &mut kubelet
                     && let Some(evidence) = self.ask(kubelet).await
                 {
-                    owned = evidence.listed_ids();
+                    owned = evidence.running_ids();
                 }
                 let state = self.state.lock().await;
                 state.shares.prefer(available, must, size, &held, &owned).map_err(Refusal::Impossible)
@@ -598,43 +640,45 @@ impl Node {
         self.giving().calls += 1;
         let _call = Call(self);
         let mut state = self.state.lock().await;
-        let (gpus, slots, phase) = match resource {
+        let (gpus, slots, waits) = match resource {
             Resource::Share => {
                 let slots = state.shares.checked(ids).map_err(Refusal::Impossible)?;
                 let choice = state.shares.choose(&slots, state.parts()).map_err(Refusal::Impossible)?;
-                let phase = if choice.waits { Phase::Waits } else { Phase::Runs };
-                (vec![choice.gpu.to_owned()], Some(slots), phase)
+                (vec![choice.gpu.to_owned()], Some(slots), choice.waits)
             }
             Resource::Gpu => {
-                if let Some(unknown) = ids.iter().find(|id| !state.whole.contains(*id)) {
-                    return Err(Refusal::Impossible(format!("the GPU {unknown:?} is not set aside")));
+                let obstacle =
+                    |gpu: &String| Some(format!("the GPU {gpu:?} {}", state.obstacle_of_whole(gpu)?));
+                if let Some(reason) = ids.iter().find_map(obstacle) {
+                    return Err(Refusal::Impossible(reason));
                 }
-                (ids.to_vec(), None, Phase::Runs)
+                (ids.to_vec(), None, false)
             }
         };
         let memory = gpus.iter().filter_map(|uuid| state.memory.get(uuid)).min();
         let memory = *memory.ok_or_else(|| Refusal::Impossible("the kubelet named no devices".to_owned()))?;
         let unavailable = |error: anyhow::Error| Refusal::Unavailable(format!("{error:#}"));
-        let record = Record { phase, ..Record::new(gpus, slots, memory).map_err(unavailable)? };
+        let mut record = Record::new(gpus, slots, memory).map_err(unavailable)?;
+        if waits {
+            // The kubelet never asks again, so the container gets the files of all GPUs that may have
+            // room later.
+            record.phase = Phase::Waits;
+            record.among = state.shares.open_gpus().cloned().collect();
+        }
         self.tell(&record).await?;
-        if let Err(error) =
-            record.write(&self.options.cdi_dir, &self.options.library, &self.options.directory)
-        {
+        if let Err(error) = self.write(&record).await {
             // If the daemon is away now, the next look tells it.
             drop(self.daemon.release(record.allocation.token).await);
             return Err(unavailable(error));
         }
-        // The kubelet never asks again, so a container that waits gets the files of all GPUs on which it
-        // may start.
-        let seen = if phase == Phase::Waits { state.shares.gpus() } else { &record.allocation.gpus[..] };
         let files = self.options.gpu_device.iter();
-        let devices = files.flat_map(|name| seen.iter().map(|uuid| name.replace(UUID, uuid)));
+        let devices = files.flat_map(|name| record.among.iter().map(|uuid| name.replace(UUID, uuid)));
         let devices = devices.chain([record.device()]).map(|name| CdiDevice { name }).collect();
         tracing::info!(
             device = record.device(),
             gpus = ?record.allocation.gpus,
             share_ppm = record.allocation.share_ppm,
-            waits = phase == Phase::Waits,
+            waits,
             "a container gets an allocation"
         );
         let held = Held::new(record);
@@ -660,7 +704,7 @@ impl Node {
                     let reason = "the device plugin has no record of the container's devices; delete the pod";
                     return Err(Refusal::Impossible(reason.to_owned()));
                 };
-                match self.obstacle(&mut state, place) {
+                match self.obstacle(&mut state, place).await {
                     None => return Ok(()),
                     Some(reason) => reason,
                 }
@@ -673,7 +717,7 @@ impl Node {
     }
 
     /// Returns why a container cannot start now; `None` if it starts.
-    fn obstacle(&self, state: &mut State, place: usize) -> Option<String> {
+    async fn obstacle(&self, state: &mut State, place: usize) -> Option<String> {
         let record = &state.records[place].record;
         let (count, phase) = (record.slots.as_ref().map_or(0, Slots::count), record.phase);
         if phase != Phase::Waits
@@ -682,24 +726,24 @@ impl Node {
             return Some(format!("{fault}; delete the pod, and the next one gets another GPU"));
         }
         let lacking = if phase == Phase::Runs { 0 } else { state.lacking(place) };
-        if lacking > 0 || phase == Phase::Waits {
+        if phase == Phase::Over {
+            // The pod starts anew, with its init containers. Room is kept for those that wait.
+            let phase = if lacking > 0 { Phase::Waits } else { Phase::Runs };
+            let record = Record { phase, ..record.clone() };
+            if !self.keep(&record).await {
+                return Some("the plugin cannot write the container's record".to_owned());
+            }
+            state.records[place].record = record;
+        }
+        let Held { record, started, .. } = &mut state.records[place];
+        if record.phase == Phase::Waits {
             let gpu = record.allocation.gpus.first().map_or("", String::as_str);
             return Some(format!(
                 "the container waits for {count} {} on one GPU, and {lacking} more have to become free on {gpu}, which lacks the least",
                 Resource::Share.name()
             ));
         }
-        if phase == Phase::Over {
-            // The pod starts anew, with its init containers. From now on, nobody can tell their ends.
-            let record = Record { phase: Phase::Runs, ..record.clone() };
-            if !self.keep(&record) {
-                return Some("the plugin cannot write the container's record".to_owned());
-            }
-            let held = &mut state.records[place];
-            (held.record, held.started) = (record, None);
-            return None;
-        }
-        state.records[place].started.get_or_insert_with(Instant::now);
+        *started = Some(Instant::now());
         None
     }
 
@@ -733,4 +777,43 @@ pub async fn run(options: Options) -> Result<Infallible> {
         }
     };
     Ok(node.watch(serve).await)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::pin::pin;
+    use tokio::task::{spawn_blocking, yield_now};
+
+    #[test]
+    fn a_slow_disk_does_not_hold_up_the_plugins_thread() {
+        let folder = tempfile::tempdir().unwrap();
+        let options = Options {
+            kubelet_dir: folder.path().join("plugins"),
+            pod_resources: folder.path().join("kubelet.sock"),
+            cdi_dir: folder.path().join("cdi"),
+            library: PathBuf::from("/lib/libdeepres.so"),
+            gpu_device: None,
+            whole: Vec::new(),
+            directory: Directory::at("/run/deepres"),
+            timing: Timing::default(),
+        };
+        let node = Node::new(options).unwrap();
+        let record = Record::new(vec!["GPU-1".to_owned()], Slots::parse("0-29"), 1 << 30).unwrap();
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        runtime.enable_all().max_blocking_threads(1).build().unwrap().block_on(async {
+            // The work of another file keeps the only thread for files.
+            let (end, ended) = std::sync::mpsc::channel::<()>();
+            let other = spawn_blocking(move || ended.recv());
+            let mut keep = pin!(node.keep(&record));
+            tokio::select! {
+                biased;
+                _ = &mut keep => panic!("the plugin's thread wrote the file"),
+                () = yield_now() => {}
+            }
+            drop(end);
+            assert!(keep.await && other.await.unwrap().is_err());
+        });
+        assert_eq!(Record::read_all(&folder.path().join("cdi")).unwrap(), [record]);
+    }
 }

@@ -31,6 +31,8 @@ const TENANT_VARIABLE: &str = "DEEPRES_TENANT";
 const GPUS_VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
 /// The variable with the kubelet's devices. Whole GPUs have none.
 const SLOTS_VARIABLE: &str = "DEEPRES_SLOTS";
+/// The variable with the GPUs whose device files a container has, if they are not only its own.
+const AMONG_VARIABLE: &str = "DEEPRES_AMONG";
 /// The variable of a container that waits until a GPU has room. A container that starts has none.
 const WAITS_VARIABLE: &str = "DEEPRES_WAITS";
 /// The variable of an init container that has ended.
@@ -69,6 +71,8 @@ pub struct Record {
     pub allocation: Allocation,
     /// The container's shares of its one GPU. `None`: the container has whole GPUs.
     pub slots: Option<Slots>,
+    /// The GPUs on which the container may start: it has their device files, and gets no others.
+    pub among: Vec<String>,
     /// What the container does with its part.
     pub phase: Phase,
 }
@@ -98,10 +102,10 @@ impl Record {
             token: Token::of(random()?),
             share_ppm: count as u32 * SHARE_PPM,
             memory_bytes: part_of(memory_bytes, count),
-            gpus,
+            gpus: gpus.clone(),
             holder: None,
         };
-        Ok(Self { name, allocation, slots, phase: Phase::Runs })
+        Ok(Self { name, allocation, slots, among: gpus, phase: Phase::Runs })
     }
 
     /// Returns this record on another GPU, which has `memory_bytes` of memory.
@@ -128,7 +132,7 @@ impl Record {
     pub fn part(&self) -> Option<Part<'_>> {
         let waits = self.phase == Phase::Waits;
         let slots = self.slots.as_ref().filter(|_| self.phase != Phase::Over)?;
-        Some(Part { gpu: self.allocation.gpus.first()?, slots, waits })
+        Some(Part { gpu: self.allocation.gpus.first()?, slots, waits, among: &self.among })
     }
 
     /// Returns the qualified name of the CDI device.
@@ -166,9 +170,10 @@ impl Record {
             (GPUS_VARIABLE, gpus.join(",")),
         ];
         let slots = self.slots.as_ref().map(|slots| (SLOTS_VARIABLE, slots.to_string()));
+        let among = (self.among != *gpus).then(|| (AMONG_VARIABLE, self.among.join(",")));
         let phase = self.phase.variable().map(|name| (name, true.to_string()));
-        let variables =
-            variables.into_iter().chain(slots).chain(phase).map(|(name, value)| format!("{name}={value}"));
+        let variables = variables.into_iter().chain(slots).chain(among).chain(phase);
+        let variables = variables.map(|(name, value)| format!("{name}={value}"));
         let socket = directory.tenant_socket();
         let socket =
             socket.file_name().and_then(|name| name.to_str()).context("the tenant socket has no name")?;
@@ -237,12 +242,13 @@ impl Record {
         };
         let needed = |name: &'static str| value(name).with_context(|| format!("it has no {name}"));
         let fallback = Fallback::parse(needed(FALLBACK_VARIABLE)?).context("its limits cannot be read")?;
+        let list = |text: &str| text.split(',').map(str::to_owned).collect::<Vec<_>>();
         let slots = value(SLOTS_VARIABLE).map(|text| Slots::parse(text).context("its shares cannot be read"));
         let allocation = Allocation {
             token: Token::try_from(needed(TENANT_VARIABLE)?.to_owned())?,
             share_ppm: fallback.share_ppm.context("it has no share")?,
             memory_bytes: fallback.memory_bytes.context("it has no memory")?,
-            gpus: needed(GPUS_VARIABLE)?.split(',').map(str::to_owned).collect(),
+            gpus: list(needed(GPUS_VARIABLE)?),
             holder: None,
         };
         if let Some(fault) = allocation.fault() {
@@ -250,7 +256,8 @@ impl Record {
         }
         let is_in = |phase: &Phase| phase.variable().is_some_and(|name| value(name).is_some());
         let phase = [Phase::Waits, Phase::Over].into_iter().find(is_in).unwrap_or_default();
-        Ok(Self { name: name.to_owned(), allocation, slots: slots.transpose()?, phase })
+        let among = value(AMONG_VARIABLE).map_or_else(|| allocation.gpus.clone(), list);
+        Ok(Self { name: name.to_owned(), allocation, slots: slots.transpose()?, among, phase })
     }
 }
 
@@ -276,7 +283,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let cdi = folder.path().join("cdi");
         let share = Record::new(vec!["GPU-1".to_owned()], Slots::parse("0-29"), 8 * GIB).unwrap();
-        let share = Record { phase: Phase::Waits, ..share };
+        let among = ["GPU-1", "GPU-4"].map(str::to_owned).to_vec();
+        let share = Record { phase: Phase::Waits, among, ..share };
         let whole = Record::new(vec!["GPU-2".to_owned(), "GPU-3".to_owned()], None, 8 * GIB).unwrap();
         assert_eq!((share.allocation.share_ppm, share.allocation.memory_bytes), (300_000, 8 * GIB * 3 / 10));
         assert_eq!((whole.allocation.share_ppm, whole.allocation.memory_bytes), (1_000_000, 8 * GIB));

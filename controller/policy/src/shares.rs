@@ -10,14 +10,16 @@
 //! kubelet from refusing pods that are on their way:
 //!
 //! - Devices that are healthy beyond the hole, *the surplus*, stay healthy for a minute. Then the plugin
-//!   withdraws the least surplus of that minute, also while pods come and go.
+//!   withdraws the least surplus of that minute, also while pods come and go. A surplus that comes by
+//!   a GPU's fault goes at once, because containers that wait for that room would wait for long.
 //! - More devices become healthy only a moment after the last allocation, because the containers of a
 //!   pod get their devices one after the other.
 //!
-//! A GPU with a fault has no room, and the devices of its containers are unhealthy. The scheduler still
-//! counts these containers, so as many more free devices are healthy.
+//! A GPU with a fault is *shut*: it has no room, and the devices of its containers are unhealthy. The
+//! scheduler still counts these containers, so as many more free devices are healthy. A GPU that a
+//! container has as a whole is shut too.
 
-use crate::placement::{GpuSet, Request, Room, Topology, place};
+use crate::placement::{Request, Room, Topology, place};
 use alloc::borrow::ToOwned;
 use alloc::collections::BTreeSet;
 use alloc::format;
@@ -178,6 +180,8 @@ pub struct Part<'a> {
     pub slots: &'a Slots,
     /// Whether the container waits until a GPU has room.
     pub waits: bool,
+    /// The GPUs on which the container may start, because it has their device files.
+    pub among: &'a [String],
 }
 
 /// The GPU that a container gets.
@@ -201,15 +205,17 @@ struct Surplus {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Shares {
     gpus: Vec<String>,
-    /// The GPUs with a fault.
-    ill: BTreeSet<String>,
-    /// The devices that are published as healthy, but for those of containers on ill GPUs.
+    /// The GPUs that are shut.
+    shut: BTreeSet<String>,
+    /// The devices that are published as healthy, but for those of containers on shut GPUs.
     healthy: Slots,
-    /// The devices of containers on ill GPUs.
+    /// The devices of containers on shut GPUs.
     lost: Slots,
     /// The number of devices. Containers may have more than the GPUs now have, after the loss of a GPU.
     count: usize,
     surplus: Option<Surplus>,
+    /// Whether the surplus goes at once.
+    hurries: bool,
 }
 
 /// Returns the devices of containers on a GPU. An init container and a later container of its pod,
@@ -230,19 +236,21 @@ impl Shares {
         self.gpus.is_empty()
     }
 
-    /// Returns the GPUs' UUIDs.
-    pub fn gpus(&self) -> &[String] {
-        &self.gpus
+    /// Returns the UUIDs of the GPUs that are not shut.
+    pub fn open_gpus(&self) -> impl Iterator<Item = &String> {
+        self.gpus.iter().filter(|gpu| self.whole(gpu) > 0)
     }
 
-    /// Sets which GPUs have a fault.
-    pub fn set_ill(&mut self, ill: BTreeSet<String>) {
-        self.ill = ill;
+    /// Sets which GPUs are shut. Leaves out GPUs that have no shares.
+    pub fn set_shut(&mut self, mut shut: BTreeSet<String>) {
+        shut.retain(|gpu| self.gpus.contains(gpu));
+        self.hurries |= !shut.is_subset(&self.shut);
+        self.shut = shut;
     }
 
-    /// Returns the shares that a GPU can give to containers: none if it has a fault or is gone.
+    /// Returns the shares that a GPU can give to containers: none if it is shut or gone.
     fn whole(&self, gpu: &str) -> usize {
-        if self.ill.contains(gpu) || !self.gpus.iter().any(|own| own == gpu) { 0 } else { SHARES }
+        if self.shut.contains(gpu) || !self.gpus.iter().any(|own| own == gpu) { 0 } else { SHARES }
     }
 
     /// Renews the health of the devices. `used` are the devices of all containers, and `parts` say on
@@ -268,18 +276,20 @@ impl Shares {
         let open = self.healthy.without(used);
         let count = open.count();
         if count <= target {
-            self.surplus = None;
+            (self.surplus, self.hurries) = (None, false);
             if is_settled && count < target {
-                let shut = (0..self.count).filter(|slot| !self.healthy.contains(*slot));
-                let more: Slots = shut.take(target - count).collect();
+                let closed = (0..self.count).filter(|slot| !self.healthy.contains(*slot));
+                let more: Slots = closed.take(target - count).collect();
                 self.healthy.add(&more);
             }
             return;
         }
-        let least = self.surplus.map_or(count - target, |surplus| surplus.least.min(count - target));
-        let since = self.surplus.map_or(now, |surplus| surplus.since);
+        let present = count - target;
+        let Surplus { since, least } = self.surplus.unwrap_or(Surplus { since: now, least: present });
+        let least = if self.hurries { present } else { least.min(present) };
         self.surplus = Some(Surplus { since, least });
-        if is_settled && now.saturating_sub(since) >= patience {
+        if is_settled && (self.hurries || now.saturating_sub(since) >= patience) {
+            self.hurries = false;
             let kept = count - least;
             self.healthy.remove(&open.iter().skip(kept).collect());
             self.surplus = (kept > target).then_some(Surplus { since: now, least: kept - target });
@@ -352,12 +362,23 @@ impl Shares {
     /// with room, placement takes the fullest. Without room, the container waits for the emptiest.
     ///
     /// # Errors
-    /// The node has no GPU without a fault.
+    /// All GPUs are shut.
     pub fn choose<'a>(
         &self,
         slots: &Slots,
         parts: impl Iterator<Item = Part<'a>> + Clone,
     ) -> Result<Choice<'_>, String> {
+        self.choose_among(&self.gpus, slots, parts).ok_or_else(|| self.none())
+    }
+
+    /// Chooses as [`Self::choose`] does, but `among` these GPUs. Returns `None` if all of them are shut.
+    fn choose_among<'a>(
+        &self,
+        among: &[String],
+        slots: &Slots,
+        parts: impl Iterator<Item = Part<'a>> + Clone,
+    ) -> Option<Choice<'_>> {
+        let may = |gpu: &usize| self.whole(&self.gpus[*gpu]) > 0 && among.contains(&self.gpus[*gpu]);
         let room =
             |gpu: &String| self.whole(gpu).saturating_sub(load(gpu, parts.clone()).without(slots).count());
         let rooms: Vec<usize> = self.gpus.iter().map(room).collect();
@@ -366,22 +387,21 @@ impl Shares {
             gpus: NonZero::<usize>::MIN,
             share_ppm: slots.count() as u32 * SHARE_PPM,
             memory_bytes: 0,
-            among: GpuSet::first(self.gpus.len()),
+            among: (0..self.gpus.len()).filter(may).collect(),
         };
         let as_rooms: Vec<Room> = rooms.iter().map(as_room).collect();
         let placed = place(&Topology::unknown(self.gpus.len()), &as_rooms, &request);
         let fits = placed.ok().and_then(|placement| placement.gpus.iter().next());
-        let well = (0..rooms.len()).rev().filter(|gpu| self.whole(&self.gpus[*gpu]) > 0);
-        let emptiest = || well.max_by_key(|gpu| rooms[*gpu]);
-        let gpu = fits.or_else(emptiest).ok_or_else(|| self.none())?;
-        Ok(Choice { gpu: &self.gpus[gpu], waits: fits.is_none() })
+        let emptiest = || (0..rooms.len()).rev().filter(may).max_by_key(|gpu| rooms[*gpu]);
+        let gpu = fits.or_else(emptiest)?;
+        Some(Choice { gpu: &self.gpus[gpu], waits: fits.is_none() })
     }
 
     fn none(&self) -> String {
         if self.gpus.is_empty() {
             return "this node has no GPU for shares".to_owned();
         }
-        "each GPU of this node has a fault; `deepres ps` on the node names it".to_owned()
+        "each GPU of this node has a fault, or a container that has the whole GPU; `deepres ps` on the node names the faults".to_owned()
     }
 
     /// Returns the room that a GPU lacks for a container, in shares; 0 if the container can start
@@ -394,13 +414,14 @@ impl Shares {
     }
 
     /// Returns the next change for the containers that wait: the place of a container in `parts`, and
-    /// its choice. It can start, or waits for a GPU that lacks less. Those that wait come last in
-    /// `parts`, the longest wait first. `None`: they all wait where they are.
+    /// its choice among the GPUs on which it may start. It can start, or waits for a GPU that lacks
+    /// less. Those that wait come last in `parts`, the longest wait first. `None`: they all wait where
+    /// they are.
     pub fn next_change(&self, parts: &[Part<'_>]) -> Option<(usize, Choice<'_>)> {
         let mut waiting = parts.iter().enumerate().filter(|(_, part)| part.waits);
         waiting.find_map(|(place, part)| {
             let before = || parts[..place].iter().copied();
-            let choice = self.choose(part.slots, before()).ok()?;
+            let choice = self.choose_among(part.among, part.slots, before())?;
             let lacks = |gpu: &str| self.lacking(part.slots, gpu, before());
             let is_better = choice.gpu != part.gpu && lacks(choice.gpu) < lacks(part.gpu);
             (!choice.waits || is_better).then_some((place, choice))
@@ -437,7 +458,7 @@ mod tests {
         }
 
         fn parts(&self) -> impl Iterator<Item = Part<'_>> + Clone {
-            self.0.iter().map(|(gpu, slots, waits)| Part { gpu, slots, waits: *waits })
+            self.0.iter().map(|(gpu, slots, waits)| Part { gpu, slots, waits: *waits, among: &[] })
         }
 
         fn used(&self) -> Slots {
@@ -517,24 +538,41 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_with_a_fault_has_no_room_and_comes_back() {
+    fn a_gpu_that_is_shut_has_no_room_and_comes_back() {
         let mut shares = shares(2);
         let node = Node::new(&[(0, 0..60), (1, 100..130)]);
         assert_eq!(node.healthy(&mut shares, true, 0), 90 + 70);
         let slots: Slots = (150..190).collect();
         assert_eq!(shares.choose(&slots, node.parts()), Ok(Choice { gpu: "GPU-0", waits: false }));
-        shares.set_ill([String::from("GPU-0")].into());
+        shares.set_shut([String::from("GPU-0")].into());
         assert_eq!(shares.choose(&slots, node.parts()), Ok(Choice { gpu: "GPU-1", waits: false }));
         assert_eq!(shares.lacking(&slots, "GPU-0", node.parts()), 100);
         // The scheduler still counts the 60 of the ill GPU. All other devices are healthy.
         assert_eq!(node.healthy(&mut shares, true, 10), 140);
         let of = |slot: usize| shares.devices().nth(slot).unwrap();
         assert_eq!((of(59), of(100)), (("share-0059".to_owned(), false), ("share-0100".to_owned(), true)));
-        shares.set_ill(["GPU-0", "GPU-1"].map(String::from).into());
+        shares.set_shut(["GPU-0", "GPU-1"].map(String::from).into());
         assert!(shares.choose(&slots, node.parts()).unwrap_err().contains("fault"));
-        shares.set_ill(BTreeSet::new());
+        shares.set_shut(BTreeSet::new());
         node.healthy(&mut shares, true, 20);
         assert_eq!(node.healthy(&mut shares, true, 80), 90 + 70);
+    }
+
+    #[test]
+    fn a_surplus_that_comes_by_a_fault_goes_at_once() {
+        let mut shares = shares(3);
+        let full = Node::new(&[(0, 0..95), (1, 95..155), (1, 155..195)]);
+        assert_eq!(full.healthy(&mut shares, true, 0), 195 + 100);
+        shares.set_shut([String::from("GPU-2")].into());
+        assert_eq!(full.healthy(&mut shares, false, 1), 195 + 100, "a pod is getting its devices");
+        assert_eq!(full.healthy(&mut shares, true, 2), 195 + 5);
+        // What a container leaves stays for a minute, also beside a fault.
+        let ended = Node::new(&[(0, 0..95), (1, 155..195)]);
+        for at_s in [3, 4] {
+            shares.set_shut(["GPU-2", "of no shares"].map(String::from).into());
+            assert_eq!(ended.healthy(&mut shares, true, at_s), 200);
+        }
+        assert_eq!(ended.healthy(&mut shares, true, 63), 135 + 60);
     }
 
     #[test]
@@ -582,19 +620,22 @@ mod tests {
         let shares = shares(2);
         let slots: Slots = (200..262).collect();
         let other: Slots = (300..350).collect();
-        let change = |containers: &[(usize, Range<usize>)]| {
+        let all = ["GPU-0", "GPU-1"].map(String::from);
+        let change_among = |among: &[String], containers: &[(usize, Range<usize>)]| {
             let running = Node::new(containers);
             let waiting = [("GPU-1", &slots), ("GPU-0", &other)];
-            let waiting = waiting.map(|(gpu, slots)| Part { gpu, slots, waits: true });
+            let waiting = waiting.map(|(gpu, slots)| Part { gpu, slots, waits: true, among });
             let parts: Vec<Part<'_>> = running.parts().chain(waiting).collect();
             shares
                 .next_change(&parts)
                 .map(|(place, choice)| (place - containers.len(), choice.gpu.to_owned(), choice.waits))
         };
+        let change = |containers: &[(usize, Range<usize>)]| change_among(&all, containers);
         assert_eq!(change(&[(0, 0..56), (1, 100..154)]), None);
         assert_eq!(change(&[(1, 100..154)]), Some((0, "GPU-0".to_owned(), false)));
         // Another GPU lacks less now, but has no room yet.
         assert_eq!(change(&[(0, 0..50), (1, 100..154)]), Some((0, "GPU-0".to_owned(), true)));
+        assert_eq!(change_among(&all[1..], &[(1, 100..154)]), None, "they lack the files of GPU-0");
     }
 
     #[test]

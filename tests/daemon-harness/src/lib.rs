@@ -55,7 +55,12 @@ pub struct Daemon {
 impl Daemon {
     /// Starts a daemon with `gpus` GPUs.
     pub fn start(gpus: usize, config: Config) -> Self {
-        Self::start_in(tempfile::tempdir().unwrap(), (0..gpus).map(|_| new_gpu()).collect(), config)
+        Self::start_on((0..gpus).map(|_| new_gpu()).collect(), config)
+    }
+
+    /// Starts a daemon with these GPUs.
+    pub fn start_on(gpus: Vec<Gpu>, config: Config) -> Self {
+        Self::start_in(tempfile::tempdir().unwrap(), gpus, config)
     }
 
     /// Starts a daemon with one GPU. Its thread runs `within`, which has to call its argument.
@@ -196,7 +201,7 @@ impl Daemon {
 }
 
 /// Returns a made-up GPU.
-fn new_gpu() -> Gpu {
+pub fn new_gpu() -> Gpu {
     let number = NEXT_GPU.fetch_add(1, Ordering::Relaxed);
     let uuid = format!("GPU-{:08x}-0000-0000-0000-{number:012x}", std::process::id());
     Gpu::new(&uuid, "Simulated nothing", 1 << 30).unwrap()

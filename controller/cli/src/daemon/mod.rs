@@ -143,7 +143,8 @@ fn serve(args: &Args, inherited: Inherited, ready: impl FnOnce()) -> Result<()> 
     })?;
     let topology = Gpu::topology(&gpus)
         .inspect_err(|error| tracing::warn!("the daemon cannot read how the GPUs reach each other: {error}"));
-    let faults = Faults::watch(gpus.iter().map(|gpu| gpu.uuid_text.clone()).collect())?;
+    let watched = gpus.iter().filter(|gpu| !gpu.is_lost);
+    let faults = Faults::watch(watched.map(|gpu| gpu.uuid_text.clone()).collect())?;
     let options = Options {
         directory: Directory::own(),
         config,

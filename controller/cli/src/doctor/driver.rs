@@ -59,8 +59,18 @@ fn module() -> Check {
 fn gpus() -> Check {
     match Gpu::all() {
         Ok(gpus) => {
-            let names: Vec<_> = gpus.iter().map(|gpu| format!("{} ({})", gpu.name, gpu.uuid_text)).collect();
-            Check::good("gpus", names.join(", "))
+            let (lost, well): (Vec<_>, Vec<_>) = gpus.iter().enumerate().partition(|(_, gpu)| gpu.is_lost);
+            let names = well.iter().map(|(_, gpu)| format!("{} ({})", gpu.name, gpu.uuid_text));
+            let names = names.collect::<Vec<_>>().join(", ");
+            if lost.is_empty() {
+                return Check::good("gpus", names);
+            }
+            let lost: Vec<_> = lost.iter().map(|(number, _)| number.to_string()).collect();
+            Check::limited(
+                "gpus",
+                format!("{names}; NVML tells nothing of GPU {}", lost.join(", ")),
+                "reset the GPU (`nvidia-smi --gpu-reset`), and restart the daemon",
+            )
         }
         Err(error) => Check::bad(
             "gpus",

@@ -9,7 +9,7 @@ pub const VISIBLE_VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
 const UUID_PREFIX: &str = "GPU-";
 
 /// Returns the GPUs among which the daemon may choose: those that the environment shows, or all of
-/// the machine.
+/// the machine. A lost GPU is none of them.
 ///
 /// # Errors
 /// NVML does not list the GPUs, or the environment names GPUs by numbers. CUDA numbers GPUs in
@@ -19,6 +19,7 @@ pub fn candidates() -> Result<Vec<Gpu>> {
 }
 
 fn among(mut gpus: Vec<Gpu>, visible: Option<&str>) -> Result<Vec<Gpu>> {
+    gpus.retain(|gpu| !gpu.is_lost);
     let Some(visible) = visible else { return Ok(gpus) };
     let names: Vec<&str> = visible.split(',').map(str::trim).collect();
     if let Some(other) = names.iter().find(|name| !name.starts_with(UUID_PREFIX)) {
@@ -47,7 +48,7 @@ mod tests {
         let gpu =
             |place| Gpu::new(&format!("GPU-{place}0000000-0000-0000-0000-000000000000"), "H", 1).unwrap();
         let all = || vec![gpu(1), gpu(2), gpu(3)];
-        assert_eq!(among(all(), None).unwrap(), all());
+        assert_eq!(among([all(), vec![Gpu::lost(3)]].concat(), None).unwrap(), all());
         assert_eq!(among(all(), Some("GPU-3, GPU-10000000")).unwrap(), [gpu(1), gpu(3)]);
         let error = among(all(), Some("0,1")).unwrap_err().to_string();
         assert!(error.starts_with("CUDA_VISIBLE_DEVICES has `0`"), "{error}");

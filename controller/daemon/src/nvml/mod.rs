@@ -5,11 +5,13 @@
 mod mailbox;
 mod topology;
 
+pub use mailbox::STUCK;
+
 use crate::gpus::{Gpu, GpuError};
 use crate::probes::reader::thread_ns;
 use deepres_abi::MAX_GPUS;
 use deepres_policy::placement::Topology;
-use mailbox::{Mailbox, STUCK};
+use mailbox::Mailbox;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
@@ -67,8 +69,7 @@ type Kept = Option<Nvml>;
 static MAILBOX: LazyLock<Mailbox<Question, Answer, Kept>> =
     LazyLock::new(|| Mailbox::new("deepres-nvml", STUCK, answer));
 
-/// Returns all GPUs of the host, in NVML's order, but at most as many as pages have slots. Waits
-/// for NVML.
+/// Returns all GPUs of the host, as [`Gpu::all`] does.
 ///
 /// # Errors
 /// [`GpuError`], which names the missing part.
@@ -145,9 +146,7 @@ fn answer(kept: &mut Kept, question: &Question) -> Answer {
             let pids = open(kept).ok().map(computing);
             Answer::Computing(pids, thread_ns() - began_ns)
         }
-        Question::Topology(uuids) => {
-            Answer::Topology(open(kept).and_then(|nvml| Ok(topology::read(nvml, uuids)?)))
-        }
+        Question::Topology(uuids) => Answer::Topology(open(kept).map(|nvml| topology::read(nvml, uuids))),
     }
 }
 
@@ -181,13 +180,29 @@ fn list(nvml: &Nvml) -> Result<Vec<Gpu>, GpuError> {
     if count as usize > MAX_GPUS {
         tracing::warn!("this machine has {count} GPUs: the daemon manages the first {MAX_GPUS}");
     }
-    (0..count.min(MAX_GPUS as u32))
-        .map(|index| {
-            let device = nvml.device_by_index(index)?;
-            let gpu = Gpu::new(&device.uuid()?, &device.name()?, device.memory_info()?.total)?;
-            Ok(Gpu { minor: device.minor_number().ok(), ..gpu })
+    let describe = |index| -> Result<Gpu, GpuError> {
+        let device = nvml.device_by_index(index)?;
+        let gpu = Gpu::new(&device.uuid()?, &device.name()?, device.memory_info()?.total)?;
+        Ok(Gpu { minor: device.minor_number().ok(), ..gpu })
+    };
+    numbered((0..count.min(MAX_GPUS as u32)).map(describe).collect())
+}
+
+/// Returns the GPUs by their numbers. If NVML can describe some of the GPUs, each other is lost.
+///
+/// # Errors
+/// The first error, if NVML can describe no GPU.
+fn numbered(described: Vec<Result<Gpu, GpuError>>) -> Result<Vec<Gpu>, GpuError> {
+    if !described.iter().any(Result::is_ok) {
+        return described.into_iter().collect();
+    }
+    let or_lost = |(number, described): (usize, Result<Gpu, GpuError>)| {
+        described.unwrap_or_else(|error| {
+            tracing::warn!("GPU {number} gets no jobs: {error}");
+            Gpu::lost(number)
         })
-        .collect()
+    };
+    Ok(described.into_iter().enumerate().map(or_lost).collect())
 }
 
 fn on_gpu(nvml: &Nvml, uuid: &str) -> Result<OnGpu, NvmlError> {
@@ -209,4 +224,18 @@ fn computing(nvml: &Nvml) -> BTreeSet<u32> {
     let gpus = (0..count).filter_map(|index| nvml.device_by_index(index).ok());
     let processes = gpus.filter_map(|gpu| gpu.running_compute_processes().ok()).flatten();
     processes.map(|process| process.pid).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gpu_that_nvml_cannot_describe_keeps_its_number_and_the_others_theirs() {
+        let gpu = |place| Gpu::new(&format!("GPU-{place}0000000-0000-0000-0000-000000000000"), "H", 1);
+        let lost = || Err(NvmlError::GpuLost.into());
+        let gpus = numbered(vec![gpu(1), lost(), gpu(3)]).unwrap();
+        assert_eq!(gpus, [gpu(1).unwrap(), Gpu::lost(1), gpu(3).unwrap()]);
+        assert!(matches!(numbered(vec![lost(), lost()]), Err(GpuError::Nvml(_))), "a daemon has no work");
+    }
 }

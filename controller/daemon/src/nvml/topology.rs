@@ -3,7 +3,6 @@
 use super::LIBRARY;
 use deepres_policy::placement::{Fabric, Gpu, Level, NvLink, P2p, Remote, Topology, Wire};
 use nvml_wrapper::enum_wrappers::device::{P2pCapabilitiesIndex, P2pStatus, TopologyLevel};
-use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};
 use nvml_wrapper_sys::bindings as sys;
 use std::collections::BTreeMap;
@@ -15,25 +14,26 @@ const NODES: &str = "/sys/devices/system/node";
 /// Most NUMA nodes of which NVML is asked. Linux has 1,024 at most.
 const MOST_NODES: usize = 1024;
 
-/// Reads the topology of the GPUs with these UUIDs. A part that NVML does not tell is left out.
-///
-/// # Errors
-/// NVML knows no GPU of a UUID.
-pub fn read(nvml: &Nvml, uuids: &[String]) -> Result<Topology, NvmlError> {
-    let devices: Vec<Device<'_>> =
-        uuids.iter().map(|uuid| nvml.device_by_uuid(uuid.as_str())).collect::<Result<_, _>>()?;
+/// Reads the topology of the GPUs with these UUIDs. A part that NVML does not tell is left out. A GPU
+/// that NVML does not know is far from all others.
+pub fn read(nvml: &Nvml, uuids: &[String]) -> Topology {
+    let devices: Vec<Option<Device<'_>>> =
+        uuids.iter().map(|uuid| nvml.device_by_uuid(uuid.as_str()).ok()).collect();
     // SAFETY: NVML is loaded already, so no code of the library runs now.
     let raw = unsafe { sys::NvmlLib::new(LIBRARY) }.ok();
     let buses: Vec<Option<String>> =
-        devices.iter().map(|device| Some(device.pci_info().ok()?.bus_id)).collect();
+        devices.iter().map(|device| Some(device.as_ref()?.pci_info().ok()?.bus_id)).collect();
     let gpu = |device: &Device<'_>| Gpu {
         links: links(device, raw.as_ref(), &buses),
         numa_node: numa_node(device),
         fabric: raw.as_ref().and_then(|raw| fabric(device, raw)),
     };
-    let gpus = devices.iter().map(gpu).collect();
-    let wire = |a: usize, b: usize| wire(nvml, &devices[a], &devices[b]);
-    Ok(Topology::new(gpus, wire, &distances(Path::new(NODES))))
+    let gpus = devices.iter().map(|device| device.as_ref().map(&gpu).unwrap_or_default()).collect();
+    let wire = |a: usize, b: usize| match (&devices[a], &devices[b]) {
+        (Some(one), Some(other)) => wire(nvml, one, other),
+        _ => Wire { level: Level::System, p2p: None },
+    };
+    Topology::new(gpus, wire, &distances(Path::new(NODES)))
 }
 
 /// Returns the active NVLinks of a GPU.

@@ -2,7 +2,8 @@
 
 use deepres_abi::class::Class;
 use deepres_abi::wire::{RefusalKind, Role, UNMANAGED};
-use deepres_daemon_harness::{Daemon, Refused, Tenant, shake_hands, wait_until};
+use deepres_daemon::Gpu;
+use deepres_daemon_harness::{Daemon, Refused, Tenant, new_gpu, shake_hands, wait_until};
 use deepres_model::config::Config;
 use deepres_model::wish::Wish;
 use std::os::fd::OwnedFd;
@@ -55,6 +56,16 @@ fn a_gpu_with_a_fault_gets_no_job_until_the_fault_is_gone() {
     daemon.faults.set(uuid, None);
     let (_gang, gpus) = kept(&daemon, "gang", 2, 30);
     assert_eq!(gpus, [0, 1]);
+}
+
+#[test]
+fn a_gpu_that_is_lost_at_the_daemons_start_keeps_its_number_and_gets_no_job() {
+    let daemon = Daemon::start_on(vec![new_gpu(), Gpu::lost(1), new_gpu()], Config::default());
+    let status = daemon.status();
+    let ill: Vec<_> = status.gpus.iter().map(|gpu| (gpu.index, gpu.fault.is_some())).collect();
+    assert_eq!(ill, [(0, false), (1, true), (2, false)]);
+    assert_eq!(kept(&daemon, "gang", 2, 30).1, [0, 2]);
+    assert!(keep(&daemon, "large", 3, 30, None).unwrap_err().1.contains("2 of 3 have room"));
 }
 
 #[test]

@@ -4,10 +4,13 @@ use crate::kubelet::{Container, Pod};
 use crate::node::{Node, pass, timing};
 use deepres_abi::wire::{self, Hello, Role};
 use deepres_daemon_harness::{Daemon, Tenant, hello};
+use deepres_k8s::api::{AllocateRequest, AllocateResponse, ContainerAllocateRequest, path};
+use deepres_k8s::grpc::Client;
 use deepres_k8s::node::Timing;
 use deepres_model::wish::Wish;
 use std::collections::BTreeSet;
 use std::time::Duration;
+use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 
 const SHARE: &str = "deepres.dev/share";
@@ -161,7 +164,7 @@ async fn a_container_for_which_no_gpu_has_room_waits_and_then_runs() {
     assert_ne!(node.gpus(&small.containers[0]), node.gpus(&late.containers[0]));
     pass(30).await;
     assert!(!start.is_finished());
-    node.restart_plugin().await;
+    node.restart_plugin();
     pass(5).await;
     node.kubelet.end("b");
     let refusals = start.await.unwrap().unwrap();
@@ -196,6 +199,31 @@ async fn a_container_that_waits_starts_on_any_gpu_with_room() {
     let _tenant = connect(&node, device, Wish::default());
     let status = node.daemon().status();
     assert_eq!(status.tenants.iter().filter_map(|tenant| tenant.asked_share_ppm).max(), Some(620_000));
+}
+
+#[tokio::test]
+async fn a_container_that_waits_gets_no_files_of_an_ill_gpu_and_never_starts_there() {
+    let node = Node::start(3, 0).await;
+    let (faults, ill) = (&node.daemon().faults, &node.daemon().gpus[2].uuid_text);
+    faults.set(ill, Some("it fell off the bus"));
+    pass(5).await;
+    for (name, size, healthy) in [("a", 56, 156), ("b", 54, 156), ("c", 40, 196)] {
+        node.kubelet.admit(Pod::of_shares(name, size)).await.unwrap();
+        node.until("the hole is open", || node.kubelet.allocatable(SHARE) == healthy).await;
+    }
+    node.kubelet.end("c");
+    let late = node.kubelet.admit(Pod::of_shares("late", 62)).await.unwrap();
+    let main = &late.containers[0];
+    let has_files = |gpu: &String| main.devices.contains(&format!("nvidia.com/gpu={gpu}"));
+    assert!(main.devices.len() == 3 && !has_files(ill), "{:?}", main.devices);
+    let start = tokio::spawn(node.kubelet.start_pod("late"));
+    faults.set(ill, None);
+    node.until("the GPU is well", || node.kubelet.allocatable(SHARE) > 200).await;
+    pass(30).await;
+    assert!(!start.is_finished(), "the container lacks the files of the GPU with room");
+    node.kubelet.end("a");
+    start.await.unwrap().unwrap();
+    assert!(node.gpus(main).iter().all(has_files));
 }
 
 #[tokio::test]
@@ -241,6 +269,53 @@ async fn the_plugin_asks_for_no_list_while_the_kubelet_gives_devices() {
 }
 
 #[tokio::test]
+async fn the_plugin_learns_of_a_fault_while_the_kubelet_gives_devices_all_the_time() {
+    let (giving, wait) = (Duration::from_millis(150), Duration::from_millis(50));
+    let node = Node::start_with(2, 1, Timing { giving, wait, ..timing() }).await;
+    let socket = node.kubelet.plugins.join("deepres-share.sock");
+    let (begin, began) = oneshot::channel();
+    let gives = tokio::spawn(async move {
+        let mut begin = Some(begin);
+        let mut plugin = Client::connect(&socket).await.unwrap();
+        loop {
+            let container_requests = vec![ContainerAllocateRequest { ids: vec!["unknown".to_owned()] }];
+            let call =
+                plugin.unary::<_, AllocateResponse>(path::ALLOCATE, AllocateRequest { container_requests });
+            call.await.unwrap_err();
+            if let Some(begin) = begin.take() {
+                begin.send(()).unwrap();
+            }
+            sleep(giving / 10).await;
+        }
+    });
+    began.await.unwrap();
+    // The look that was under way is over.
+    pass(10).await;
+    node.daemon().faults.set(&node.daemon().gpus[1].uuid_text, Some("Xid 79"));
+    node.until("the GPU is unhealthy", || node.kubelet.allocatable(GPU) == 0).await;
+    gives.abort();
+}
+
+#[tokio::test]
+async fn the_devices_of_a_running_init_container_are_not_given_when_another_client_lists_the_pods() {
+    let node = Node::start(1, 0).await;
+    node.kubelet.admit(Pod::of_shares("old", 10)).await.unwrap();
+    sleep(Duration::from_millis(30)).await;
+    node.kubelet.slow_down(Duration::from_millis(20));
+    let list = async {
+        sleep(Duration::from_millis(20)).await;
+        node.kubelet.end("old");
+        node.kubelet.list().await;
+    };
+    let containers = vec![Container::new("init", SHARE, 50).init(), Container::new("main", SHARE, 10)];
+    let (pod, ()) = tokio::join!(node.kubelet.admit(Pod::new("pod", containers)), list);
+    let ids = pod.unwrap().containers[0].ids.clone();
+    assert!(!ids.is_subset(&node.kubelet.given(SHARE)), "the kubelet forgot the devices");
+    let said = node.kubelet.admit(Pod::of_shares("large", 60)).await.unwrap_err();
+    assert!(said.contains("50 devices that no running container has"), "{said}");
+}
+
+#[tokio::test]
 async fn no_device_is_given_twice_when_another_client_lists_the_pods() {
     let node = Node::start(1, 0).await;
     node.kubelet.admit(Pod::of_shares("old", 10)).await.unwrap();
@@ -274,14 +349,22 @@ async fn the_part_of_an_init_container_that_has_ended_is_free_for_others() {
     let next = node.kubelet.admit(Pod::of_shares("next", 50)).await.unwrap();
     assert_eq!(node.kubelet.start_pod("next").await, Some(Vec::new()));
     assert_eq!(node.gpus(&next.containers[0]), node.gpus(&pod.containers[1]));
+    // The other GPU has the most room.
+    node.kubelet.end("other");
+    node.until("the other pod is gone", || node.specifications().len() == 3).await;
+    node.kubelet.admit(Pod::of_shares("second", 50)).await.unwrap();
     // The pod starts anew, and its init container with it.
     let again = tokio::spawn(node.kubelet.start_pod("pod"));
     pass(30).await;
     assert!(!again.is_finished());
+    let small = node.kubelet.admit(Pod::of_shares("small", 10)).await.unwrap();
+    let fullest = node.gpus(&pod.containers[1]);
+    assert_ne!(node.gpus(&small.containers[0]), fullest, "room is kept for the init container");
     node.kubelet.end("next");
     let refusals = again.await.unwrap().unwrap();
     assert!(refusals[0].contains("waits for 90") && refusals[0].contains("40 more"), "{refusals:?}");
-    node.until("the init container may run again", || node.kubelet.allocatable(SHARE) == 190).await;
+    let is_over = || node.specifications().concat().contains("DEEPRES_OVER");
+    node.until("the init container has ended again", is_over).await;
 }
 
 #[tokio::test]
@@ -352,7 +435,7 @@ async fn the_allocation_of_a_pod_ends_with_the_pod_also_after_restarts() {
     for name in ["a", "b"] {
         node.kubelet.admit(Pod::of_shares(name, 50)).await.unwrap();
     }
-    node.stop_plugin().await;
+    node.stop_plugin();
     node.kubelet.end("a");
     node.restart_daemon().await;
     assert_eq!((node.tokens().len(), node.specifications().len()), (2, 2), "the daemon's state has both");
@@ -399,7 +482,7 @@ async fn a_kubelet_that_restarts_gets_the_devices_again_and_keeps_its_pods() {
 async fn a_plugin_that_restarts_makes_its_socket_again() {
     let mut node = Node::start(2, 0).await;
     node.kubelet.admit(Pod::of_shares("a", 60)).await.unwrap();
-    node.stop_plugin().await;
+    node.stop_plugin();
     node.until("the devices are unhealthy", || node.kubelet.allocatable(SHARE) == 0).await;
     node.start_plugin();
     node.until("the devices are back", || node.kubelet.allocatable(SHARE) == 160).await;
@@ -436,6 +519,28 @@ async fn whole_gpus_are_apart_from_shares() {
     assert!(node.gpus(&share.containers[0]).is_disjoint(&node.gpus(&pod.containers[0])));
     let said = node.kubelet.admit(Pod::new("more", vec![Container::new("main", GPU, 1)])).await.unwrap_err();
     assert!(said.contains("unavailable"), "{said}");
+}
+
+#[tokio::test]
+async fn a_gpu_that_moves_to_the_other_pool_gets_no_container_before_the_last_one_has_ended() {
+    let mut node = Node::start(2, 1).await;
+    let pod = node.kubelet.admit(Pod::new("big", vec![Container::new("main", GPU, 1)])).await.unwrap();
+    let small = node.kubelet.admit(Pod::of_shares("small", 30)).await.unwrap();
+    let (big, shared) = (node.gpus(&pod.containers[0]), node.gpus(&small.containers[0]));
+    // The GPUs change places.
+    node.restart_plugin_with(shared.into_iter().collect());
+    // The scheduler counts 30 for the small pod still, and so has none for others.
+    node.until("the plugin has its devices", || node.kubelet.allocatable(SHARE) == 30).await;
+    pass(20).await;
+    assert_eq!((node.kubelet.allocatable(GPU), node.kubelet.capacity(GPU)), (0, 1));
+    assert_eq!(node.kubelet.start_pod("small").await, Some(Vec::new()), "it goes on where it is");
+    node.kubelet.end("small");
+    node.until("the GPU is whole", || node.kubelet.allocatable(GPU) == 1).await;
+    node.until("the other GPU has no shares", || node.kubelet.allocatable(SHARE) == 0).await;
+    node.kubelet.end("big");
+    node.until("the GPU has shares", || node.kubelet.allocatable(SHARE) == 100).await;
+    let next = node.kubelet.admit(Pod::of_shares("next", 30)).await.unwrap();
+    assert_eq!(node.gpus(&next.containers[0]), big);
 }
 
 #[tokio::test]

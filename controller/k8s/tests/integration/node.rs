@@ -7,8 +7,9 @@ use deepres_model::allocation::Token;
 use deepres_model::config::Config;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
-use tokio::task::JoinHandle;
+use tokio::sync::oneshot;
 use tokio::time::sleep;
 
 /// The time that stands for one second of a real node.
@@ -44,7 +45,7 @@ pub fn timing() -> Timing {
 pub struct Node {
     pub daemon: Option<Daemon>,
     pub kubelet: Kubelet,
-    plugin: JoinHandle<()>,
+    plugin: Option<Plugin>,
     options: Options,
     _folder: tempfile::TempDir,
 }
@@ -71,7 +72,7 @@ impl Node {
             directory: daemon.directory.clone(),
             timing,
         };
-        let plugin = spawn(&options);
+        let plugin = Some(Plugin::start(&options));
         let node = Self { daemon: Some(daemon), kubelet, plugin, options, _folder: folder };
         node.until("all devices are known", || {
             node.kubelet.capacity("deepres.dev/share") == (gpus - whole) * 100
@@ -120,20 +121,25 @@ impl Node {
     }
 
     /// Stops the plugin.
-    pub async fn stop_plugin(&mut self) {
-        self.plugin.abort();
-        let _ = (&mut self.plugin).await;
+    pub fn stop_plugin(&mut self) {
+        self.plugin = None;
     }
 
     /// Starts a plugin after [`Self::stop_plugin`].
     pub fn start_plugin(&mut self) {
-        self.plugin = spawn(&self.options);
+        self.plugin = Some(Plugin::start(&self.options));
     }
 
     /// Kills the plugin and starts the next.
-    pub async fn restart_plugin(&mut self) {
-        self.stop_plugin().await;
+    pub fn restart_plugin(&mut self) {
+        self.stop_plugin();
         self.start_plugin();
+    }
+
+    /// Kills the plugin and starts the next, for which these GPUs are set aside.
+    pub fn restart_plugin_with(&mut self, whole: Vec<String>) {
+        self.options.whole = whole;
+        self.restart_plugin();
     }
 
     /// Stops the daemon and starts the next in its place.
@@ -157,18 +163,34 @@ pub async fn pass(seconds: u32) {
     sleep(SECOND * seconds).await;
 }
 
-impl Drop for Node {
-    fn drop(&mut self) {
-        self.plugin.abort();
+/// A plugin on a thread of its own, as a process has. Its end waits for the files that it writes.
+struct Plugin {
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Plugin {
+    fn start(options: &Options) -> Self {
+        let options = options.clone();
+        let (stop, stopped) = oneshot::channel();
+        let runs = async {
+            tokio::select! {
+                outcome = run(options) => match outcome {
+                    Ok(never) => match never {},
+                    Err(error) => panic!("{error:#}"),
+                },
+                _ = stopped => {}
+            }
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let thread = thread::spawn(move || runtime.block_on(runs));
+        Self { stop: Some(stop), thread: Some(thread) }
     }
 }
 
-fn spawn(options: &Options) -> JoinHandle<()> {
-    let options = options.clone();
-    tokio::spawn(async move {
-        match run(options).await {
-            Ok(never) => match never {},
-            Err(error) => panic!("{error:#}"),
-        }
-    })
+impl Drop for Plugin {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
 }

@@ -133,7 +133,7 @@ async fn run(pods: usize, seed: u64, apart_s: u64, restart_each: usize) -> (usiz
             if made % restart_each == 0 {
                 match random.below(3) {
                     0 => node.kubelet.restart(),
-                    1 => node.restart_plugin().await,
+                    1 => node.restart_plugin(),
                     _ => node.restart_daemon().await,
                 }
             }

@@ -2,6 +2,7 @@
 //! chooses the GPUs that a job sees.
 
 use deepres_e2e::prelude::*;
+use std::path::Path;
 
 /// Four GPUs in pairs behind switches, on two NUMA nodes. 0 and 2, and 1 and 3, have NVLinks.
 const MACHINE: &str = "gpus = 4\ntopology = { nvlinks = [[0, 0, 4, 0], [0, 0, 0, 4], [4, 0, 0, 0], [0, 4, 0, 0]], \
@@ -17,6 +18,20 @@ fn placed(host: &Host, name: &str, options: &[&str]) -> (Process, Value, Value) 
     let accounts = tenant["gpus"].as_array().unwrap();
     let seen = accounts.iter().map(|account| account["gpu"].clone()).collect();
     (client, tenant["placement"]["gpus"].clone(), seen)
+}
+
+#[test]
+fn a_gpu_that_is_lost_at_the_daemons_start_gets_no_job_and_the_others_keep_their_numbers() {
+    let host = Host::new().simgpu(MACHINE);
+    // NVML_ERROR_GPU_IS_LOST for the first question, which is for the first GPU.
+    let _daemon = host.daemon_with(&[("SIMGPU_FAULTS", Path::new("nvmlDeviceGetHandleByIndex_v2:1:15"))]);
+    let status = host.status();
+    let gpus = status["gpus"].as_array().unwrap();
+    assert!(gpus[0]["fault"].as_str().unwrap().contains("restart the daemon"), "{status}");
+    assert!(gpus[1..].iter().all(|gpu| gpu["fault"].is_null()), "{status}");
+    let (gang, chosen, seen) = placed(&host, "gang", &["--gpus", "2", "--share", "50%"]);
+    assert_eq!((&chosen, &seen), (&json!([1, 3]), &json!([1, 3])), "NVLinks join them");
+    gang.finish().success();
 }
 
 #[test]

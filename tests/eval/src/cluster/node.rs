@@ -16,13 +16,15 @@ struct Held {
     gpu: String,
     slots: Slots,
     waits: bool,
+    /// The GPUs whose device files the container has.
+    among: Vec<String>,
     /// Whether the container has ended. The plugin's next look finds out.
     is_over: bool,
 }
 
 impl Held {
     fn part(&self) -> Part<'_> {
-        Part { gpu: &self.gpu, slots: &self.slots, waits: self.waits }
+        Part { gpu: &self.gpu, slots: &self.slots, waits: self.waits, among: &self.among }
     }
 }
 
@@ -104,7 +106,8 @@ impl Plugin {
         let given = if waits { Given::Wait } else { Given::Gpu(place_of(&gpu)) };
         let place = if waits { self.held.len() } else { self.waiting_from() };
         self.given.add(&slots);
-        self.held.insert(place, Held { job, gpu, slots, waits, is_over: false });
+        let among = self.shares.open_gpus().cloned().collect();
+        self.held.insert(place, Held { job, gpu, slots, waits, among, is_over: false });
         self.allocated_ms = Some(now_ms);
         self.publish(now_ms);
         given
