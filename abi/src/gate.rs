@@ -119,7 +119,8 @@ impl OnlyLaunch {
         false
     }
 
-    /// Forgets the used lease, because the grant of another session is about to come.
+    /// Forgets the used lease, because the grant of another session is about to replace the present
+    /// grant.
     pub fn forget(&self) {
         self.0.store(NO_EPOCH, Ordering::Relaxed);
     }
