@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 const PERIOD: Duration = Duration::from_secs(1);
 /// The time after which the thread tries again to open NVML.
 const RETRY: Duration = Duration::from_secs(30);
-/// The Xids that a program causes, by NVIDIA's page of Xid errors. They say nothing about the GPU, and
-/// NVIDIA's device plugin leaves out the same.
+/// The Xids that a program causes, by NVIDIA's page of Xid errors. These Xids say nothing about the
+/// GPU, and NVIDIA's device plugin ignores the same Xids.
 const OF_PROGRAMS: [u64; 6] = [13, 31, 43, 45, 68, 109];
 /// The number by which NVML says that it does not know the Xid.
 const UNKNOWN_XID: u64 = 999;
@@ -91,7 +91,7 @@ impl Faults {
     }
 }
 
-/// The Xids of GPUs, as NVML tells them.
+/// The source of the Xids: NVML's events of the GPUs.
 struct Events<'nvml> {
     /// `None` while NVML tells no Xids.
     set: Option<EventSet<'nvml>>,
@@ -111,8 +111,8 @@ impl<'nvml> Events<'nvml> {
         Self { set, again: Instant::now() + RETRY }
     }
 
-    /// Returns the set of events of all GPUs that have Xids. NVML frees the whole set if one GPU
-    /// cannot be added, so that this function leaves out the GPU and begins anew.
+    /// Returns NVML's set of events of all GPUs that have Xids. If NVML cannot add a GPU, it frees
+    /// the whole set. The function then leaves out this GPU and begins anew.
     fn set(nvml: &'nvml Nvml, gpus: &[Gpu]) -> Result<EventSet<'nvml>, NvmlError> {
         let devices = gpus.iter().filter_map(|gpu| nvml.device_by_uuid(gpu.uuid.as_str()).ok());
         let tells_xids = |device: &Device<'_>| {
@@ -159,13 +159,13 @@ impl<'nvml> Events<'nvml> {
     }
 }
 
-/// What the thread knows of a GPU.
+/// A GPU, as the thread that watches for faults knows it.
 #[derive(Debug, Default)]
 struct Gpu {
     uuid: String,
     /// Whether NVML has ever answered for the GPU.
     is_known: bool,
-    /// Why NVML does not answer.
+    /// The reason for which NVML does not answer for the GPU; `None` if it answers.
     lost: Option<&'static str>,
     xid: Option<u64>,
 }

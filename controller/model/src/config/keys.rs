@@ -34,7 +34,7 @@ pub struct Key(pub &'static str, pub Takes);
 /// The classes, the strongest first.
 const CLASSES: &[&str] = &[Class::ALL[0].name(), Class::ALL[1].name(), Class::ALL[2].name()];
 
-/// All keys, in the order of the documented file.
+/// All keys, in the order of the documented configuration file.
 pub const TOP: &[Key] = &[
     Key("heartbeat_limit_ms", Takes::Number(&HEARTBEAT_LIMIT_MS)),
     Key("fail_mode", Takes::Word(&["open", "closed"])),

@@ -246,7 +246,7 @@ impl Position {
     }
 }
 
-/// A fault that the types do not exclude: the key's path from the top, and the message.
+/// A fault of a value that has the right type: the key's path from the top, and the message.
 type Impossible = (Vec<String>, String);
 
 /// The reason why a configuration cannot be used.

@@ -102,7 +102,7 @@ fn compare(found: u64, wanted: u64, comparison: Comparison, wide: bool) -> bool 
     }
 }
 
-/// One effect.
+/// An effect of GPU work on memory or on the host.
 #[derive(Debug)]
 pub enum Effect {
     /// Copies bytes from one address to another.
@@ -129,7 +129,7 @@ impl Effect {
 }
 
 struct Pending {
-    /// The effect takes place when this ticket is complete.
+    /// The ticket at whose completion the effect takes place.
     due: Ticket,
     effect: Effect,
 }

@@ -5,7 +5,8 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status(pub u32);
 
-/// Result of the logic. The functions under `api/` turn the result into a code.
+/// The result of a logic function: a value or a [`Status`]. The functions under `api/` turn the
+/// result into a code.
 pub type Result<T> = std::result::Result<T, Status>;
 
 /// `CUDA_SUCCESS`

@@ -1,4 +1,4 @@
-//! Allocation of memory, and queries about it.
+//! The driver functions that allocate memory or answer questions about memory.
 use std::ffi::c_void;
 
 use deepres_abi::driver::types::*;
