@@ -29,12 +29,12 @@ pub enum Kind {
     Managed,
     /// Page-locked host memory of the driver.
     HostPinned {
-        /// `CU_MEMHOSTALLOC_*`
+        /// The flags of the allocation, `CU_MEMHOSTALLOC_*`.
         flags: u32,
     },
     /// Page-locked host memory of the client.
     HostRegistered {
-        /// `CU_MEMHOSTREGISTER_*`
+        /// The flags of the registration, `CU_MEMHOSTREGISTER_*`.
         flags: u32,
     },
     /// Memory of a stream-ordered pool.

@@ -9,7 +9,7 @@ pub struct Status(pub u32);
 /// result into a code.
 pub type Result<T> = std::result::Result<T, Status>;
 
-/// `CUDA_SUCCESS`
+/// The code `CUDA_SUCCESS`.
 pub const SUCCESS: u32 = 0;
 
 /// Returns the error [`INVALID_VALUE`] if `is_wrong` is true.

@@ -69,7 +69,7 @@ pub struct Process {
     pub gpus: Vec<ProcessGpu>,
 }
 
-/// One GPU.
+/// The true state of one GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Gpu {
     /// UUID.

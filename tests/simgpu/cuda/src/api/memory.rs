@@ -345,7 +345,7 @@ calls! {
     }
 }
 
-/// `CUDA_ARRAY_MEMORY_REQUIREMENTS`
+/// The C struct `CUDA_ARRAY_MEMORY_REQUIREMENTS`.
 #[repr(C)]
 struct MemoryRequirements {
     bytes: usize,
