@@ -28,7 +28,7 @@ pub enum MemoryKind {
     Array = 5,
     /// Memory of the memory nodes of graphs.
     Graph = 6,
-    /// Memory that the driver takes by itself, for contexts and code
+    /// Memory that the driver takes by itself, for contexts and code.
     Driver = 7,
 }
 

@@ -36,9 +36,9 @@ const MOST_GPUS: usize = 1024;
 /// The part of each GPU that a job has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Amount {
-    /// All of each GPU.
+    /// The job has all of each GPU.
     Whole,
-    /// This number of shards, of all GPUs together.
+    /// The job has this number of shards, of all GPUs together.
     Shards(u32),
 }
 

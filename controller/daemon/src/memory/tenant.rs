@@ -35,8 +35,8 @@ pub struct TenantMemory {
     ledger: Arc<SharedPage<LedgerPage>>,
     by_nvml: BTreeMap<usize, ByNvml>,
     bounds: BTreeMap<usize, Bound>,
-    /// The ceiling on each GPU beside the guarantees of other tenants, bytes. On a GPU without an
-    /// entry, the tenant has no ceiling.
+    /// The most memory that the tenant may hold on each GPU because other tenants have guarantees,
+    /// bytes. On a GPU without an entry, the tenant has no ceiling.
     ceilings: BTreeMap<usize, u64>,
     /// For a tenant with `--memory-follow-use`: the most memory that the tenant held in the present
     /// time window and in the window before, by GPU.

@@ -31,7 +31,7 @@ pub enum ClientError {
         "no deepres daemon is running (looked for {0}); `deepres run` starts one, and so does `deepres daemon`"
     )]
     NoDaemon(String),
-    /// The socket cannot be trusted.
+    /// The client does not trust the daemon's socket.
     #[error(transparent)]
     Untrusted(TrustError),
     /// This user may not administer the daemon.

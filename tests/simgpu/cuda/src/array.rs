@@ -69,9 +69,9 @@ pub struct Mipmapped {
 /// Part of an array: a box in a layer of a level, or bytes of the levels that share tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// Level and layer, begin and end of the box.
+    /// A box of an array: level and layer, begin and end of the box.
     Box([u32; 2], [u32; 3], [u32; 3]),
-    /// Layer, begin and end of the bytes.
+    /// A range of bytes in the mip tail: layer, begin and end of the bytes.
     Tail(u32, u64, u64),
 }
 

@@ -15,9 +15,9 @@ pub const ALIGNMENT_BYTES: u64 = 2 << 20;
 pub enum Access {
     /// No access: the range is only reserved.
     None,
-    /// Reading.
+    /// The range may be read.
     Read,
-    /// Reading and writing.
+    /// The range may be read and written.
     ReadWrite,
 }
 

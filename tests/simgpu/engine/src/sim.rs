@@ -226,7 +226,7 @@ fn index_of(stored: u64) -> Option<usize> {
 
 /// State of the head of a stream.
 enum Head<'a> {
-    /// The stream is empty.
+    /// The stream has no items.
     Empty,
     /// A kernel or copy with work left, which may run from `eligible_ns` on.
     Work { item: &'a Item, sequence: u64, ticks: u64, eligible_ns: u64 },
