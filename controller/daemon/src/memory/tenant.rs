@@ -22,8 +22,8 @@ pub struct ByNvml {
 /// The bound of a tenant on a GPU, within its user's cap on memory.
 #[derive(Debug, Default)]
 struct Bound {
-    /// The bound, bytes. The arbiters have told the tenant's sessions this bound, or will tell
-    /// them.
+    /// The bound on the tenant's memory on one GPU, bytes. The arbiters have told the tenant's
+    /// sessions this bound, or will tell them.
     bytes: u64,
     /// The limit that the arbiter has told the tenant's sessions, bytes.
     in_force: Arc<AtomicU64>,
