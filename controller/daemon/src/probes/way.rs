@@ -45,7 +45,7 @@ impl Way {
 pub struct Choice {
     /// The way in which the kernel reports ioctls.
     pub way: Way,
-    /// The reason for this way, and against the better ways.
+    /// The reasons for which the daemon uses this way and cannot use the better ways.
     pub why: String,
 }
 
