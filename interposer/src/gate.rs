@@ -34,7 +34,8 @@ const MOST_HANDLERS: u32 = 3;
 /// handler, ns.
 const CALLED_AWAY_NS: u64 = 1_000_000_000;
 
-/// When a handler last called a launch of this process away, ns; 0 if never.
+/// The time at which a launch of this process last left the gate because of a signal handler, ns; 0
+/// if no launch did.
 static CALLED_AWAY_AT_NS: AtomicU64 = AtomicU64::new(0);
 
 /// The signal handlers that ran in a thread while it waits at the gate.
