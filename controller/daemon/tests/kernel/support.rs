@@ -13,7 +13,8 @@ use std::os::fd::{AsRawFd, RawFd};
 /// the device as nvidia-uvm.
 pub const TUN: &str = "/dev/net/tun";
 pub const TUN_KEY: &str = "nvidia-uvm=10:200";
-/// A device that refuses all ioctl numbers (ENOTTY). The tests probe the device in place of nvidia.
+/// A device with the major number of [`TUN`], which refuses all ioctl numbers (ENOTTY). The tests
+/// probe the device in place of nvidia.
 pub const FUSE: &str = "/dev/fuse";
 pub const FUSE_KEY: &str = "nvidia=10:229";
 /// A device whose ioctl reads a page behind the argument, and returns success for unknown command
