@@ -325,7 +325,7 @@ mod tests {
         assert_eq!(judge(leased(), Some(one), 1_000, 0, 10), Verdict::Wait(Reason::Expired));
     }
 
-    /// A process that records only leases of one launch.
+    /// A process for tests of leases of one launch. All other values of the process are zero.
     #[derive(Default)]
     struct Once(OnlyLaunch);
 

@@ -132,7 +132,7 @@ pub struct MeterSlot {
     pub markers: AtomicU64,
     /// The longest kernel or graph, ns of GPU time.
     pub longest_ns: AtomicU64,
-    /// When the session last updated the times above, ns of `CLOCK_MONOTONIC`.
+    /// When the session last updated the times of its work and waits, ns of `CLOCK_MONOTONIC`.
     pub updated_ns: AtomicU64,
     /// Number of refused allocations: by the limit, or by a driver without free memory.
     pub refusals: AtomicU64,
