@@ -18,12 +18,12 @@
 use crate::PPM;
 use crate::sync::{AtomicU64, Ordering};
 
-/// The length of a tick, ns. An interval covers each tick that begins in the interval. On average
-/// over all intervals, the covered ticks are as long as the intervals.
+/// The length of a tick, ns. An interval covers each tick that begins in the interval. So on
+/// average, the covered ticks are as long as the interval.
 pub const TICK_NS: u64 = 8192;
 const TICKS_PER_BLOCK: u64 = u32::BITS as u64;
-/// The number of blocks in the ring. The ring covers about a second. Launches are shorter, and
-/// meters report sooner.
+/// The number of blocks in the ring. The ring covers about a second, which is longer than a launch
+/// and than the time between two reports of a meter.
 #[cfg(not(loom))]
 const BLOCKS: usize = 4096;
 /// The number of blocks under the model checker, which cannot follow many blocks.
@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     const SECOND_NS: u64 = 1_000_000_000;
-    /// The test's machine has run for some days.
+    /// The present time in the tests: the machine has run for some days.
     const NOW_NS: u64 = 400_000 * SECOND_NS;
 
     fn ticks(count: u64) -> u64 {

@@ -20,14 +20,16 @@ pub const TENANT_SOCKET: &str = "tenant.sock";
 pub const ADMIN_SOCKET: &str = "admin.sock";
 
 const SYSTEM_DIRECTORY: &[u8] = b"/run/deepres";
-/// The text that the rule appends to the user's runtime directory.
+/// The text that deepres appends to the user's runtime directory, to get the path of its own
+/// directory.
 const IN_RUNTIME_DIRECTORY: &[u8] = b"/deepres";
-/// The text to which the rule appends the user's number.
+/// The text to which deepres appends the user's number, to get the path of a directory below
+/// `/tmp`.
 const TEMPORARY_PREFIX: &[u8] = b"/tmp/deepres-";
 const ROOT: u32 = 0;
 
-/// The values that decide about the directory: three variables and the user. The rule ignores empty
-/// variables.
+/// The values that decide which directory deepres uses: three environment variables and the user.
+/// deepres ignores empty variables.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Places<T> {
     directory: Option<T>,

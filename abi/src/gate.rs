@@ -119,7 +119,8 @@ impl OnlyLaunch {
         false
     }
 
-    /// Forgets the used lease, because the grant of another session is about to come.
+    /// Forgets the used lease, because the grant of another session is about to replace the present
+    /// grant.
     pub fn forget(&self) {
         self.0.store(NO_EPOCH, Ordering::Relaxed);
     }
@@ -324,7 +325,7 @@ mod tests {
         assert_eq!(judge(leased(), Some(one), 1_000, 0, 10), Verdict::Wait(Reason::Expired));
     }
 
-    /// A process that records only leases of one launch.
+    /// A process for tests of leases of one launch. All other values of the process are zero.
     #[derive(Default)]
     struct Once(OnlyLaunch);
 

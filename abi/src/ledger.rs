@@ -106,7 +106,7 @@ impl Slot {
         Self::move_up(&self.leaving_bytes, bytes, || self.ever_staying_bytes())
     }
 
-    /// Records that the driver did not free `bytes` of the leaving bytes.
+    /// Records that the driver did not free `bytes` of the bytes that [`Self::leave`] marked.
     fn stay(&self, bytes: u64) {
         if bytes != 0 {
             self.stayed_bytes.fetch_add(bytes, Ordering::SeqCst);

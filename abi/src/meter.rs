@@ -14,21 +14,21 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering, fence, fence_after_exchange};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub enum MemoryKind {
-    /// `cuMemAlloc`
+    /// Memory of `cuMemAlloc`.
     Linear = 0,
-    /// `cuMemAllocPitch`
+    /// Memory of `cuMemAllocPitch`.
     Pitch = 1,
-    /// `cuMemAllocManaged`
+    /// Memory of `cuMemAllocManaged`.
     Managed = 2,
-    /// `cuMemAllocAsync`, `cuMemAllocFromPoolAsync`
+    /// Memory of `cuMemAllocAsync` and `cuMemAllocFromPoolAsync`.
     Pool = 3,
-    /// `cuMemCreate`
+    /// Memory of `cuMemCreate`.
     Physical = 4,
-    /// Arrays and mipmapped arrays
+    /// Memory of arrays and mipmapped arrays.
     Array = 5,
-    /// Memory nodes of graphs
+    /// Memory of the memory nodes of graphs.
     Graph = 6,
-    /// Memory that the driver takes by itself, for contexts and code
+    /// Memory that the driver takes by itself, for contexts and code.
     Driver = 7,
 }
 
@@ -132,7 +132,7 @@ pub struct MeterSlot {
     pub markers: AtomicU64,
     /// The longest kernel or graph, ns of GPU time.
     pub longest_ns: AtomicU64,
-    /// When the session last updated the times above, ns of `CLOCK_MONOTONIC`.
+    /// When the session last updated the times of its work and waits, ns of `CLOCK_MONOTONIC`.
     pub updated_ns: AtomicU64,
     /// Number of refused allocations: by the limit, or by a driver without free memory.
     pub refusals: AtomicU64,

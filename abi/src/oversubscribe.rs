@@ -66,9 +66,9 @@ const HOST_RESERVE_PARTS: u64 = 16;
 /// The memory of the host, to which the driver moves tenants' memory from the GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HostMemory {
-    /// All memory, bytes.
+    /// All memory of the host, bytes.
     pub total_bytes: u64,
-    /// Memory that programs may still take without swapping, bytes.
+    /// Host memory that programs may still take without swapping, bytes.
     pub available_bytes: u64,
 }
 

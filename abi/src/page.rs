@@ -20,15 +20,15 @@ const READY: u32 = 1;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Kind {
-    /// [`crate::grant::GrantPage`]
+    /// The kind of a [`crate::grant::GrantPage`].
     Grant = 1,
-    /// [`crate::meter::MeterPage`]
+    /// The kind of a [`crate::meter::MeterPage`].
     Meter = 2,
-    /// [`crate::ledger::LedgerPage`]
+    /// The kind of a [`crate::ledger::LedgerPage`].
     Ledger = 3,
-    /// [`crate::beat::BeatPage`]
+    /// The kind of a [`crate::beat::BeatPage`].
     Beat = 4,
-    /// [`crate::standalone::StandalonePage`]
+    /// The kind of a [`crate::standalone::StandalonePage`].
     Standalone = 5,
 }
 

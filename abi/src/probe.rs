@@ -486,7 +486,7 @@ pub const SOURCES: u32 = 64;
 /// The value that an attached probe carries: the number of its function, and facts about the
 /// function.
 pub mod cookie {
-    /// The number of bits for the function's number.
+    /// The number of bits of the value that contain the number of the probe's function.
     const ENTRY_BITS: u32 = 16;
     const SIZED: u64 = 1 << ENTRY_BITS;
     const TELLS: u64 = 2 << ENTRY_BITS;

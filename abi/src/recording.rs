@@ -39,11 +39,11 @@ const CONFIG: Configuration<bincode::config::LittleEndian, bincode::config::Vari
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Head {
-    /// [`FILE_MAGIC`]
+    /// The mark of a recording, [`FILE_MAGIC`].
     pub magic: [u8; 8],
-    /// [`MAJOR`]
+    /// The major version of the format, [`MAJOR`].
     pub major: u16,
-    /// [`MINOR`]
+    /// The minor version of the format, [`MINOR`].
     pub minor: u16,
     reserved: [u8; 4],
 }
@@ -57,7 +57,7 @@ impl Head {
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ChunkHead {
-    /// [`CHUNK_MAGIC`]
+    /// The mark of a chunk, [`CHUNK_MAGIC`].
     pub magic: [u8; 4],
     /// The number of bytes of the records that follow.
     pub bytes: u32,

@@ -41,15 +41,15 @@ pub type Uuid = [u8; 16];
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u16)]
 pub enum FrameKind {
-    /// [`Hello`]
+    /// The kind of a frame with a [`Hello`].
     Hello = 1,
-    /// [`Welcome`]
+    /// The kind of a frame with a [`Welcome`].
     Welcome = 2,
-    /// [`Refusal`]
+    /// The kind of a frame with a [`Refusal`].
     Refusal = 3,
-    /// [`View`]
+    /// The kind of a frame with a [`View`].
     View = 4,
-    /// [`Notice`]
+    /// The kind of a frame with a [`Notice`].
     Notice = 5,
 }
 

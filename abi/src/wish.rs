@@ -128,7 +128,7 @@ wishes! {
 /// The kind of a wish's value, for example a share or a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Parts per million. People write a percentage.
+    /// The wish's value is in parts per million. People write a percentage.
     Share,
     /// Bytes.
     Bytes,
@@ -187,17 +187,17 @@ pub fn switch(text: &str) -> Option<bool> {
 pub enum Value {
     /// Parts per million.
     Share(u32),
-    /// Bytes, or [`NO_LIMIT`].
+    /// A value in bytes, or [`NO_LIMIT`].
     Bytes(u64),
-    /// A class.
+    /// The class of a tenant.
     Class(Class),
-    /// A criticality.
+    /// The criticality of a tenant.
     Criticality(Criticality),
     /// Nanoseconds.
     Time(u64),
     /// True or false.
     Switch(bool),
-    /// Labels.
+    /// The labels of a job.
     Labels(Labels),
 }
 

@@ -34,7 +34,7 @@ static SEEN: LruHashMap<SeenKey, SeenValue> = LruHashMap::with_max_entries(SEEN_
 #[map]
 static NEWS: RingBuf = RingBuf::with_byte_size(NEWS_BYTES, 0);
 
-/// Changes this CPU's counters of the whole host.
+/// Changes the counters of the whole host by `change`. Each CPU has its own copy of the counters.
 #[inline(always)]
 pub fn total(change: impl FnOnce(&mut Totals)) {
     if let Some(totals) = TOTALS.get_ptr_mut(0) {

@@ -10,7 +10,8 @@ use aya_ebpf::maps::{Array, PerCpuArray, Stack};
 /// memory.
 const MAPPED: u32 = 1 << 10;
 
-/// The size of each map. The daemon sets the size by the memory that it allows.
+/// The size of each map in this program. Before the daemon loads the program, the daemon sets the
+/// real size by the memory that it allows.
 const ENTRIES: u32 = 1;
 #[map]
 static SETS: Array<Set> = Array::with_max_entries(ENTRIES, MAPPED);

@@ -34,7 +34,8 @@ const RECORD: &str = "DEEPRES_RECORD";
 /// variables decide.
 const SHARE_ALIAS: &str = "CUDA_DEVICE_SM_LIMIT";
 const MEMORY_ALIAS: &str = "CUDA_DEVICE_MEMORY_LIMIT";
-/// HAMi's word on its share: `disable` lifts the share; `force` and `default` leave it.
+/// HAMi's variable about its share: `disable` lifts the share; `force` and `default` keep the
+/// share.
 const SHARE_POLICY: &str = "GPU_CORE_UTILIZATION_POLICY";
 /// The variable by which NVIDIA's driver bounds the SMs of a client of MPS, percent.
 const SM_PERCENTAGE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
@@ -49,7 +50,7 @@ pub struct Limit {
 }
 
 impl Limit {
-    /// Returns these limits, or the lower limits of `fallback`.
+    /// Returns, for each limit, the lower one of `self` and `fallback`.
     fn within(self, fallback: &Fallback) -> Self {
         let lower = |asked: u64, granted: u64| match (asked, granted) {
             (0, limit) | (limit, 0) => limit,
@@ -268,7 +269,7 @@ fn is_of(directory: &Path, user: u32) -> bool {
     fs::symlink_metadata(directory).is_ok_and(|found| found.is_dir() && found.uid() == user)
 }
 
-/// Returns the limits by ordinal, and whether the environment has any of the variables, with a
+/// Returns the limits by ordinal, and whether the environment has any variable of a limit, with a
 /// valid value or not.
 fn limits(
     variable: impl Fn(&str) -> Option<String>,
@@ -353,7 +354,7 @@ mod tests {
     use super::*;
     use std::cell::RefCell;
 
-    /// Returns the limits on the first two GPUs, and the refusals.
+    /// Returns the limits on the first two GPUs, and the reports of invalid values.
     fn read(variables: &[(&str, &str)]) -> (Limit, Limit, Vec<String>) {
         let refused = RefCell::new(Vec::new());
         let variable = |name: &str| {

@@ -1,6 +1,6 @@
 //! Records the coverage of this process for `deepres ps --coverage`: the functions that it looked
 //! up, the functions that it got, and its bypasses. [`bypass`] counts each call that a hook lets
-//! through unmetered. A call through an open gate counts nothing.
+//! through unmetered.
 //!
 //! A process looks functions up before it has a session. So this module keeps the coverage in the
 //! process, and copies it to the meter page now and then.

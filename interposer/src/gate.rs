@@ -34,7 +34,8 @@ const MOST_HANDLERS: u32 = 3;
 /// handler, ns.
 const CALLED_AWAY_NS: u64 = 1_000_000_000;
 
-/// When a handler last called a launch of this process away, ns; 0 if never.
+/// The time at which a launch of this process last left the gate because of a signal handler, ns; 0
+/// if no launch did.
 static CALLED_AWAY_AT_NS: AtomicU64 = AtomicU64::new(0);
 
 /// The signal handlers that ran in a thread while it waits at the gate.
@@ -68,11 +69,12 @@ impl Handlers {
     }
 }
 
-/// The number of segments for which a window has room at least. Room in the window comes back by
-/// whole segments, so the GPU has the other segments to run meanwhile.
+/// The least number of segments for which a window has room. The window gets room back when a whole
+/// segment completes, and the GPU has the other segments to run until then.
 const SEGMENTS_PER_WINDOW: u64 = 4;
 
-/// A leave: the launches that may follow a launch through the gate without a pass of their own.
+/// A leave: the bound on the launches that may follow a launch through the gate, without asking the
+/// gate again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Leave {
     /// The gate word under which the launches may go. If the gate changes, the leave ends.
@@ -82,7 +84,7 @@ pub struct Leave {
 }
 
 impl Leave {
-    /// The leave under which no launch may follow.
+    /// The leave that lets no launch follow without asking the gate.
     pub const NONE: Self = Self { word: 0, room_ns: 0 };
 
     /// Returns the leave of a launch that passed an open gate.
@@ -90,8 +92,8 @@ impl Leave {
         Self { word, room_ns: u64::MAX / 2 }
     }
 
-    /// Returns the leave of the lease that a launch has just passed under. `queued_ns` is the GPU
-    /// time in flight with that launch.
+    /// Returns the leave of a launch that has just passed the gate under a lease. `queued_ns` is
+    /// the GPU time in flight with that launch.
     fn leased(grant: &GrantSlot, queued_ns: u64) -> Self {
         let gate = grant.gate();
         match grant.terms() {
@@ -108,13 +110,13 @@ impl Leave {
     }
 }
 
-/// The result of a pass of the gate: the launch may go to the driver now.
+/// The permission that a launch gets at the gate: the launch may go to the driver now.
 #[derive(Debug)]
 pub struct Passed {
     /// The launch's estimate, ns, if the launch passed under a lease. The estimate is part of the
     /// GPU's queued time.
     pub counted_ns: Option<u64>,
-    /// The launches that may follow this launch without a pass.
+    /// The bound on the launches that may follow this launch without asking the gate again.
     pub leave: Leave,
     /// Counts the thread as launching. The caller drops the value after the launch's segment is
     /// open. `None` if there is no meter.
@@ -165,7 +167,8 @@ pub fn pass(lane: &Lane, session: &Session, estimate_ns: u64, flush: impl FnOnce
     Some(Passed { counted_ns, leave, launching: Some(launching) })
 }
 
-/// Waits as [`pass`] does, but uses no lease.
+/// Waits until the gate would let a launch of `lane` pass, but does not use up a lease of one
+/// launch.
 pub fn await_turn(lane: &Lane, session: &Session, flush: impl FnOnce()) {
     let Some((grant, meter)) = lane.gpu.grant().zip(lane.gpu.meter()) else { return };
     // This thread must not use a lease of one launch, because the launch itself needs the lease.
@@ -201,8 +204,7 @@ struct Around<'a> {
     lane: &'a Lane,
     session: &'a Session,
     only_launch: &'a OnlyLaunch,
-    /// The last count of completions that differed from the count before, and the time at which the
-    /// thread saw that count, ns.
+    /// The latest count of completions, and the time at which the thread first saw this count, ns.
     full_since: Option<(u32, u64)>,
     handlers: Handlers,
 }

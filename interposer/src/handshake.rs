@@ -250,7 +250,7 @@ fn ask(config: &Config, gpus: &[Uuid], role: Role, within_ns: u64) -> Result<Vie
     wire::decode::<View>(&packet.packet).map_err(ConnectError::Frame)
 }
 
-/// A handshake for which no thread waits.
+/// A handshake in progress. No thread waits for the daemon's answer; the caller asks for it later.
 #[derive(Debug)]
 pub struct Pending {
     socket: Unshared,

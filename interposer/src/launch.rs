@@ -54,7 +54,7 @@ const UNMEASURED_AHEAD: u32 = 8;
 
 /// Waits until the work in flight before this launch is below a bound. While the gate is open, the
 /// bound is the run-ahead of the GPU. While the gate is not open, the function waits only if the
-/// meter has measured no launch of the lane. The launch may have no estimate. The meter does not
+/// meter has measured no launch of the lane. Such a launch may have no estimate. The meter does not
 /// show this wait as a wait at the gate.
 fn hold_back(calls: &Calls, lane: &Lane, launch: Option<Launch>) {
     let gpu = lane.gpu;
@@ -87,9 +87,9 @@ fn hold_back(calls: &Calls, lane: &Lane, launch: Option<Launch>) {
     }
 }
 
-/// Waits until a launch on the stream may go, as [`enter`] does, but uses no lease. A caller that
-/// holds something that other threads need must not wait in [`enter`], and waits here before it
-/// takes that thing.
+/// Waits until a launch on the stream may go, but does not use up a lease of one launch. A caller
+/// that is about to reserve memory for a launch calls this first, so that the later call of
+/// [`enter`] does not wait while the caller holds the reservation.
 #[cold]
 pub fn await_turn(stream: Stream) {
     let _uncancelled = os::uncancelled();
@@ -315,8 +315,8 @@ pub fn interrupt_context(context: impl FnOnce() -> Option<Context>) {
 
 /// When the job last queued a host function, ns; 0 if never.
 static HOST_FUNCTION_NS: AtomicU64 = AtomicU64::new(0);
-/// The longest time, ns, from the queueing of a host function to the end of a wait for which the
-/// function may be the cause. Such a wait ends without a completion.
+/// A host function may be the reason for which a wait ended without a completion. The interposer
+/// assumes so if the job queued the function at most this time before the end of the wait, ns.
 const HELD_BY_FUNCTION_NS: u64 = 2 * gate::STUCK_NS;
 /// Whether any host function seems to wait for a later launch. Most host functions only compute for
 /// a moment. For such functions, the interposer need not queue more work.

@@ -87,7 +87,7 @@ static START: AtomicU8 = AtomicU8::new(NOT_STARTED);
 const NOT_STARTED: u8 = 0;
 /// The value of [`START`] while a thread tries to begin a session.
 const STARTING: u8 = 1;
-/// The value of [`START`] after the attempt, if the process may use the GPU.
+/// The value of [`START`] after the attempt to begin a session, if the process may use the GPU.
 const STARTED: u8 = 2;
 /// The value of [`START`] for a process with limits that neither a daemon nor the process itself
 /// can keep.

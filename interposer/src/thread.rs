@@ -81,7 +81,8 @@ pub fn lane(calls: &Calls, stream: Stream) -> Option<LaneOwner> {
     })
 }
 
-/// Remembers the lane for `stream`. If another lane loses its place, ends that lane's segment.
+/// Writes the lane of `stream` into a place of the thread's table. If another lane had the place,
+/// the function ends that lane's segment.
 pub fn remember(calls: &Calls, stream: Stream, context: Context, lane: LaneOwner) {
     THREAD.with(|thread| {
         let generation = GENERATION.load(Ordering::Acquire);

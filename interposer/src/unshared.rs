@@ -149,7 +149,8 @@ extern "C" fn after_fork() {
     count_down(&FORKING);
 }
 
-/// Runs in the child's only thread, before other code runs in the child.
+/// The fork handler of the child: closes the sockets that the child does not use. Runs in the
+/// child's only thread, before other code runs in the child.
 extern "C" fn in_child() {
     FORKING.store(0, Ordering::SeqCst);
     MAKING.store(0, Ordering::SeqCst);

@@ -21,8 +21,8 @@ use std::time::{Duration, Instant};
 const PERIOD: Duration = Duration::from_secs(1);
 /// The time after which a thread tries again to open NVML.
 const RETRY: Duration = Duration::from_secs(30);
-/// The Xids that a program causes, by NVIDIA's page of Xid errors. They say nothing about the GPU, and
-/// NVIDIA's device plugin leaves out the same.
+/// The Xids that a program causes, by NVIDIA's page of Xid errors. These Xids say nothing about the
+/// GPU, and NVIDIA's device plugin ignores the same Xids.
 const OF_PROGRAMS: [u64; 6] = [13, 31, 43, 45, 68, 109];
 /// The number by which NVML says that it does not know the Xid.
 const UNKNOWN_XID: u64 = 999;
@@ -144,7 +144,7 @@ fn open() -> Result<Nvml, NvmlError> {
     Nvml::builder().lib_path(OsStr::new(LIBRARY)).init()
 }
 
-/// The Xids of GPUs, as NVML tells them.
+/// The source of the Xids: NVML's events of the GPUs.
 struct Events<'nvml> {
     /// `None` while NVML tells no Xids.
     set: Option<EventSet<'nvml>>,

@@ -70,7 +70,8 @@ pub enum FilesError {
         .0.display(), bytes = .0.as_os_str().len(), most = MAX_SOCKET_BYTES
     )]
     TooLong(PathBuf),
-    /// The system has no group of this name or number.
+    /// The group to which the socket should belong does not exist. The text is the group's name or
+    /// number.
     #[error("there is no group `{0}` (admin_group); see `getent group`")]
     NoGroup(String),
     /// The file cannot be created.

@@ -49,7 +49,7 @@ pub enum GpuError {
     /// NVML is missing.
     #[error("cannot load {library}, so no GPU can be found ({0}); is the NVIDIA driver installed?", library = nvml::LIBRARY)]
     NoLibrary(Arc<NvmlError>),
-    /// NVML fails.
+    /// NVML is there, but reports an error.
     #[error("NVML fails: {0}; does `nvidia-smi` work?")]
     Nvml(#[source] Arc<NvmlError>),
     /// NVML did not answer within this time.

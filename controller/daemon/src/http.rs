@@ -57,10 +57,10 @@ const SOCKET_MODE: Mode = Mode::RUSR.union(Mode::WUSR);
 const UNREAD_EVENTS: usize = 16;
 const PLAIN: &str = "text/plain; charset=utf-8";
 
-/// An answer: whole, or a stream of events.
+/// An HTTP answer, whose body is whole or a stream of events.
 pub type Answer = Response<Either<Full<Bytes>, Events>>;
 
-/// Returns an answer for people.
+/// Returns an answer with a message for people.
 pub fn text(status: StatusCode, message: &str) -> Answer {
     let mut answer = Response::new(Either::Left(Full::new(Bytes::from(format!("{message}\n")))));
     *answer.status_mut() = status;
@@ -74,11 +74,11 @@ pub struct Streams {
     open: Mutex<Vec<Stream>>,
 }
 
-/// One end of a stream of events.
+/// The server's end of a stream of events to an open page.
 #[derive(Debug, Clone)]
 pub struct Stream {
     events: mpsc::Sender<Bytes>,
-    /// Gone when the server has ended the stream.
+    /// The mark by which the page's end sees that the server has not ended the stream.
     _alive: Arc<()>,
 }
 
@@ -90,7 +90,7 @@ impl Stream {
 }
 
 impl Streams {
-    /// Returns no streams, of which at most `most` are to be open at a time.
+    /// Returns an empty set of streams. At most `most` streams may be open at a time.
     pub fn new(most: usize) -> Self {
         Self { most, open: Mutex::default() }
     }
@@ -146,20 +146,20 @@ impl Body for Events {
     }
 }
 
-/// The page's place and its ways to the rest of the daemon.
+/// The page: its address, its token, and its channels to the rest of the daemon.
 #[derive(Debug)]
 pub struct Page {
     /// The address.
     pub address: WebAddress,
     /// The latest status.
     pub status: watch::Receiver<Arc<Status>>,
-    /// The way to the main thread.
+    /// The channel to the daemon's main thread, for changes and derivations of shares.
     pub orders: mpsc::Sender<Asked>,
-    /// The secret for changes.
+    /// The secret that a request for a change must carry.
     pub token: String,
 }
 
-/// The server. Its drop ends the server.
+/// The HTTP server of the metrics and of the page. A drop of this value ends the server.
 pub struct Server {
     shown: Option<watch::Sender<metrics::Shown>>,
     thread: Option<JoinHandle<()>>,
@@ -289,8 +289,8 @@ impl Place {
         })
     }
 
-    /// Returns a listener. `first` is the outcome of the first try. After each failure, a pause
-    /// precedes the next try.
+    /// Returns a listener at this place. `first` is the result of the first try to listen. Before
+    /// each further try, the function waits for `pause`.
     async fn bound(&self, first: io::Result<Listener>, pause: Duration, what: &str) -> Listener {
         let mut tried = first;
         let mut is_told = false;
@@ -346,7 +346,7 @@ impl Drop for Listener {
     }
 }
 
-/// A connection.
+/// A connection of a client: a stream of bytes in both directions.
 trait Connection: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Connection for T {}
 

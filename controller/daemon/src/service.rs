@@ -87,7 +87,7 @@ pub enum InheritError {
     /// The variables of the environment are malformed.
     #[error("the daemon cannot use the sockets that the service manager passed: {0}")]
     Environment(io::Error),
-    /// The socket is neither of the daemon's sockets.
+    /// The service manager passed a descriptor that is neither of the daemon's two sockets.
     #[error(
         "the service manager passed a descriptor named `{0}` that is neither the tenant socket (ListenSequentialPacket=) nor the admin socket (ListenStream=)"
     )]

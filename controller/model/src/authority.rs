@@ -31,7 +31,7 @@ use std::fmt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Rule {
-    /// Neither the job nor an administrator asked for a value.
+    /// The value is the default, because neither the job nor an administrator asked for a value.
     Default,
     /// The value is as the job requested.
     Request,
@@ -41,11 +41,13 @@ pub enum Rule {
     CapBesideOthers(CapOf),
     /// An administrator set the value.
     Administrator,
-    /// A guarantee needs a share, and the job requested none.
+    /// The tenant has no guarantee, because a guarantee needs a share and the job requested no
+    /// share.
     NoShare,
-    /// The guarantee does not fit beside the guarantees of other tenants.
+    /// The tenant has no guarantee, because its guarantee does not fit together with the guarantees
+    /// of other tenants.
     NoRoom,
-    /// The configuration turns MPS off.
+    /// The tenant has no part of the SMs, because the configuration turns MPS off.
     NoMps,
 }
 

@@ -10,29 +10,30 @@ const SHORT_DIGITS: usize = 12;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "by")]
 pub enum Found {
-    /// By the name that the process gave.
+    /// The process belongs to the tenant by the name that the process gave.
     Name {
         /// The container or pod within which the name holds, if it holds only there.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         within: Option<String>,
     },
-    /// By an ancestor that belongs to the tenant.
+    /// The process belongs to the tenant because an ancestor of the process does.
     Ancestor {
         /// The ancestor's process id.
         pid: u32,
     },
-    /// By the process's container.
+    /// The process belongs to the tenant by its container.
     Container,
-    /// By the process's pod.
+    /// The process belongs to the tenant by its Kubernetes pod.
     Pod,
-    /// By the token of an allocation, which the process or its container has.
+    /// The process belongs to the tenant by the token of an allocation, which the process or its
+    /// container has.
     Allocation,
-    /// By the process's Slurm job.
+    /// The process belongs to the tenant by its Slurm job.
     Slurm {
         /// The job's number.
         job: u32,
     },
-    /// By the root of the process's tree.
+    /// The process belongs to the tenant by the root of its process tree.
     Tree {
         /// The root's process id.
         root: u32,

@@ -19,16 +19,16 @@ pub enum ProfileError {
     /// The file cannot be read.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// The text is not of this form.
+    /// The text does not have this form.
     #[error("this is no profile: {0}")]
     Form(String),
-    /// A figure is out of range.
+    /// A figure of the file is out of range.
     #[error(transparent)]
     Unfit(Unfit),
-    /// A time or a rate is not positive.
+    /// A time or a rate in the file is not positive.
     #[error("`{0}` is {1}; give a number above zero")]
     Figure(&'static str, f64),
-    /// Two points have the same batch and the same part.
+    /// Two points of the profile have the same batch and the same part.
     #[error("two points have batch {0} and {1} % of the SMs; remove one")]
     Twice(u32, usize),
 }

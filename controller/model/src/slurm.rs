@@ -4,10 +4,11 @@
 //! GPU, so `gres.conf` gives each GPU [`SHARDS_OF_GPU`] shards. Slurm places the shards of a job on
 //! one GPU of a node, or on several GPUs if the cluster's administrator allows this.
 //!
-//! A user chooses some texts of a record, such as the job's name, and Slurm prints their line breaks
-//! as they are. So a user could add lines to the record, but cannot remove Slurm's own lines. A text
-//! with several records, or with a second line that Slurm prints once, is refused
-//! ([`SlurmError::Doubtful`]). For a part of an array, [`exact_name`] gives a better question.
+//! A user chooses some texts of a record, such as the job's name, and Slurm prints their line
+//! breaks as they are. So a user could add lines to the record, but cannot remove Slurm's own
+//! lines. A text with several records, or with a second line that Slurm prints once, is refused
+//! ([`SlurmError::Doubtful`]). To ask about one job of an array, the caller asks by the name that
+//! [`exact_name`] returns.
 
 use std::ops::RangeInclusive;
 
@@ -35,9 +36,9 @@ const MOST_GPUS: usize = 1024;
 /// The part of each GPU that a job has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Amount {
-    /// All of each GPU.
+    /// The job has all of each GPU.
     Whole,
-    /// This number of shards, of all GPUs together.
+    /// The job has this number of shards, of all GPUs together.
     Shards(u32),
 }
 

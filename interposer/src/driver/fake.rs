@@ -64,7 +64,7 @@ pub fn refuse_exchange() {
     STATE.with_borrow_mut(|state| state.refuses_exchange = true);
 }
 
-/// Returns calls that lead to the functions below.
+/// Returns the driver calls of the fake driver.
 pub fn calls() -> Calls {
     macro_rules! lead {
         ($($symbol:ident => $function:ident;)+) => {

@@ -57,7 +57,7 @@ pub struct Stock {
 }
 
 impl Stock {
-    /// Returns the part that is not in use, bytes.
+    /// Returns the reserved memory that is not in use, bytes.
     pub fn spare_bytes(self) -> u64 {
         self.reserved_bytes.saturating_sub(self.used_bytes)
     }

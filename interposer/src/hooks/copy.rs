@@ -67,7 +67,7 @@ enum Side {
 }
 
 impl Side {
-    /// Returns the side of a copy that is at an address.
+    /// Returns the side of a copy (source or destination) for the memory at an address.
     fn at(address: impl Into<u64>) -> Self {
         Self::Address(address.into())
     }

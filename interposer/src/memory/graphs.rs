@@ -94,7 +94,7 @@ impl Drop for Claim<'_> {
     }
 }
 
-/// The reservation on a device: its ordinal, the site and the promise.
+/// A reservation for a graph: the device's ordinal, the account to charge, and the reserved bytes.
 type Promised<'p> = (usize, Site<'p>, Promise);
 /// A device without room for the memory of a graph.
 pub struct Full<'p> {

@@ -102,8 +102,8 @@ impl Held {
         Some(Exit { generation: self.generation, leaving: account.leave(self.bytes) })
     }
 
-    /// Reduces the charge to the `bytes` that the driver kept. By `exit`, all of the charge was
-    /// leaving.
+    /// Reduces the charge to the `bytes` that the driver kept. With an `exit`, all of the charge
+    /// was marked as leaving.
     pub fn shrink(&mut self, site: &Site<'_>, bytes: u64, exit: Option<Exit>) {
         match (exit, self.bytes.checked_sub(bytes)) {
             // The ledger did not change meanwhile.

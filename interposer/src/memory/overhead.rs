@@ -38,8 +38,9 @@ use crate::os;
 use crate::process::{self, Process};
 use crate::session::Session;
 
-/// The most questions to NVML in one look. The look ends when the account is equal before and after
-/// a question. After so many questions, the look uses the last figure.
+/// The most questions to NVML in one look, which compares NVML's figure with the account. The look
+/// ends when the account is equal before and after a question. After so many questions, the look
+/// uses the last figure.
 const LOOKS: u32 = 4;
 /// The time after a look without an answer after which the meter thread warns the job, ns. The
 /// daemon tells the figures every second.
@@ -278,8 +279,9 @@ impl Accounts {
         gpu.note_change();
     }
 
-    /// Looks at a GPU after a call that the interposer does not refuse. The call may have taken
-    /// memory or given memory back. `change_bytes` is the likely change.
+    /// Adjusts the charge on a GPU by NVML's figure, after a call that the interposer does not
+    /// refuse. The call may have taken memory or given memory back. `change_bytes` is the likely
+    /// change.
     pub(super) fn look_again(&self, process: &Process, ordinal: usize, change_bytes: i64) {
         let Some(site) = self.asked_site(process, ordinal) else { return };
         if self.overhead.gpus[ordinal].unanswered_ns.load(Ordering::Relaxed) != 0 {
@@ -291,14 +293,14 @@ impl Accounts {
         let _ = self.look(process, &site, request, change_bytes, false);
     }
 
-    /// Looks at all GPUs on which the process has contexts.
+    /// Adjusts the charge by NVML's figure on each GPU with a context of the process.
     pub(super) fn look_everywhere(&self, process: &Process) {
         self.overhead.ordinals().into_iter().for_each(|ordinal| self.look_again(process, ordinal, 0));
     }
 
-    /// Looks at all GPUs on which the process has contexts, after the call `api` succeeded. Returns
-    /// the result for the job. If a limit has no room for the new memory, runs `undo` and refuses
-    /// the call.
+    /// Adjusts the charge by NVML's figure on each GPU with a context of the process, after the
+    /// call `api` succeeded. Returns the result for the job. If a limit has no room for the new
+    /// memory, runs `undo` and refuses the call.
     pub(super) fn admit_everywhere(&self, process: &Process, api: ApiId, undo: impl FnOnce()) -> u32 {
         for ordinal in self.overhead.ordinals() {
             let Some(site) = self.asked_site(process, ordinal) else { continue };
@@ -311,13 +313,14 @@ impl Accounts {
         CUDA_SUCCESS
     }
 
-    /// Returns the site of a GPU, or `None` if no daemon can answer a question about the GPU.
+    /// Returns the session and account of a GPU, or `None` if no daemon can answer a question about
+    /// the GPU.
     fn asked_site<'p>(&self, process: &'p Process, ordinal: usize) -> Option<Site<'p>> {
         let site = Site::of(process, ordinal).filter(|_| ordinal < MAX_GPUS)?;
         site.session.standalone().is_none().then_some(site)
     }
 
-    /// Looks at a GPU: charges the memory that NVML reports beyond the other charges.
+    /// Asks NVML about a GPU, and charges the memory that NVML reports beyond the other charges.
     /// `change_bytes` is the likely change. Returns the growth, or `None` if NVML did not answer.
     ///
     /// # Errors

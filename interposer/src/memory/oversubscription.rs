@@ -193,7 +193,7 @@ impl Oversubscription {
 
     /// Reserves `bytes` of the host's memory, because the driver may move the allocation there.
     /// Returns `None` if the host has no room for so many bytes of the tenant's processes together.
-    /// The inner promise is `None` if no ledger contains the reservation.
+    /// The inner value is `None` if no ledger contains the reservation.
     fn promise_by_host(&self, site: &Site<'_>, bytes: u64) -> Option<Promise> {
         let host = {
             let _uncancelled = os::uncancelled();

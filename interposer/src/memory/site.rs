@@ -115,7 +115,7 @@ impl<'p> Site<'p> {
         }
     }
 
-    /// Runs `call`, and returns the result with the remaining promise. If the GPU lacks memory,
+    /// Runs `call`, and returns the result with the remaining reservation. If the GPU lacks memory,
     /// waits until other tenants have made room for `bytes`, and runs `call` again. The request has
     /// no reservation while it waits, so that the tenant's other threads and processes can
     /// allocate.
@@ -147,15 +147,16 @@ impl<'p> Site<'p> {
         room::wait(self.session, self.gpu, (&self.ledger, self.account), bytes)
     }
 
-    /// Withdraws a promise that the request does not need. If the promise's ledger is no longer
-    /// mapped, the promise is gone with the ledger.
+    /// Withdraws a reservation that the request does not need. If the reservation's ledger is no
+    /// longer mapped, the reservation is gone with the ledger.
     pub fn withdraw(&self, promise: Promise) {
         if !self.session.has_ledger(self.ledger.generation) {
             mem::forget(promise);
         }
     }
 
-    /// Records that the driver allocated `bytes`, which may be more or less than the promise.
+    /// Records that the driver allocated `bytes`, which may be more or less than the reserved
+    /// bytes.
     pub fn settle(&self, promise: Promise, bytes: u64) {
         if !self.session.has_ledger(self.ledger.generation) {
             return mem::forget(promise);

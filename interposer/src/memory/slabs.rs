@@ -29,8 +29,8 @@ use crate::session::Session;
 
 /// The number of places in a block.
 const UNITS: u64 = BLOCK_BYTES / UNIT_BYTES;
-/// The time for which a request waits until it is alone, ns. A free may stay in the driver until
-/// the GPU has finished its work.
+/// The time for which a small request waits until no other request of the process has a
+/// reservation, ns. A free may stay in the driver until the GPU has finished its work.
 const ALONE_NS: u64 = 20_000_000;
 
 /// A block that contains at least one allocation.
@@ -54,12 +54,13 @@ type Piece = (u64, u64);
 pub struct Slabs {
     /// The blocks, by block number.
     blocks: Mutex<{ Rank::Blocks as u8 }, Plain<u64, Block>>,
-    /// The lock of the request that runs alone.
+    /// The lock of the request that runs while no other request has a reservation.
     turn: Mutex<{ Rank::SlabsTurn as u8 }, ()>,
     is_anyone_alone: AtomicBool,
 }
 
-/// The permission to run alone ([`Slabs::alone`]).
+/// The permission of a small request to run while no other request of the process has a reservation
+/// ([`Slabs::alone`]).
 pub struct Alone<'a> {
     slabs: &'a Slabs,
     _turn: Guard<'a, ()>,
@@ -76,7 +77,7 @@ impl Block {
         Self { held, context, pieces: BTreeMap::new(), leaving: Vec::new(), exit: None }
     }
 
-    /// Notes that the block keeps an allocation, so that its charge stays.
+    /// Notes that an allocation stays in the block, so that the block stays charged.
     fn stay(&mut self, process: &Process) {
         if let Some(exit) = self.exit.take() {
             exit.cancel(process);
@@ -125,8 +126,9 @@ impl Slabs {
         }
     }
 
-    /// Lets a request without a reservation run alone, while the result lives. Waits until no other
-    /// request of the process has a reservation. Returns `None` if the wait takes too long.
+    /// Waits until no other request of the process has a reservation. While the result lives, the
+    /// caller's request, which has no reservation itself, runs alone. Returns `None` if the wait
+    /// takes too long.
     pub fn alone(&self, site: &Site<'_>) -> Option<Alone<'_>> {
         let mut patience = Patience::default();
         let turn = loop {

@@ -17,7 +17,7 @@ const fn ns(duration: Duration) -> u64 {
 
 /// GPU time over which the account averages the overlap of streams.
 const OVERLAP_OVER_NS: u64 = ns(Duration::from_millis(20));
-/// The least part of a segment, from its beginning to its end, that the segment's launches must
+/// The part of the time from a segment's beginning to its end that the segment's launches must
 /// fill, percent. If the launches fill less, the account gives them no place on the time line.
 const DENSE_PERCENT: u64 = 90;
 /// A single launch of at least this length gets a place on the time line, even outside spells.
@@ -30,11 +30,12 @@ const LONG_NS: u64 = ns(Duration::from_micros(500));
 const SPELL_EVERY_NS: u64 = ns(Duration::from_millis(8));
 /// The number by which [`SPELL_EVERY_NS`] is divided to get the length of a spell.
 const SPELL_PART: u64 = 5;
-/// The length of the first part of a spell, in which the spell ignores work. Launches of older
-/// segments may have run beside such work, and these launches have no place.
+/// The length of the first part of a spell, ns. The spell ignores work in this part, because
+/// launches of older segments may run at the same time, and the meter did not measure these
+/// launches one by one.
 const SETTLING_NS: u64 = ns(Duration::from_micros(500));
-/// The length of the last part of a spell, in which the spell also ignores work. The meter thread
-/// may not yet have seen the end of other work that ran at the same time.
+/// The length of the last part of a spell, ns. The spell ignores work in this part, because the
+/// meter thread may not yet have seen the end of other work that ran at the same time.
 const TRAILING_NS: u64 = ns(Duration::from_micros(300));
 /// The weight that the results of earlier spells keep after each new spell. So about 16 spells
 /// count.
@@ -42,9 +43,9 @@ const SPELL_KEPT: f64 = 1.0 - 1.0 / 16.0;
 /// The time within which the meter must measure launches of two streams, so that the streams count
 /// as running beside each other.
 const BESIDE_NS: u64 = ns(Duration::from_millis(100));
-/// The least distance between the launches of all streams together at which the meter measures
-/// every launch all the time. Measuring each launch then costs no more than measuring segments, and
-/// the meter need not estimate.
+/// If the launches of all streams together come at least this time apart, ns, the meter measures
+/// every launch. Measuring each launch then costs no more than measuring segments, and the meter
+/// need not estimate.
 const APART_NS: u64 = ns(Duration::from_micros(40));
 /// Measured GPU time, ns, that the spells must have seen before the account uses their result.
 const TELLING_NS: f64 = 50_000.0;
@@ -199,9 +200,9 @@ impl Account {
     /// that has gaps.
     ///
     /// Only a spell shows which part of a single launch other streams cover, because the meter then
-    /// measures their launches too. Outside a spell, other launches beside the single launch have
-    /// no place. A place for the single launch would then correct a part of the overlap twice, or
-    /// not at all.
+    /// measures their launches too. Outside a spell, the launches of other streams have no place on
+    /// the time line. A place for the single launch would then correct a part of the overlap twice,
+    /// or not at all.
     pub fn charge(&mut self, took_ns: u64, (began_ns, end_ns): (i64, i64), single: bool) -> Charged {
         let is_dense = took_ns * 100 >= end_ns.abs_diff(began_ns) * DENSE_PERCENT;
         let single = single && took_ns < LONG_NS;

@@ -7,7 +7,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The number of marks. If kernels share a mark, their segments end one launch later than necessary.
+/// The number of marks (bits) in the set. If two kernels share a mark, their segments end one
+/// launch later than necessary.
 const MARKS: usize = 4096;
 
 /// A set of keys. The set may also report keys that no thread added.

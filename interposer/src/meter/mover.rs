@@ -49,10 +49,11 @@ pub enum Moves {
 /// The time after which the mover concludes that no process needs the freed room, ns. With leases
 /// of some milliseconds, the other processes have brought some memory to the GPU by then.
 const TRIED_NS: u64 = 500_000_000;
-/// The first time for which the mover makes no room after no process took the freed room, ns. If a
-/// process needs room in this time, the driver itself moves memory off the GPU.
+/// The time for which the mover makes no room after no process took the freed room, ns. The time
+/// doubles with each attempt in vain. If a process needs room in this time, the driver itself moves
+/// memory off the GPU.
 const FIRST_KEEP_NS: u64 = 1_000_000_000;
-/// The longest time for which the mover makes no room after no process took the freed room, ns.
+/// The longest time for which the mover makes no room after several attempts in vain, ns.
 const LAST_KEEP_NS: u64 = 8_000_000_000;
 /// Bytes that may be on their way to or from the GPU while the mover reads the free memory.
 const UNDER_WAY_BYTES: u64 = 2 * PART_BYTES;

@@ -83,7 +83,8 @@ impl Hooked {
     }
 }
 
-/// The next step of the entry point. A function returns the pair in two registers.
+/// The decision about a look-up: the entry point jumps to an address, or returns a value. A
+/// function returns the pair in two registers.
 #[repr(C)]
 pub struct Answer {
     /// The address to which the entry point jumps, or 0.

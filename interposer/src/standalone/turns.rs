@@ -18,7 +18,8 @@ const HOLD_NS: u64 = 20_000_000;
 /// The time after which the turn of a process without work ends by itself, ns. Such a process may
 /// be between two launches.
 const GRACE_NS: u64 = 1_000_000;
-/// The time for which a wish stays valid after the next check is due, ns. Checks may come late.
+/// The time for which a process's wish for the GPU stays valid after its next check is due, ns. A
+/// check may come late.
 const SLACK_NS: u64 = 2_000_000;
 /// The longest time in which the work in flight may drain after the quantum, ns. The work may wait
 /// for a launch of another process of the tenant.

@@ -110,7 +110,8 @@ pub struct TenantSeat {
     /// The memory limit, bytes, or [`deepres_abi::grant::NO_LIMIT`].
     pub memory_limit_bytes: u64,
     /// The memory limit that all sessions of the tenant on this GPU know, bytes. If the limit was
-    /// higher before, the ledger by now shows the memory beyond this limit.
+    /// higher before, the ledger already shows all memory that the sessions took under the higher
+    /// limit.
     pub limit_in_force: Arc<AtomicU64>,
     /// Whether the arbiter charges the tenant for the time of its copies.
     pub charge_copies: bool,

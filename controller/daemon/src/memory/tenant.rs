@@ -22,8 +22,8 @@ pub struct ByNvml {
 /// The bound of a tenant on a GPU, within its user's cap on memory.
 #[derive(Debug, Default)]
 struct Bound {
-    /// The bound, bytes. The arbiters have told the tenant's sessions this bound, or will tell
-    /// them.
+    /// The bound on the tenant's memory on one GPU, bytes. The arbiters have told the tenant's
+    /// sessions this bound, or will tell them.
     bytes: u64,
     /// The limit that the arbiter has told the tenant's sessions, bytes.
     in_force: Arc<AtomicU64>,
@@ -35,8 +35,8 @@ pub struct TenantMemory {
     ledger: Arc<SharedPage<LedgerPage>>,
     by_nvml: BTreeMap<usize, ByNvml>,
     bounds: BTreeMap<usize, Bound>,
-    /// The ceiling on each GPU beside the guarantees of other tenants, bytes. On a GPU without an
-    /// entry, the tenant has no ceiling.
+    /// The most memory that the tenant may hold on each GPU because other tenants have guarantees,
+    /// bytes. On a GPU without an entry, the tenant has no ceiling.
     ceilings: BTreeMap<usize, u64>,
     /// For a tenant with `--memory-follow-use`: the most memory that the tenant held in the present
     /// time window and in the window before, by GPU.

@@ -23,7 +23,8 @@ const GZIP: &str = "gzip";
 
 /// The time within which the next status mostly comes.
 const NEXT_STATUS: Duration = Duration::from_millis(1_100);
-/// A client that has not asked for this many of its usual times is gone.
+/// If a client has not asked for this many times its usual interval, the daemon takes the client as
+/// gone.
 const MISSED_TIMES: u32 = 3;
 
 /// Pages made from the latest status. Further requests until the next status get the same bytes.
@@ -168,7 +169,7 @@ impl Made {
     }
 }
 
-/// Returns an answer for people.
+/// Returns an answer with a message for people.
 fn plain(status: StatusCode, text: &'static str) -> Response<Full<Bytes>> {
     let mut answer = Response::new(Full::new(Bytes::from_static(text.as_bytes())));
     *answer.status_mut() = status;

@@ -37,8 +37,8 @@ struct Letter<Q, A> {
 
 struct State<Q, A> {
     letters: VecDeque<Letter<Q, A>>,
-    /// The threads, each with the time at which the thread took its present question; `None` while
-    /// the thread waits for a question.
+    /// The threads that answer questions, each with the time at which the thread took its present
+    /// question; `None` while the thread waits for a question.
     threads: BTreeMap<u64, Option<Instant>>,
     next_thread: u64,
 }

@@ -89,7 +89,7 @@ fn fabric(device: &Device<'_>, raw: &sys::NvmlLib) -> Option<Fabric> {
     is_joined.then_some(Fabric { cluster: info.clusterUuid, clique: info.cliqueId })
 }
 
-/// Returns the NUMA node of a GPU. A GPU near several nodes has none.
+/// Returns the NUMA node of a GPU, or `None` if the GPU is near several nodes.
 fn numa_node(device: &Device<'_>) -> Option<u32> {
     let words = MOST_NODES / c_ulong::BITS as usize;
     let nodes = device.memory_affinity(words, sys::NVML_AFFINITY_SCOPE_NODE).ok()?;
@@ -104,7 +104,7 @@ fn numa_node(device: &Device<'_>) -> Option<u32> {
 }
 
 /// Returns the connection of two GPUs apart from NVLinks. GPUs of which NVML knows no common
-/// ancestor count as far.
+/// ancestor count as far apart.
 fn wire(nvml: &Nvml, one: &Device<'_>, other: &Device<'_>) -> Wire {
     let level = match nvml.topology_common_ancestor(one, other) {
         Ok(TopologyLevel::Internal) => Level::Board,

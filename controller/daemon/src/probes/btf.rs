@@ -35,10 +35,10 @@ mod kind {
 /// The reason for which the daemon does not know the offsets.
 #[derive(Debug, thiserror::Error)]
 pub enum BtfError {
-    /// The kernel publishes no types.
+    /// The kernel publishes no description of its types.
     #[error("cannot read {KERNEL_TYPES} ({0}); the kernel needs CONFIG_DEBUG_INFO_BTF")]
     Unreadable(std::io::Error),
-    /// The data has another format than expected.
+    /// The kernel's description of its types has another format than expected.
     #[error("{KERNEL_TYPES} is malformed at byte {0}")]
     Malformed(usize),
     /// The kernel's structs have other members than expected.

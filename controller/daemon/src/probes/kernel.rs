@@ -40,10 +40,10 @@ const HOST_PID_NAMESPACE: &str = "pid:[4026531836]";
 pub enum Asked {
     /// The ioctls of no process become events.
     None,
-    /// The followed processes ([`Kernel::follow`]) and their children. The number is the ring's
-    /// size, bytes.
+    /// The ioctls of the followed processes ([`Kernel::follow`]) and of their children become
+    /// events. The number is the ring's size, bytes.
     Some(u32),
-    /// All processes. The number is the ring's size, bytes.
+    /// The ioctls of all processes become events. The number is the ring's size, bytes.
     All(u32),
 }
 
@@ -63,7 +63,7 @@ pub enum KernelError {
         "the kernel does not let this user load programs ({0}); run deepres as root, or with CAP_BPF and CAP_PERFMON"
     )]
     Forbidden(String),
-    /// The daemon does not know the kernel's types.
+    /// The daemon cannot read the types of the running kernel (BTF).
     #[error(transparent)]
     Btf(#[from] BtfError),
     /// In this pid namespace, the kernel's process ids would mean other processes.
@@ -71,7 +71,7 @@ pub enum KernelError {
         "the kernel reports process ids of the host's pid namespace, and deepres runs in another; run deepres in the host's"
     )]
     Namespace,
-    /// Another error, with the kernel's message.
+    /// The kernel refused the programs for another reason. The text is the kernel's message.
     #[error("the kernel refused the programs: {0}")]
     Refused(String),
 }

@@ -75,7 +75,8 @@ mod tests {
 
     #[test]
     fn one_process_gets_no_more_than_half_of_the_counters_of_any_machine() {
-        /// Families of devices. Each has one more row, for the sum of the other commands.
+        /// Number of families of devices. Each family has one more row, for the sum of the commands
+        /// without rows.
         const FAMILIES: usize = 4;
         for cpus in 1..=MOST_CPUS {
             let Room { rows, commands_apart, .. } = Room::on(cpus);

@@ -62,11 +62,11 @@ pub struct User {
 /// A change of the list of unmanaged processes that the daemon reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
-    /// The daemon found a user that belongs to no tenant.
+    /// The daemon found a process that uses the GPU and belongs to no tenant.
     Found(ProcessKey),
-    /// The daemon has found out that a reported user computes.
+    /// The daemon has found out that a reported process computes.
     Computes(ProcessKey),
-    /// A reported user no longer uses the GPU, or belongs to a tenant now.
+    /// A reported process no longer uses the GPU, or belongs to a tenant now.
     Gone(ProcessKey),
     /// A computing process made ioctls, and stopped using the GPU before the daemon could report
     /// it.
@@ -157,7 +157,7 @@ impl Users {
         self.users.retain(|who, user| who.pid != pid || user.is_reported);
     }
 
-    /// Returns when [`Self::settle`] next has something to do; `None` without users.
+    /// Returns when [`Self::settle`] next has something to do; `None` if the list has no process.
     pub fn due_ns(&self) -> Option<u64> {
         let due = |user: &User| {
             if user.is_reported {

@@ -19,11 +19,13 @@ const FUNCTIONS: &str = "/proc/kallsyms";
 /// A way in which the kernel reports ioctls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
-    /// The driver's own ioctl functions. This way slows down no other call.
+    /// The probes are on the driver's own ioctl functions. This way slows down no other call.
     DriverFunctions,
-    /// The tracepoints of ioctl. This way slows down other system calls only a little.
+    /// The probes are on the tracepoints of ioctl. This way slows down other system calls only a
+    /// little.
     Tracepoints,
-    /// The raw tracepoints of all system calls. This way needs no tracing file system.
+    /// The probes are on the raw tracepoints of all system calls. This way needs no tracing file
+    /// system.
     RawTracepoints,
 }
 
@@ -43,7 +45,7 @@ impl Way {
 pub struct Choice {
     /// The way in which the kernel reports ioctls.
     pub way: Way,
-    /// The reason for this way, and against the better ways.
+    /// The reasons for which the daemon uses this way and cannot use the better ways.
     pub why: String,
 }
 

@@ -14,7 +14,8 @@ use deepres_model::identity::Found;
 use deepres_model::text::harmless;
 use std::collections::BTreeMap;
 
-/// The place in the key of an allocation's tenant. No cgroup has this path.
+/// The text that the key of an allocation's tenant has in place of a cgroup path. No cgroup has
+/// this path.
 const PLACE: &str = "allocation";
 
 /// The daemon's record of allocations, by token.

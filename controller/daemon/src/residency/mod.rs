@@ -59,7 +59,8 @@ pub struct Residency {
     /// there.
     claimed: BTreeSet<GpuIndex>,
     tracks: BTreeMap<TenantId, Track>,
-    /// The idle visits of tenants that the daemon has suspended before.
+    /// For each tenant that the daemon has suspended before: how often in a row the tenant came
+    /// back to the GPUs and did nothing.
     visits: BTreeMap<TenantId, Visits>,
     /// The tenants that wait for memory of a GPU, each with the GPU. The daemon has told the other
     /// tenants on the GPU of the wait.
@@ -315,7 +316,7 @@ async fn take_off(stay: &Stay, is_by_hand: bool, shared: &Rc<Shared>) -> Result<
     }
 }
 
-/// Keeps a tenant on the GPUs for a time, because it cannot be moved.
+/// Keeps a tenant on the GPUs for the time `for_ns`, because the tenant cannot be moved.
 fn keep_here(name: &str, for_ns: u64, shared: &Shared) {
     let until_ns = monotonic_ns().saturating_add(for_ns);
     let stays = |tenant: &mut Tenant| tenant.residence.stay_until(until_ns);

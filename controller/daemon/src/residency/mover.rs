@@ -36,7 +36,7 @@ pub struct Mover {
 /// The reason for which a move of processes to the host or back failed.
 #[derive(Debug)]
 pub enum Failure {
-    /// The driver refused. The processes are where they were.
+    /// The driver refused to move the processes. The processes are where they were.
     Refused(String),
     /// The state of the processes is unknown, because the mover ended, or hung and was killed.
     Lost(String),
@@ -45,9 +45,10 @@ pub enum Failure {
 /// The result of an attempt to bring processes back.
 #[derive(Debug)]
 pub enum Back {
-    /// The processes are back on the GPUs, and go on.
+    /// The processes of a resumed tenant are back on the GPUs, and go on.
     Yes,
-    /// The processes are still suspended, because other tenants hold the memory.
+    /// The processes of a resumed tenant are still suspended, because other tenants hold the
+    /// memory.
     NoRoom,
 }
 

@@ -1,4 +1,5 @@
-//! The places of tenants' memory: the data that residency needs of each tenant.
+//! The data that residency needs of each tenant: the amount and place of its memory, its wants and
+//! its processes.
 
 use crate::arbiter::{Report, SessionId};
 use crate::registry::Tenants;
@@ -123,9 +124,9 @@ pub fn stays(tenants: &Tenants, reports: &[Report]) -> Vec<Stay> {
         .collect()
 }
 
-/// Returns `seen` with the memory that the tenants hold now, if that is more. The caller has asked
-/// for the GPUs' free memory since it looked at the tenants. So no memory is missing in the sum of
-/// free and held memory, even if a tenant got it or freed it meanwhile.
+/// Returns `seen` with the memory that the tenants hold now, where this is more. Between the look
+/// at the tenants and NVML's figure for free memory, tenants may have taken or freed memory. With
+/// the larger amounts, no memory is missing in the sum of free and held memory.
 pub fn grown(seen: &[Seen], tenants: &Tenants) -> Vec<Seen> {
     let grown = |seen: &Seen| {
         let mut grown = seen.clone();

@@ -16,7 +16,8 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// Only the owner may read the file, because it shows which user runs which programs.
+/// The mode of the state file. Only the owner may read the file, because it shows which user runs
+/// which programs.
 const MODE: u32 = 0o600;
 /// The largest file that the daemon reads or writes. The state of all processes that one daemon can
 /// serve is smaller.

@@ -17,7 +17,7 @@ pub struct Allotment {
     pub share_ppm: u32,
     /// Memory on each GPU, bytes; [`NO_LIMIT`] for whole GPUs.
     pub memory_bytes: u64,
-    /// Memory on each other GPU, bytes.
+    /// Memory on each GPU that is not part of the allotment, bytes.
     pub elsewhere_bytes: u64,
     /// The strongest class.
     pub class: Class,

@@ -101,7 +101,7 @@ pub enum Value {
     Signed(i64),
     /// A number in hexadecimal form.
     Hex(u64),
-    /// A number with a name.
+    /// A number that has a name.
     Name(&'static str),
     /// A GPU's UUID.
     Uuid([u8; 16]),

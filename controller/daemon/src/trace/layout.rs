@@ -30,7 +30,7 @@ pub enum Kind {
     /// The number of the escape (an ioctl of the resource manager) that `NV_ESC_IOCTL_XFER_CMD`
     /// carries.
     Escape,
-    /// The number of a command for displays.
+    /// The number of a command for displays (`/dev/nvidia-modeset`).
     Display,
     /// A GPU's UUID.
     Uuid,
@@ -91,7 +91,8 @@ pub enum Amount {
     /// The call requests memory. The value is the offset of the field that holds the last byte's
     /// offset.
     AllocatedUpTo(usize),
-    /// The function in the argument decides what the call does.
+    /// A function number in the argument of the ioctl decides whether the call maps, requests or
+    /// frees memory.
     ByFunction,
     /// The class in the argument decides what the call does. The amount is in further arguments
     /// behind an address.

@@ -1,6 +1,6 @@
-//! Which requests the page's server answers. A browser runs pages of strangers beside the page of
-//! this daemon. A stranger's page can make the browser send requests to this machine, and can make
-//! its own name lead to this machine (DNS rebinding). So the server checks:
+//! Decides which requests the page's server answers. A browser runs pages of strangers beside the
+//! page of this daemon. A stranger's page can make the browser send requests to this machine, and
+//! can make its own name lead to this machine (DNS rebinding). So the server checks:
 //!
 //! - The request names this machine by a loopback address or as `localhost`. After DNS rebinding,
 //!   the browser sends the stranger's name.

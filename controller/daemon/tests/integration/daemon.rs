@@ -179,7 +179,8 @@ fn a_cap_is_a_users_however_many_tenants_the_user_makes() {
 
 #[test]
 fn the_epochs_of_two_sessions_begin_apart_so_that_no_gate_word_holds_in_both() {
-    /// The arbiter changes the gates of a new session a few times.
+    /// The least distance between the epochs of two sessions. The arbiter changes the gates of a
+    /// new session only a few times.
     const CHANGES: u32 = 1_000;
     let daemon = daemon_of_one_gpu();
     let epochs = ["a", "b", "c"].map(|name| daemon.join(name, 0, 0).gate().gate().epoch);

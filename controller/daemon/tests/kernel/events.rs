@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 const RING_BYTES: u32 = 1 << 20;
-/// UVM_FREE and UVM_CREATE_EXTERNAL_RANGE; UVM's numbers are plain.
+/// The command number of the UVM ioctl `UVM_FREE`.
 const UVM_FREE: u64 = 34;
 const UVM_CREATE_EXTERNAL_RANGE: u64 = 73;
 
@@ -72,11 +72,11 @@ fn nvidias_calls_are_told_by_name_with_fields_status_and_amount() {
     assert_eq!((freed.calls, freed.errors, freed.memory_calls), (1, 1, 0), "the driver said no");
 }
 
-/// NV_ESC_RM_ALLOC_MEMORY, NV_ESC_RM_VID_HEAP_CONTROL, NV_ESC_RM_MAP_MEMORY.
+/// The command number of the ioctl `NV_ESC_RM_ALLOC_MEMORY`.
 const RM_ALLOC_MEMORY: u64 = 0xc038_4627;
 const RM_VID_HEAP_CONTROL: u64 = 0xc0b8_464a;
 const RM_MAP_MEMORY: u64 = 0xc038_464e;
-/// Classes of objects: device memory and a root.
+/// The class of a device memory object of the driver.
 const NV01_MEMORY_LOCAL_USER: u64 = 0x40;
 const NV01_ROOT: u64 = 0;
 const NV_ERR_NO_MEMORY: u64 = 0x51;

@@ -13,12 +13,12 @@ use std::os::fd::{AsRawFd, RawFd};
 /// the device as nvidia-uvm.
 pub const TUN: &str = "/dev/net/tun";
 pub const TUN_KEY: &str = "nvidia-uvm=10:200";
-/// A device with the same major number, which refuses all numbers (ENOTTY). The tests watch the
-/// device as nvidia.
+/// A device with the major number of [`TUN`], which refuses all ioctl numbers (ENOTTY). The tests
+/// probe the device in place of nvidia.
 pub const FUSE: &str = "/dev/fuse";
 pub const FUSE_KEY: &str = "nvidia=10:229";
-/// A device that reads a page behind the argument, and returns success for unknown numbers. The
-/// tests watch the device as nvidia-uvm or as nvidia.
+/// A device whose ioctl reads a page behind the argument, and returns success for unknown command
+/// numbers. The tests probe the device in place of nvidia-uvm or nvidia.
 pub const BTRFS: &str = "/dev/btrfs-control";
 pub const BTRFS_UVM_KEY: &str = "nvidia-uvm=10:234";
 pub const BTRFS_RM_KEY: &str = "nvidia=10:234";

@@ -1,5 +1,5 @@
 //! The client's end of the admin socket, for `deepres ps`, `deepres set` and similar commands. A
-//! user who may not administer the daemon asks about the own tenants at the tenant socket.
+//! user who may not administer the daemon asks at the tenant socket, about the user's own tenants.
 
 use super::{Reply, Request, Status};
 use crate::clock::monotonic_ns;
@@ -31,7 +31,7 @@ pub enum ClientError {
         "no deepres daemon is running (looked for {0}); `deepres run` starts one, and so does `deepres daemon`"
     )]
     NoDaemon(String),
-    /// The socket cannot be trusted.
+    /// The client does not trust the daemon's socket.
     #[error(transparent)]
     Untrusted(TrustError),
     /// This user may not administer the daemon.

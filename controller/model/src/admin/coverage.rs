@@ -69,7 +69,7 @@ pub struct BypassedCalls {
     pub reason: String,
     /// A sentence that explains the reason.
     pub help: String,
-    /// Whether such calls may give the GPU work or take its memory.
+    /// Whether the bypassed calls may give the GPU work or take its memory.
     pub has_effect: bool,
     /// The number of calls that the process's interposer let through for this reason since the
     /// process began.

@@ -58,7 +58,7 @@ const PPM: f64 = 1e6;
 /// The unit of a field of the status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
-    /// A number of things, or no number.
+    /// The field counts things, or is no number.
     One,
     /// Nanoseconds.
     Ns,

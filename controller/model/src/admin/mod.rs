@@ -58,7 +58,8 @@ pub enum Request {
         tenant: String,
         /// The tenant's wishes from now on.
         wish: Box<Wish>,
-        /// The names of earlier settings that end. The wishes of the job hold again.
+        /// The names of the settings of earlier requests that end. The job's own wishes hold again
+        /// in their place.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         unset: Vec<String>,
     },
@@ -171,7 +172,7 @@ pub enum Reply {
     },
     /// Reply to [`Request::Allocate`]: the allocation is on record.
     Allocated,
-    /// Reply to [`Request::Release`]: the allocation is not on record.
+    /// Reply to [`Request::Release`]: the daemon has no record of the allocation any more.
     Released,
     /// Reply to [`Request::Allocations`].
     Allocations {

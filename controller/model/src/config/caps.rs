@@ -80,11 +80,11 @@ impl Caps {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CapOf {
-    /// The caps are this user's own.
+    /// The caps come from the configuration for this user.
     User(u32),
-    /// The caps are those of the user's groups.
+    /// The caps come from the configuration for the user's groups.
     Groups,
-    /// The caps are those for everybody.
+    /// The caps come from the configuration for all users.
     Everyone,
     /// The caps are the part of the GPUs that the cluster's scheduler gave to the job.
     Allotment,

@@ -11,19 +11,19 @@ use toml::de::{DeTable, DeValue};
 /// The type of the value that a key of the configuration takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Takes {
-    /// A whole number in these bounds.
+    /// The key's value is a whole number in these bounds.
     Number(&'static Range<u64>),
-    /// A text, with an example.
+    /// The key's value is a text. The variant has an example.
     Text(&'static str),
-    /// One of these texts.
+    /// The key's value is one of these texts.
     Word(&'static [&'static str]),
-    /// `true` or `false`.
+    /// The key's value is `true` or `false`.
     Switch,
-    /// A list of texts, with an example.
+    /// The key's value is a list of texts. The variant has an example.
     Texts(&'static str),
-    /// A section with the given keys.
+    /// The key is a section with the given keys.
     Section(&'static [Key]),
-    /// A section for each user or group, each with the given keys.
+    /// The key is a table with a section for each user or group. Each section has the given keys.
     Sections(&'static [Key]),
 }
 
@@ -34,7 +34,7 @@ pub struct Key(pub &'static str, pub Takes);
 /// The classes, the strongest first.
 const CLASSES: &[&str] = &[Class::ALL[0].name(), Class::ALL[1].name(), Class::ALL[2].name()];
 
-/// All keys, in the order of the documented file.
+/// All keys, in the order of the documented configuration file.
 pub const TOP: &[Key] = &[
     Key("heartbeat_limit_ms", Takes::Number(&HEARTBEAT_LIMIT_MS)),
     Key("fail_mode", Takes::Word(&["open", "closed"])),

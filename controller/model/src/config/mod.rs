@@ -246,7 +246,7 @@ impl Position {
     }
 }
 
-/// A fault that the types do not exclude: the key's path from the top, and the message.
+/// A fault of a value that has the right type: the key's path from the top, and the message.
 type Impossible = (Vec<String>, String);
 
 /// The reason why a configuration cannot be used.
@@ -386,7 +386,7 @@ impl Config {
     }
 
     /// Returns the time for which a backlogged tenant stays on the GPU before it makes room for a
-    /// suspended one, ns.
+    /// suspended tenant, ns.
     pub fn suspend_turn_ns(&self) -> u64 {
         self.suspend_turn_ms.saturating_mul(crate::clock::NS_PER_MS)
     }

@@ -34,11 +34,11 @@ impl ProbesKeys {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum UnmanagedPolicy {
-    /// The status lists the processes.
+    /// The daemon only lists unmanaged processes in the status.
     Report,
-    /// The status lists the processes, and the daemon logs a warning.
+    /// The daemon lists unmanaged processes in the status, and logs a warning.
     Warn,
-    /// The daemon holds processes that compute until an administrator adopts them.
+    /// The daemon stops unmanaged processes that compute, until an administrator adopts them.
     Hold,
 }
 

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 /// The version of JSON Schema that editors for TOML know.
 const DIALECT: &str = "http://json-schema.org/draft-07/schema#";
-/// The documented file.
+/// The text of the documented configuration file, `deepres.toml`.
 const DOCUMENTED: &str = include_str!("../../../deploy/deepres.toml");
 
 /// Returns the schema.

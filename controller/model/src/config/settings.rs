@@ -92,14 +92,16 @@ impl Loaded {
         self.origins.insert(key.to_owned(), Origin::Option(option.to_owned()));
     }
 
-    /// Returns every key with its effective value, in the order of the documented file.
+    /// Returns every key with its effective value, in the order of the documented configuration
+    /// file.
     pub fn settings(&self) -> Vec<Setting> {
         let origin = |key: &str| self.origins.get(key).cloned().unwrap_or(Origin::Default);
         let values = keys::values(&self.config.to_table());
         values.into_iter().map(|(key, value)| Setting { origin: origin(&key), key, value }).collect()
     }
 
-    /// Returns the file of this configuration if `next`, which was read later, is not from this file.
+    /// Returns the file of this configuration, if the later configuration `next` comes from another
+    /// file or from no file.
     pub fn lost_file(&self, next: &Self) -> Option<&Path> {
         self.file.as_deref().filter(|file| next.file.as_deref() != Some(*file))
     }

@@ -15,7 +15,7 @@ use crate::{capture, os};
 /// The way in which the meter thread learns that a segment is complete.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
-    /// By an event that a thread records at the end.
+    /// The meter thread learns the end of the segment by an event that a thread records at the end.
     Record,
     /// Without an event, because the segment is known to be complete. Its launches took at least
     /// `least_ns`.

@@ -226,8 +226,9 @@ impl LaneOwner {
         self.followers.has_room(self.tally.expected_ns().wrapping_add(ns)).then_some((launched, ns))
     }
 
-    /// Returns the estimate of a launch that is never sampled alone, ns, if the lane has measured any
-    /// launch: the lane's mean. Such a launch is dependent, or a dependent launch follows it.
+    /// Returns the lane's mean time of a launch, ns, as the estimate for a dependent launch, or for
+    /// a launch that a dependent launch follows. The meter never times such a launch alone. Returns
+    /// `None` for any other launch, or if the lane has measured no launch.
     #[cold]
     fn joined_ns(self, launch: Launch) -> Option<u64> {
         let is_joined = launch.kind == Kind::Dependent

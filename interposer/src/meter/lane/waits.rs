@@ -9,13 +9,13 @@ use super::Lane;
 use crate::driver::calls::{Calls, Progress};
 use crate::meter::segment::{Kind, Launch, Segment};
 
-/// The most waiting segments of all lanes of a context together. The lanes divide this number
-/// evenly. The limit bounds the driver's events and the meter thread's time for any number of
-/// threads and streams.
+/// The most closed segments of all lanes of a context together that wait for the meter thread. The
+/// lanes divide this number evenly. The limit bounds the driver's events and the meter thread's
+/// time for any number of threads and streams.
 const WAITING_OF_ALL: u32 = 4096;
-/// The number of waiting segments that each lane may have in any case.
+/// The number of closed segments waiting for the meter thread that each lane may have in any case.
 const WAITING_OF_EACH: u32 = 4;
-/// The fewest launches of a segment on a stream that may wait for the host.
+/// A segment on a stream that may wait for the host has at least this many launches.
 pub(super) const LAUNCHES_STUCK: u32 = 256;
 /// The number of measurements after which the meter trusts the estimate of a graph with conditional
 /// nodes. The first launch may be by far the shortest.

@@ -33,9 +33,9 @@ pub struct Layout {
     pub rows: u64,
 }
 
-/// One array.
+/// A CUDA array.
 pub struct Array {
-    /// Handle for clients.
+    /// The handle by which clients name the array.
     pub handle: usize,
     /// Descriptor that the client passed at the creation.
     pub descriptor: cu::CUDA_ARRAY3D_DESCRIPTOR,
@@ -51,14 +51,14 @@ pub struct Array {
     mapped: Mapped,
 }
 
-/// One mipmapped array.
+/// A CUDA mipmapped array.
 pub struct Mipmapped {
-    /// Handle for clients.
+    /// The handle by which clients name the mipmapped array.
     pub handle: usize,
     levels: Vec<Arc<Array>>,
     base: u64,
     context: usize,
-    /// Creation flags.
+    /// The flags that the client passed at the creation.
     flags: u32,
     bytes: u64,
     mapped: Mapped,
@@ -69,9 +69,9 @@ pub struct Mipmapped {
 /// Part of an array: a box in a layer of a level, or bytes of the levels that share tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// Level and layer, begin and end of the box.
+    /// A box of an array: level and layer, begin and end of the box.
     Box([u32; 2], [u32; 3], [u32; 3]),
-    /// Layer, begin and end of the bytes.
+    /// A range of bytes in the mip tail: layer, begin and end of the bytes.
     Tail(u32, u64, u64),
 }
 

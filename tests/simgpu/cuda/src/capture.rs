@@ -20,7 +20,7 @@ use crate::stream::Stream;
 
 /// One capture from its begin to its end.
 pub struct Session {
-    /// Unique in this process (`cuStreamGetCaptureInfo`).
+    /// The number of the capture, unique in this process (`cuStreamGetCaptureInfo`).
     pub id: u64,
     /// The graph that receives the captured nodes.
     pub graph: Arc<Graph>,

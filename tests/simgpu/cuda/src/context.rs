@@ -36,11 +36,11 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// One context.
+/// A CUDA context.
 pub struct Context {
-    /// Handle for clients.
+    /// The handle by which clients name the context.
     pub handle: usize,
-    /// Unique in this process.
+    /// The number of the context, unique in this process.
     pub id: u64,
     /// The device's ordinal in this process.
     pub device: i32,

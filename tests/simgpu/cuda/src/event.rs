@@ -18,13 +18,13 @@ pub static EVENTS: Table<Event> = Table::new(Kind::Event);
 const FLAGS_MASK: u32 = cu::CU_EVENT_BLOCKING_SYNC | cu::CU_EVENT_DISABLE_TIMING | cu::CU_EVENT_INTERPROCESS;
 const NS_PER_MS: f64 = 1e6;
 
-/// One event.
+/// A CUDA event.
 pub struct Event {
-    /// Handle for clients.
+    /// The handle by which clients name the event.
     pub handle: usize,
     /// The context of the creation; `None` for an event opened from another process.
     pub context: Option<Arc<Context>>,
-    /// Creation flags.
+    /// The flags that the client passed at the creation.
     pub flags: u32,
     /// The engine's event.
     pub engine: EventId,

@@ -17,7 +17,7 @@ use crate::status::{self, Result};
 /// All imports that have not been destroyed.
 static EXTERNAL: Table<External> = Table::new(HandleKind::External);
 
-/// One import.
+/// An import of external memory.
 struct External {
     handle: usize,
     file: File,

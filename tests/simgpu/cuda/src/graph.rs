@@ -44,7 +44,7 @@ impl Dependency {
 
 /// One node. Its graph never changes, but its operation may.
 pub struct Node {
-    /// Handle for clients.
+    /// The handle by which clients name the node.
     pub handle: usize,
     /// Handle of the node's graph.
     pub graph: usize,
@@ -75,7 +75,7 @@ impl Node {
 #[derive(Default)]
 struct State {
     nodes: Vec<Arc<Node>>,
-    /// Earlier node, later node, and kind of edge.
+    /// The edges: earlier node, later node, and kind of edge.
     edges: Vec<(usize, usize, cu::CUgraphEdgeData)>,
     next_local_id: u32,
     user_objects: HashMap<usize, u32>,
@@ -83,9 +83,9 @@ struct State {
 
 /// A graph in construction.
 pub struct Graph {
-    /// Handle for clients.
+    /// The handle by which clients name the graph.
     pub handle: usize,
-    /// Unique in this process.
+    /// The number of the graph, unique in this process.
     pub id: u64,
     state: Mutex<State>,
 }
@@ -465,9 +465,9 @@ fn extend_run(run: &mut Vec<Work>, next: Work) {
 
 /// An instantiated graph.
 pub struct Exec {
-    /// Handle for clients.
+    /// The handle by which clients name the instantiated graph.
     pub handle: usize,
-    /// Unique in this process.
+    /// The number of the instantiated graph, unique in this process.
     pub id: u64,
     /// Flags of the instantiation.
     pub flags: u64,
@@ -650,7 +650,7 @@ pub fn exec(handle: usize) -> Result<Arc<Exec>> {
 
 /// An object of the client that lives as long as graphs refer to it.
 pub struct UserObject {
-    /// Handle for clients.
+    /// The handle by which clients name the user object.
     pub handle: usize,
     destroy: unsafe extern "C" fn(*mut std::ffi::c_void),
     data: usize,

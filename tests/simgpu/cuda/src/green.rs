@@ -72,11 +72,11 @@ pub fn describe(parts: &[Part]) -> Result<usize> {
         .ok_or(status::OUT_OF_MEMORY)
 }
 
-/// One green context.
+/// A green context: a part of a GPU's SMs, with streams of its own.
 pub struct Green {
-    /// Handle for clients.
+    /// The handle by which clients name the green context.
     pub handle: usize,
-    /// Unique in this process.
+    /// The number of the green context, unique in this process.
     pub id: u64,
     /// The primary context.
     pub home: Arc<Context>,

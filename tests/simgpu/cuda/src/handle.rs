@@ -18,41 +18,41 @@ const GENERATION_MASK: usize = (1 << GENERATION_BITS) - 1;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Kind {
-    /// `CUcontext`
+    /// The kind of a `CUcontext`.
     Context = 1,
-    /// `CUstream`
+    /// The kind of a `CUstream`.
     Stream = 2,
-    /// `CUevent`
+    /// The kind of a `CUevent`.
     Event = 3,
-    /// `CUmodule`
+    /// The kind of a `CUmodule`.
     Module = 4,
-    /// `CUfunction`
+    /// The kind of a `CUfunction`.
     Function = 5,
-    /// `CUlibrary`
+    /// The kind of a `CUlibrary`.
     Library = 6,
-    /// `CUkernel`
+    /// The kind of a `CUkernel`.
     Kernel = 7,
-    /// `CUmemoryPool`
+    /// The kind of a `CUmemoryPool`.
     Pool = 8,
-    /// `CUmemGenericAllocationHandle`
+    /// The kind of a `CUmemGenericAllocationHandle`.
     Physical = 9,
-    /// `CUgraph`
+    /// The kind of a `CUgraph`.
     Graph = 10,
-    /// `CUgraphExec`
+    /// The kind of a `CUgraphExec`.
     GraphExec = 11,
-    /// `CUgraphNode`
+    /// The kind of a `CUgraphNode`.
     GraphNode = 12,
-    /// `CUuserObject`
+    /// The kind of a `CUuserObject`.
     UserObject = 13,
-    /// `CUarray`
+    /// The kind of a `CUarray`.
     Array = 14,
-    /// `CUmipmappedArray`
+    /// The kind of a `CUmipmappedArray`.
     Mipmapped = 15,
-    /// `CUexternalMemory`
+    /// The kind of a `CUexternalMemory`.
     External = 16,
-    /// `CUgreenCtx`
+    /// The kind of a `CUgreenCtx`.
     Green = 17,
-    /// `CUdevResourceDesc`
+    /// The kind of a `CUdevResourceDesc`.
     Descriptor = 18,
 }
 

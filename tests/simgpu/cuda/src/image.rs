@@ -71,9 +71,9 @@ pub struct Image {
 
 /// One code object with a known length.
 pub(crate) enum Code<'a> {
-    /// PTX text.
+    /// A code object in PTX text.
     Ptx(&'a [u8]),
-    /// A cubin.
+    /// A code object in the form of a cubin.
     Elf(&'a [u8]),
 }
 

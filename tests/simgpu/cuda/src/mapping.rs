@@ -15,9 +15,9 @@ pub const ALIGNMENT_BYTES: u64 = 2 << 20;
 pub enum Access {
     /// No access: the range is only reserved.
     None,
-    /// Reading.
+    /// The range may be read.
     Read,
-    /// Reading and writing.
+    /// The range may be read and written.
     ReadWrite,
 }
 
@@ -79,7 +79,8 @@ pub fn drop_shared_pages(at: u64, bytes: u64) -> bool {
     unsafe { libc::madvise(at as *mut libc::c_void, bytes as usize, libc::MADV_REMOVE) == 0 }
 }
 
-/// A thread holds this lock for writing while it moves the contents at an address into a file.
+/// The lock that keeps writes away from memory that a thread moves into a file. The moving thread
+/// holds the lock for writing, and threads that write to device memory hold it for reading.
 static MOVES: RwLock<()> = RwLock::new(());
 
 /// Returns a guard that writers to device memory hold while they write. So no write is lost when a

@@ -29,12 +29,12 @@ pub enum Kind {
     Managed,
     /// Page-locked host memory of the driver.
     HostPinned {
-        /// `CU_MEMHOSTALLOC_*`
+        /// The flags of the allocation, `CU_MEMHOSTALLOC_*`.
         flags: u32,
     },
     /// Page-locked host memory of the client.
     HostRegistered {
-        /// `CU_MEMHOSTREGISTER_*`
+        /// The flags of the registration, `CU_MEMHOSTREGISTER_*`.
         flags: u32,
     },
     /// Memory of a stream-ordered pool.
@@ -72,7 +72,7 @@ pub enum Kind {
     },
 }
 
-/// One allocation.
+/// An allocation that the driver knows.
 #[derive(Clone)]
 pub struct Allocation {
     /// First address.
@@ -83,7 +83,7 @@ pub struct Allocation {
     pub kind: Kind,
     /// The context in which the client allocated the memory.
     pub context: Option<Arc<Context>>,
-    /// Unique in this process (`CU_POINTER_ATTRIBUTE_BUFFER_ID`).
+    /// The number of the allocation, unique in this process (`CU_POINTER_ATTRIBUTE_BUFFER_ID`).
     pub id: u64,
 }
 
@@ -283,7 +283,7 @@ fn unmap_piece(base: u64, bytes: u64) {
     mapping::unmap(base, bytes);
 }
 
-/// Undoes [`take`].
+/// Ends the charge of [`take`], and gives the address space back.
 fn give(context: &Context, at: u64, bytes: u64) {
     let piece = Config::ALLOCATION_GRANULARITY_BYTES;
     if !is_small(bytes) {

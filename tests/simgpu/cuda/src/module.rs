@@ -96,15 +96,15 @@ type LastCost = Option<([u32; 7], KernelCost)>;
 
 /// A kernel in a context.
 pub struct Function {
-    /// Handle for clients.
+    /// The handle by which clients name the function.
     pub handle: usize,
-    /// Symbol, with a NUL.
+    /// The kernel's symbol, as a C string.
     pub name: std::ffi::CString,
     /// Handle of the function's module.
     pub module: usize,
     /// The context of the function's module.
     pub context: Arc<Context>,
-    /// Parameters.
+    /// The kernel's parameters.
     pub parameters: Vec<Parameter>,
     attributes: Attributes,
     last_cost: Mutex<LastCost>,
@@ -162,7 +162,7 @@ impl Function {
 
 /// Code loaded in a context.
 pub struct Module {
-    /// Handle for clients.
+    /// The handle by which clients name the module.
     pub handle: usize,
     /// The context in which the code is loaded.
     pub context: Arc<Context>,
@@ -276,7 +276,7 @@ impl Module {
 /// Code loaded without a context. At the first use of the code in a context, the context gets a
 /// module.
 pub struct Library {
-    /// Handle for clients.
+    /// The handle by which clients name the library.
     pub handle: usize,
     image: Image,
     /// Kernels in the image's order.
@@ -286,13 +286,13 @@ pub struct Library {
 
 /// A kernel of a library.
 pub struct Kernel {
-    /// Handle for clients.
+    /// The handle by which clients name the kernel.
     pub handle: usize,
-    /// Symbol, with a NUL.
+    /// The kernel's symbol, as a C string.
     pub name: std::ffi::CString,
     /// Handle of the kernel's library.
     pub library: usize,
-    /// Parameters.
+    /// The kernel's parameters.
     pub parameters: Vec<Parameter>,
     /// Attributes for all devices. The driver copies the attributes to each function that it makes
     /// of the kernel.

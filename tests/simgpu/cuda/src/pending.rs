@@ -35,13 +35,13 @@ pub enum HostCall {
 /// Comparison of a value in memory with the value of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Comparison {
-    /// The value in memory is cyclically at least the wait's value.
+    /// The wait ends once the value in memory is cyclically at least the wait's value.
     AtLeast,
-    /// The two values are equal.
+    /// The wait ends once the value in memory is equal to the wait's value.
     Equal,
-    /// The two values have a set bit in common.
+    /// The wait ends once the value in memory and the wait's value have a set bit in common.
     And,
-    /// A bit is set in neither of the two values.
+    /// The wait ends once a bit is clear both in the value in memory and in the wait's value.
     Nor,
 }
 
@@ -102,7 +102,7 @@ fn compare(found: u64, wanted: u64, comparison: Comparison, wide: bool) -> bool 
     }
 }
 
-/// One effect.
+/// An effect of GPU work on memory or on the host.
 #[derive(Debug)]
 pub enum Effect {
     /// Copies bytes from one address to another.
@@ -129,7 +129,7 @@ impl Effect {
 }
 
 struct Pending {
-    /// The effect takes place when this ticket is complete.
+    /// The ticket at whose completion the effect takes place.
     due: Ticket,
     effect: Effect,
 }

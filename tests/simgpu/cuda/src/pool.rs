@@ -72,9 +72,9 @@ enum Stuff {
     Imported(u64, u64),
 }
 
-/// One pool.
+/// A memory pool.
 pub struct Pool {
-    /// Handle for clients.
+    /// The handle by which clients name the pool.
     pub handle: usize,
     /// Ordinal of the memory's device.
     pub device: i32,

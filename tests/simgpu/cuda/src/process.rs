@@ -17,7 +17,7 @@ static STATE: AtomicU8 = AtomicU8::new(FRESH);
 static PROCESS: OnceLock<std::result::Result<Process, Status>> = OnceLock::new();
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
-/// The driver's view of the host.
+/// The state of the driver in this process: the virtual host, and the GPUs that the process sees.
 pub struct Process {
     host: Host,
     /// Engine index of each visible GPU, by ordinal.

@@ -5,10 +5,11 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status(pub u32);
 
-/// Result of the logic. The functions under `api/` turn the result into a code.
+/// The result of a logic function: a value or a [`Status`]. The functions under `api/` turn the
+/// result into a code.
 pub type Result<T> = std::result::Result<T, Status>;
 
-/// `CUDA_SUCCESS`
+/// The code `CUDA_SUCCESS`.
 pub const SUCCESS: u32 = 0;
 
 /// Returns the error [`INVALID_VALUE`] if `is_wrong` is true.

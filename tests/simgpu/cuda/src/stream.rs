@@ -36,11 +36,11 @@ pub enum DefaultStream {
     PerThread,
 }
 
-/// One stream.
+/// A CUDA stream.
 pub struct Stream {
-    /// Handle for clients; the special handle for a default stream.
+    /// The handle by which clients name the stream; the special handle for a default stream.
     pub handle: usize,
-    /// Unique in this process.
+    /// The number of the stream, unique in this process.
     pub id: u64,
     /// The stream's context; the primary context for a stream of a green context.
     pub context: Arc<Context>,
@@ -48,7 +48,7 @@ pub struct Stream {
     pub green: Option<Arc<Green>>,
     /// The engine's queue.
     pub engine: StreamId,
-    /// Creation flags.
+    /// The flags that the client passed at the creation.
     pub flags: u32,
     /// Priority within the valid range.
     pub priority: i32,

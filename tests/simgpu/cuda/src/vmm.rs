@@ -37,7 +37,7 @@ struct Exported {
 /// One piece of physical memory. When the last handle and mapping of the piece have gone, the
 /// driver releases the piece.
 pub struct Physical {
-    /// Handle for clients.
+    /// The handle by which clients name the piece of physical memory.
     pub handle: usize,
     /// Length of the piece.
     pub bytes: u64,

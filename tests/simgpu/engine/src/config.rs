@@ -17,7 +17,7 @@ pub const DEFAULT_TOML: &str = include_str!("default.toml");
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
-    /// One at a time, in turn.
+    /// The contexts use the GPU one at a time, in turn.
     TimeSlice,
 }
 
@@ -268,7 +268,7 @@ impl Config {
 
     /// Returns the place of a GPU on the PCI bus.
     pub fn pci_address(gpu: usize) -> PciAddress {
-        /// The low bus numbers belong to the machine's own devices.
+        /// The bus of the first GPU. The lower bus numbers belong to the machine's own devices.
         const FIRST_BUS: u32 = 0x40;
         PciAddress { domain: 0, bus: FIRST_BUS + gpu as u32, device: 0 }
     }

@@ -13,12 +13,13 @@ use crate::{
 };
 use std::ops::{Deref, DerefMut};
 
-/// The time of a census of the living processes.
+/// The condition under which the engine takes a census: it counts the living processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Census {
-    /// The engine counts now if the last census is older than [`liveness::interval_ns`].
+    /// The engine counts the processes now if the last census is older than
+    /// [`liveness::interval_ns`].
     WhenDue,
-    /// The engine counts now in any case.
+    /// The engine counts the processes now in any case.
     Now,
 }
 

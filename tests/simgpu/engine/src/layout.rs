@@ -12,26 +12,27 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"simgpu01");
 /// Version of the layout. Every change of the layout in this file increases the version.
 pub const VERSION: u64 = 9;
 
-/// Contexts of the whole host.
+/// The most contexts of the whole host.
 pub const MAX_CONTEXTS: usize = 1024;
-/// Streams of the whole host.
+/// The most streams of the whole host.
 pub const MAX_STREAMS: usize = 4096;
-/// Events of the whole host.
+/// The most events of the whole host.
 pub const MAX_EVENTS: usize = 1 << 17;
-/// Processes that the state remembers, dead ones included.
+/// The most processes that the state remembers, dead processes included.
 pub const MAX_PROCESSES: usize = 1024;
 /// The most kernels that run at once (the limit of compute capability 9.0). Also the most copies
 /// that run at once.
 pub const MAX_CONCURRENT: usize = 128;
-/// Places of a stream's ring: the stream's queue and the history of completion times.
+/// The number of places of a stream's ring, which holds the stream's queue and the history of
+/// completion times.
 pub const RING: usize = Config::MAX_QUEUE_DEPTH as usize;
 /// Size limit of the configuration's text.
 pub const MAX_CONFIG_BYTES: usize = 1 << 16;
 /// The most rules of the configuration's table of interference: each rule is a bit of a word.
 pub const MAX_INTERFERENCE: usize = u64::BITS as usize;
-/// Words that one transaction may change. The largest transaction is a step with [`MAX_CONCURRENT`]
-/// kernels and copies running. The step changes two words for each kernel and copy, and up to five
-/// more words for each kernel's or copy's process.
+/// The most words that one transaction may change. The largest transaction is a step with
+/// [`MAX_CONCURRENT`] kernels and copies running. The step changes two words for each kernel and
+/// copy, and up to five more words for each kernel's or copy's process.
 pub const JOURNAL: usize = 2048;
 /// Number of buckets that hold the busy time for the utilisation.
 pub const BUCKETS: usize = 17;
@@ -236,8 +237,8 @@ pub struct Process {
     pub server: Word,
     /// Not 0 if the process's MPS server has ended.
     pub has_lost_server: Word,
-    /// An MPS client: the part of the SMs that its kernels together can use, parts per million. Other
-    /// processes: 0.
+    /// For an MPS client: the part of the SMs that its kernels together can use, parts per million.
+    /// For other processes: 0.
     pub sm_limit_ppm: Word,
     /// Rules of interference whose `client` is this process, as bits.
     pub interference_client: Word,
@@ -264,7 +265,7 @@ pub struct ProcessGpu {
     /// Time at which the process last brought managed memory to the GPU.
     pub managed_at_ns: Word,
     pub contexts: Word,
-    /// An MPS server: the context in whose turns its clients run.
+    /// For an MPS server: the context in whose turns its clients run.
     pub seat: Word,
 }
 
@@ -274,7 +275,7 @@ pub struct Context {
     pub next_free: Word,
     pub process: Word,
     pub gpu: Word,
-    /// A context of an MPS client: the server's context. Other contexts: 0.
+    /// For a context of an MPS client: the server's context. For other contexts: 0.
     pub seat: Word,
     /// First of the context's streams with work, in the order in which they got work.
     pub first_stream: Word,
@@ -349,16 +350,17 @@ pub struct Item {
     /// Time of the item at full speed, in units of 1/[`TICKS_PER_NS`] ns.
     pub ticks: Word,
     pub eligible_ns: Word,
-    /// Kernel: `sm_ppm`. Copy: kind. Marker: event index plus one and generation, packed, or 0.
-    /// Wait: stream, packed.
+    /// The first argument of the item. For a kernel: `sm_ppm`. For a copy: its kind. For a marker:
+    /// event index plus one and generation, packed, or 0. For a wait: the stream, packed.
     pub a: Word,
-    /// Kernel: number of kernels that the item stands for. Marker: number of the event's record.
-    /// Wait: sequence.
+    /// The second argument of the item. For a kernel: the number of kernels that the item stands
+    /// for. For a marker: the number of the event's record. For a wait: the sequence.
     pub b: Word,
-    /// HostWait: time of the release, or 0.
+    /// For a wait for the host: the time of the release, or 0.
     pub released_ns: Word,
     pub completed_ns: Word,
-    /// Kernel that spins for peers: identifies the meeting (see [`pack_meeting`]). Other items: 0.
+    /// For a kernel that spins for peers: the meeting, packed ([`pack_meeting`]). For other
+    /// items: 0.
     pub meeting: Word,
 }
 

@@ -240,7 +240,8 @@ pub fn free_number<M: Memory>(memory: &M, state: &State) -> Result<usize, Error>
 /// Enters this process under `number`, in one transaction. This process has already locked the
 /// number's byte.
 pub fn enter<M: Memory>(memory: &mut M, state: &State, config: &Config, number: usize) {
-    /// `comm` has at most 15 characters and a terminating zero.
+    /// The size of a process's short name (`comm`), bytes: at most 15 characters and a terminating
+    /// zero.
     const COMM_BYTES: usize = 16;
     let process = &state.processes[number];
     let mut comm = [0; COMM_BYTES];

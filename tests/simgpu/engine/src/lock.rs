@@ -10,9 +10,9 @@ use std::{
     sync::atomic::{AtomicU32, Ordering},
 };
 
-/// No process holds the lock.
+/// The value of a lock that no process holds.
 const FREE: u32 = 0;
-/// Flag: a waiter may be asleep.
+/// The flag in the lock's value that says that a waiter may be asleep.
 const AWAITED: u32 = 1 << 31;
 /// Time after which a waiter checks whether the holder lives. A running holder needs microseconds.
 const PATIENCE_NS: libc::c_long = 1_000_000;

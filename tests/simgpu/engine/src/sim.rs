@@ -45,9 +45,9 @@ struct Running {
     engine: Engine,
     /// Urgency of the item's stream. Kernels of higher urgency get SMs first.
     urgency: u64,
-    /// Kernel: the part of the SMs that it can use.
+    /// For a kernel: the part of the SMs that it can use.
     sm_ppm: u64,
-    /// Kernel: the part of the SMs that it holds.
+    /// For a kernel: the part of the SMs that it holds.
     held_ppm: u64,
     /// The item runs at `speed.1 / speed.0` of its full speed.
     speed: (u64, u64),
@@ -226,13 +226,13 @@ fn index_of(stored: u64) -> Option<usize> {
 
 /// State of the head of a stream.
 enum Head<'a> {
-    /// The stream is empty.
+    /// The stream has no items.
     Empty,
     /// A kernel or copy with work left, which may run from `eligible_ns` on.
     Work { item: &'a Item, sequence: u64, ticks: u64, eligible_ns: u64 },
-    /// The head needs only time, and completes at `eligible_ns`.
+    /// The head item needs only time, and completes at `eligible_ns`.
     Ready { eligible_ns: u64 },
-    /// The head waits for another stream or for the host.
+    /// The head item waits for another stream or for the host.
     Blocked,
 }
 

@@ -10,25 +10,25 @@ pub const MAX_LINKS: usize = 18;
 /// configuration has the names of `nvidia-smi topo -m`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 pub enum Ancestor {
-    /// The GPU itself, because both are the same GPU.
+    /// Both GPUs are the same GPU.
     #[serde(rename = "X")]
     Same,
-    /// A board with several GPUs.
+    /// The nearest common part of the two GPUs is a board with several GPUs.
     #[serde(rename = "INTERNAL")]
     Board,
-    /// A PCIe switch.
+    /// The nearest common part of the two GPUs is a PCIe switch.
     #[serde(rename = "PIX")]
     Switch,
-    /// Several PCIe switches.
+    /// The nearest common part of the two GPUs is a group of PCIe switches.
     #[serde(rename = "PXB")]
     Switches,
-    /// A host bridge.
+    /// The nearest common part of the two GPUs is a host bridge.
     #[serde(rename = "PHB")]
     HostBridge,
-    /// A NUMA node.
+    /// The nearest common part of the two GPUs is a NUMA node.
     #[serde(rename = "NODE")]
     Node,
-    /// The machine as a whole.
+    /// The nearest common part of the two GPUs is the machine as a whole.
     #[serde(rename = "SYS")]
     System,
 }
@@ -37,25 +37,25 @@ pub enum Ancestor {
 /// topo -p2p`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 pub enum P2p {
-    /// The GPUs can, or both are the same GPU.
+    /// The GPUs can copy to each other directly, or both are the same GPU.
     #[serde(rename = "OK", alias = "X")]
     Ok,
-    /// The chipset cannot.
+    /// The chipset does not permit direct copies between the GPUs.
     #[serde(rename = "CNS")]
     Chipset,
-    /// The GPU cannot.
+    /// The GPU does not support direct copies to the other GPU.
     #[serde(rename = "GNS")]
     Gpu,
-    /// The topology does not permit it.
+    /// The topology does not permit direct copies between the GPUs.
     #[serde(rename = "TNS")]
     Topology,
-    /// The administrator turned it off.
+    /// The administrator turned off direct copies between the GPUs.
     #[serde(rename = "DR")]
     Disabled,
-    /// Not supported for another reason.
+    /// Direct copies between the GPUs are not supported for another reason.
     #[serde(rename = "NS")]
     NotSupported,
-    /// Not known.
+    /// Whether the GPUs can copy to each other directly is not known.
     #[serde(rename = "U")]
     Unknown,
 }

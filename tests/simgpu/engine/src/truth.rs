@@ -36,9 +36,9 @@ pub struct ProcessGpu {
     pub sm_ns: u64,
     /// Time in which the process ran at least one copy, beside any kernels.
     pub copy_busy_ns: u64,
-    /// Kernels completed, memsets and copies within the device included.
+    /// Number of completed kernels, memsets and copies within the device included.
     pub kernels: u64,
-    /// Copies completed.
+    /// Number of completed copies.
     pub copies: u64,
     /// Device memory that the process holds, context overhead included.
     pub memory_bytes: u64,
@@ -62,14 +62,14 @@ pub struct Process {
     pub comm: String,
     /// Whether the process still lives.
     pub alive: bool,
-    /// An MPS client: the part of the SMs that its kernels together can use, parts per million.
+    /// For an MPS client: the part of the SMs that its kernels together can use, parts per million.
     /// `None`: the process is no client.
     pub sm_limit_ppm: Option<u32>,
     /// Use of each GPU, by GPU index.
     pub gpus: Vec<ProcessGpu>,
 }
 
-/// One GPU.
+/// The true state of one GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Gpu {
     /// UUID.

@@ -53,7 +53,7 @@ pub struct Ticket {
 /// A work item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
-    /// Occupies SMs for a while.
+    /// A kernel, which occupies SMs for a while.
     Kernel {
         /// Time of the kernel when it gets all SMs that it can use. The engine adds the
         /// configuration's launch overhead `kernels` times.

@@ -9,11 +9,11 @@ use simgpu_driver::Result;
 use crate::kernels::{self, Extents, Kernel};
 use crate::objects::{SUCCESS, create, destroy};
 
-/// `CUBLAS_STATUS_NOT_INITIALIZED`
+/// The status `CUBLAS_STATUS_NOT_INITIALIZED`.
 const NOT_INITIALIZED: u32 = 1;
-/// `CUBLAS_STATUS_INVALID_VALUE`
+/// The status `CUBLAS_STATUS_INVALID_VALUE`.
 pub const INVALID_VALUE: u32 = 7;
-/// `CUBLAS_STATUS_EXECUTION_FAILED`
+/// The status `CUBLAS_STATUS_EXECUTION_FAILED`.
 const EXECUTION_FAILED: u32 = 13;
 /// The version of cuBLAS with which PyTorch is built: 10000 × major + 100 × minor + patch.
 pub const VERSION: i32 = 130_401;

@@ -8,11 +8,11 @@ use crate::blas::{INVALID_VALUE, VERSION, status};
 use crate::kernels::{self, Extents, Kernel};
 use crate::objects::{SUCCESS, create, destroy};
 
-/// `CUBLASLT_MATMUL_DESC_TRANSA`
+/// The attribute `CUBLASLT_MATMUL_DESC_TRANSA`.
 const TRANSA: u32 = 3;
-/// `CUBLASLT_MATMUL_DESC_TRANSB`
+/// The attribute `CUBLASLT_MATMUL_DESC_TRANSB`.
 const TRANSB: u32 = 4;
-/// `CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT`
+/// The attribute `CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT`.
 const BATCH_COUNT: u32 = 5;
 
 /// The description behind a `cublasLtMatmulDesc_t`. A field other than 0 means a transposed matrix.

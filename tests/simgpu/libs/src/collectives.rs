@@ -14,9 +14,9 @@ use simgpu_driver::Result;
 use crate::kernels;
 use crate::objects::{SUCCESS, create, destroy};
 
-/// `ncclUnhandledCudaError`
+/// The status `ncclUnhandledCudaError`.
 const CUDA_ERROR: u32 = 1;
-/// `ncclSystemError`
+/// The status `ncclSystemError`.
 const SYSTEM_ERROR: u32 = 2;
 /// The version of NCCL with which PyTorch is built: 10000 × major + 100 × minor + patch.
 const VERSION: i32 = 23_007;

@@ -115,7 +115,7 @@ pub fn multiply(kernel: Kernel, stream: CUstream, extents: Extents) -> Result<()
     launch(found(kernel)?, stream, [m.div_ceil(TILE), n.div_ceil(TILE), batch * k.div_ceil(TERMS)])
 }
 
-/// Launches the kernel of work on this many elements.
+/// Launches `kernel` with a grid for `elements` elements.
 pub fn pass_over(kernel: Kernel, stream: CUstream, elements: u64) -> Result<()> {
     launch(found(kernel)?, stream, [elements.div_ceil(ELEMENTS), 1, 1])
 }

@@ -1,6 +1,6 @@
 //! The objects behind the handles and descriptors of the libraries, and the status of their functions.
 
-/// `CUBLAS_STATUS_SUCCESS`, `CUDNN_STATUS_SUCCESS`, `ncclSuccess`
+/// The status of success: `CUBLAS_STATUS_SUCCESS`, `CUDNN_STATUS_SUCCESS` or `ncclSuccess`.
 pub const SUCCESS: u32 = 0;
 
 /// The status that the body of an exported function gives.

@@ -401,7 +401,8 @@ export! {
     }
 
     nvmlSystemGetNVMLVersion(version: *mut c_char, length: c_uint) |library| {
-        /// A CUDA version is 1000 times the major number plus the minor part.
+        /// The factor of the major number in a CUDA version, which is 1000 times the major number
+        /// plus the minor part.
         const PER_MAJOR: i32 = 1000;
         let config = library.config();
         let text = format!("{}.{}", config.driver_version / PER_MAJOR, config.driver_release);

@@ -32,7 +32,7 @@ pub struct Library {
 
 static LIBRARY: Mutex<Option<Library>> = Mutex::new(None);
 
-/// A handle is the address of one of these bytes.
+/// The bytes whose addresses are the handles of the GPUs.
 static HANDLES: [u8; MAX_GPUS] = [0; MAX_GPUS];
 
 /// Runs a call under the process's fault rules and turns its result into a return code. Never

@@ -33,13 +33,14 @@ pub enum SymbolsError {
     /// The file is no program or library.
     #[error("is not a program or library for this machine")]
     NotElf,
-    /// The tables contradict themselves, or are larger than the tables of any driver.
+    /// The tables of the ELF file contradict themselves, or are larger than the tables of any
+    /// driver.
     #[error("has malformed symbol tables")]
     Malformed,
-    /// The file is stripped of all symbols.
+    /// The file has no symbols.
     #[error("is stripped, so the daemon cannot find its functions")]
     NoSymbols,
-    /// The file has symbols, but none of the driver's functions.
+    /// The file has symbols, but no symbol of the driver's functions.
     #[error("has none of the driver's functions")]
     NoFunctions,
 }

@@ -32,8 +32,8 @@ impl Undertaker {
         Ok(Self { probes })
     }
 
-    /// Queues probes for the thread to detach. Until the detachment, the probes count for `source`,
-    /// if there is a source.
+    /// Queues probes, which a thread detaches later. Until the thread detaches the probes, they
+    /// count for `source`, if there is a source.
     pub fn take(&self, source: Option<Source>, probes: Vec<UProbeLink>) {
         // If the thread has ended, this function drops the probes, and so detaches them.
         let _ = self.probes.send((source, probes));

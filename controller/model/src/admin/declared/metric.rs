@@ -49,7 +49,7 @@ pub enum Measure<'a> {
 }
 
 impl<'a> Measure<'a> {
-    /// Returns the measure of a sum with the times by length.
+    /// Returns this sum of times, with the number of times of each length.
     pub fn by_length(self, lengths: &'a [u64]) -> Self {
         match self {
             Self::Number(sum) => Self::Lengths(sum, lengths),
@@ -60,7 +60,8 @@ impl<'a> Measure<'a> {
 
 /// A type of fields that can be in the metrics.
 pub trait Measured {
-    /// Returns the value. A truth is 0 or 1, and a list counts by its length.
+    /// Returns the field's value for the metrics. A `bool` is 0 or 1, and a list counts by its
+    /// length.
     fn measure(&self) -> Measure<'_>;
 }
 

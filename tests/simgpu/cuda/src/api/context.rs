@@ -1,4 +1,4 @@
-//! Contexts.
+//! The driver functions for contexts.
 use std::ffi::c_void;
 
 use deepres_abi::driver::types::*;

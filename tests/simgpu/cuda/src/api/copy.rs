@@ -1,4 +1,4 @@
-//! Copies and memsets.
+//! The driver functions for copies and memsets.
 use std::ffi::c_void;
 use std::sync::Arc;
 

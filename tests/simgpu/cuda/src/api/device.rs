@@ -1,4 +1,4 @@
-//! Devices.
+//! The driver functions for devices.
 use super::prelude::*;
 use crate::process::{config, device_count, gpu_of, host};
 use crate::{device, graph_memory, pool};

@@ -1,4 +1,4 @@
-//! Events.
+//! The driver functions for events.
 use super::prelude::*;
 use crate::capture;
 use crate::context;

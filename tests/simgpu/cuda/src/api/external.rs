@@ -17,7 +17,7 @@ struct HandleDescription {
     reserved: [u32; 16],
 }
 
-/// `CUDA_EXTERNAL_MEMORY_BUFFER_DESC`
+/// The C struct `CUDA_EXTERNAL_MEMORY_BUFFER_DESC`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct BufferDescription {
@@ -27,7 +27,7 @@ struct BufferDescription {
     reserved: [u32; 16],
 }
 
-/// `CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC`
+/// The C struct `CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct ArrayDescription {

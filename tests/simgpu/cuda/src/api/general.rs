@@ -1,4 +1,4 @@
-//! Start, versions, errors, look-ups, the profiler.
+//! The driver functions for the start, versions, errors, look-ups and the profiler.
 use std::ffi::CStr;
 
 use super::prelude::*;

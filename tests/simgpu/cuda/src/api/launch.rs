@@ -1,4 +1,4 @@
-//! Launches of kernels and graphs.
+//! The driver functions that launch kernels and graphs.
 use deepres_abi::driver::ApiId;
 
 use super::prelude::*;

@@ -1,4 +1,4 @@
-//! Allocation of memory, and queries about it.
+//! The driver functions that allocate memory or answer questions about memory.
 use std::ffi::c_void;
 
 use deepres_abi::driver::types::*;
@@ -345,7 +345,7 @@ calls! {
     }
 }
 
-/// `CUDA_ARRAY_MEMORY_REQUIREMENTS`
+/// The C struct `CUDA_ARRAY_MEMORY_REQUIREMENTS`.
 #[repr(C)]
 struct MemoryRequirements {
     bytes: usize,

@@ -1,4 +1,4 @@
-//! Modules, libraries, functions, kernels, occupancy.
+//! The driver functions for modules, libraries, functions, kernels and occupancy.
 use super::Api;
 use super::prelude::*;
 use crate::context;

@@ -12,7 +12,7 @@ use crate::module;
 use crate::operation::{Arguments, Launch, Operation};
 use crate::pending::HostCall;
 
-/// `CUDA_BATCH_MEM_OP_NODE_PARAMS`
+/// The C struct `CUDA_BATCH_MEM_OP_NODE_PARAMS`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct BatchParams {

@@ -1,4 +1,4 @@
-//! Stream-ordered allocation.
+//! The driver functions for memory pools and stream-ordered allocation.
 use std::os::fd::IntoRawFd as _;
 
 use super::prelude::*;

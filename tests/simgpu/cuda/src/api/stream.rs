@@ -1,4 +1,4 @@
-//! Streams, captures, and stream operations other than kernels and copies.
+//! The driver functions for streams, captures, and stream operations except kernels and copies.
 use std::ffi::c_void;
 
 use deepres_abi::driver::types::*;

@@ -1,4 +1,4 @@
-//! Virtual memory management.
+//! The driver functions of virtual memory management: reservations, physical memory and mappings.
 use super::prelude::*;
 use crate::memory::{self, Kind};
 use crate::vmm;

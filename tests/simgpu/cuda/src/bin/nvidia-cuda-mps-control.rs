@@ -160,7 +160,7 @@ struct Daemon {
     listener: UnixListener,
     default_percent: f64,
     server: Option<Server>,
-    /// Locked as long as the daemon runs.
+    /// The lock file, which is locked as long as the daemon runs.
     _lock: File,
 }
 

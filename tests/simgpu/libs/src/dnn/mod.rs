@@ -13,13 +13,13 @@ use simgpu_driver::Result;
 use crate::kernels;
 use crate::objects::{SUCCESS, create, destroy};
 
-/// `CUDNN_STATUS_NOT_INITIALIZED`
+/// The status `CUDNN_STATUS_NOT_INITIALIZED`.
 const NOT_INITIALIZED: u32 = 1001;
-/// `CUDNN_STATUS_BAD_PARAM`
+/// The status `CUDNN_STATUS_BAD_PARAM`.
 const BAD_PARAM: u32 = 2000;
-/// `CUDNN_STATUS_NOT_SUPPORTED`
+/// The status `CUDNN_STATUS_NOT_SUPPORTED`.
 const NOT_SUPPORTED: u32 = 3000;
-/// `CUDNN_STATUS_EXECUTION_FAILED`
+/// The status `CUDNN_STATUS_EXECUTION_FAILED`.
 const EXECUTION_FAILED: u32 = 5000;
 
 /// The version of cuDNN with which PyTorch is built: 10000 × major + 100 × minor + patch.

@@ -1,4 +1,4 @@
-//! Copies.
+//! The functions of the runtime for copies.
 
 use deepres_abi::driver::types as cu;
 use simgpu_driver::{Result, driver};

@@ -1,4 +1,4 @@
-//! Devices and their properties.
+//! The functions of the runtime for devices and their properties.
 
 use deepres_abi::driver::types as cu;
 use simgpu_driver::{Result, driver};

@@ -21,7 +21,7 @@ pub struct Configuration {
     pub block: dim3,
     /// Dynamic shared memory of a block.
     pub shared_bytes: usize,
-    /// Stream.
+    /// The stream of the launch.
     pub stream: cudaStream_t,
 }
 
