@@ -19,7 +19,7 @@ use rand_chacha::rand_core::{Rng as _, SeedableRng as _};
 use serde::Serialize;
 
 use models::Model;
-pub use page::page;
+pub use page::{HEADING, page};
 pub use report::print_table;
 
 /// Nanoseconds in a millisecond.

@@ -9,19 +9,22 @@ use super::{Evaluation, Row, bars, models, name};
 /// The mixes of the table: the named ones, and one in which nothing can be won.
 const SHOWN: [&str; 5] = [bars::NAMED[0], bars::NAMED[1], bars::NAMED[2], bars::NAMED[3], "R50+BERT"];
 
+/// The heading of the section of the page.
+pub const HEADING: &str = "## GACER";
+
 /// Returns the section of the page.
 ///
 /// # Errors
 /// A model cannot be read.
 pub fn page() -> Result<String> {
-    let mut page = "## GACER\n\n**Claim:** Several models run on a GPU at once. GACER searches how finely the models are cut in\n\
+    let text = "\n\n**Claim:** Several models run on a GPU at once. GACER searches how finely the models are cut in\n\
                     space and in time, and claims speedups over other ways for all mixes. The abstract has no figure.\n\
                     The figure 1.37 to 1.66 times as fast as one model after the other is recalled. It was not found.\n\
                     Source: the abstract of GACER, arXiv 2304.11745.\n\n\
                     One iteration of each model, on a model of a V100. `deepres` follows a plan where one pays.\n\n\
                     | mix | sequential, ms | temporal | streams | MPS | `deepres` | bound | of the bound | × sequential |\n\
-                    |---|---|---|---|---|---|---|---|---|\n"
-        .to_owned();
+                    |---|---|---|---|---|---|---|---|---|\n";
+    let mut page = [HEADING, text].concat();
     let [orion, _] = models::ours();
     let models = models::read(&orion)?;
     for mix in models::mixes(&models) {
