@@ -494,16 +494,16 @@ impl Scheduler {
     }
 
     /// Returns whether a tenant may have shared the GPU since the last decision: it had work in
-    /// flight or might launch, and another tenant had work in flight.
+    /// flight or might launch, and another tenant had work in flight or might launch at any time.
     pub fn shares(&self, id: TenantId) -> bool {
         let Some(tenant) = self.tenants.get(id) else { return false };
         // Owners with parts of the SMs run at once, and do not slow each other down.
         if self.company.is_in_space() {
             return false;
         }
-        let holds = self.hold.is_some_and(|hold| hold.tenant == id)
-            || (self.company.has_gpu() && tenant.grant == Grant::Open);
-        (tenant.flew || holds) && self.flying > usize::from(tenant.flew)
+        let holds = self.hold.is_some_and(|hold| hold.tenant == id);
+        let is_together = self.company.has_gpu() && tenant.grant == Grant::Open;
+        is_together || ((tenant.flew || holds) && self.flying > usize::from(tenant.flew))
     }
 
     /// Returns a tenant's lag, ns: GPU time that the tenant is owed; negative for a debt.
