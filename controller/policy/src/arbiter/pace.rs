@@ -1,27 +1,28 @@
 //! The pace at which the arbiter answers the bells of one ringer. A process that rings its bells in
 //! a loop would otherwise make the arbiter look without a pause.
 //!
-//! Each ring costs its ringer a price in time. A ringer that rings more slowly than one ring per
-//! price, or that was quiet before, has an answer at once. Any other ring has its answer later, and
-//! the arbiter does not listen to that bell until then.
+//! Each look costs its ringer a price in time. If the ringer rang less than one price after its last
+//! look, and has saved nothing, the arbiter looks later. The look answers all rings up to then, so
+//! the ringer pays once for all of them. So a ring waits at most one price, and a ringer of many
+//! processes waits no longer than a ringer of one.
 //!
-//! A ring with a cause costs as much as a ring without a cause. The cause would be a change of the
+//! A look with a cause costs as much as a look without a cause. The cause would be a change of the
 //! ringer's own meter page, and a process can change its meter page as often as it rings.
 
 use core::time::Duration;
 
-/// The price of a ring, ns. In a program, each ring belongs to a burst of launches, or to a gate
+/// The price of a look, ns. In a program, each ring belongs to a burst of launches, or to a gate
 /// that the arbiter changed. Bursts every 0.3 ms, and two rings in a hand-off every 2 ms, cost less
 /// than nine tenths of the time. A look of 10 µs takes a twentieth of this price.
-pub const RING_NS: u64 = Duration::from_micros(200).as_nanos() as u64;
-/// The increase of the price for each session of the ringer, ns. A look reads the meter of each
-/// session in less than a quarter of this time.
+pub const PRICE_NS: u64 = Duration::from_micros(200).as_nanos() as u64;
+/// The increase of the price for each session on the GPU, ns. A look reads the meter of each session
+/// in less than a quarter of this time.
 pub const SESSION_NS: u64 = Duration::from_micros(1).as_nanos() as u64;
-/// The time that a quiet ringer has saved at most, ns: a hundred rings of one session. A hand-off
-/// may wake a hundred threads, and each of these threads may ring.
+/// The time that a quiet ringer has saved at most, ns: a hundred looks. A hand-off may wake a
+/// hundred threads, and each of these threads may ring.
 pub const SAVED_NS: u64 = Duration::from_millis(20).as_nanos() as u64;
 
-/// The rings of one ringer that the ringer has paid for.
+/// The looks that one ringer has paid for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Pace {
     /// The time up to which the ringer has spent its time, ns.
@@ -29,10 +30,11 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// Charges a ring at `now_ns` to a ringer with this many sessions. Returns when the arbiter
-    /// answers the ring, ns: `now_ns`, or a later time.
-    pub fn ring(&mut self, now_ns: u64, sessions: usize) -> u64 {
-        let price_ns = RING_NS.saturating_add(SESSION_NS.saturating_mul(sessions as u64));
+    /// Charges a look at this many sessions to a ringer that rings at `now_ns`. Returns the time of
+    /// the look, ns: `now_ns`, or a later time. Until that time, further rings cost nothing, and the
+    /// caller does not call this function again.
+    pub fn look(&mut self, now_ns: u64, sessions: usize) -> u64 {
+        let price_ns = PRICE_NS.saturating_add(SESSION_NS.saturating_mul(sessions as u64));
         let spent_ns = self.spent_ns.max(now_ns.saturating_sub(SAVED_NS));
         self.spent_ns = spent_ns.saturating_add(price_ns);
         self.spent_ns.max(now_ns)
@@ -53,7 +55,7 @@ mod tests {
     const MS: u64 = 1_000_000;
 
     fn price_ns(sessions: usize) -> u64 {
-        RING_NS + SESSION_NS * sessions as u64
+        PRICE_NS + SESSION_NS * sessions as u64
     }
 
     #[test]
@@ -63,14 +65,14 @@ mod tests {
         // The bell rings anew as soon as the ring before has its answer.
         let mut now_ns = START_NS;
         for count in 1..=10 * saved {
-            let answer_ns = pace.ring(now_ns, 1);
+            let answer_ns = pace.look(now_ns, 1);
             assert_eq!(answer_ns == now_ns, count <= saved, "{count}");
             now_ns = answer_ns;
         }
         assert!((now_ns - START_NS).abs_diff(9 * saved * price_ns(1)) < price_ns(1));
         assert!(!pace.is_as_new(now_ns));
         now_ns += price_ns(1);
-        assert_eq!(pace.ring(now_ns, 1), now_ns);
+        assert_eq!(pace.look(now_ns, 1), now_ns);
         assert!(pace.is_as_new(now_ns + SAVED_NS));
     }
 
@@ -84,30 +86,32 @@ mod tests {
         rings.sort_unstable();
         for (at_ns, count) in rings {
             for _ in 0..count {
-                assert_eq!(pace.ring(START_NS + at_ns, 1), START_NS + at_ns);
+                assert_eq!(pace.look(START_NS + at_ns, 1), START_NS + at_ns);
             }
         }
     }
 
     proptest! {
-        // The rings do not wait for answers, as the rings of several bells do not.
         #[test]
-        fn answers_are_bounded_in_each_span(
+        fn looks_are_bounded_in_each_span_and_no_ring_waits_longer_than_a_price(
             gaps_ns in prop::collection::vec(prop_oneof![0..10_000u64, 0..MS, 0..50 * MS], 1..500),
             sessions in 1..1_000usize,
             first in any::<prop::sample::Index>(),
         ) {
             let (mut pace, mut now_ns) = (Pace::default(), START_NS);
-            let answers_ns: Vec<u64> = gaps_ns
-                .iter()
-                .map(|gap_ns| {
-                    now_ns += gap_ns;
-                    pace.ring(now_ns, sessions)
-                })
-                .collect();
-            let span = &answers_ns[first.index(answers_ns.len())..];
-            for (count, answer_ns) in span.iter().enumerate() {
-                prop_assert!(count as u64 <= (SAVED_NS + answer_ns - span[0]) / price_ns(sessions));
+            let mut looks_ns: Vec<u64> = Vec::new();
+            for gap_ns in gaps_ns {
+                now_ns += gap_ns;
+                // The look that is due answers each ring before it.
+                if looks_ns.last().is_none_or(|look_ns| *look_ns <= now_ns) {
+                    let look_ns = pace.look(now_ns, sessions);
+                    prop_assert!(look_ns <= now_ns + price_ns(sessions));
+                    looks_ns.push(look_ns);
+                }
+            }
+            let span = &looks_ns[first.index(looks_ns.len())..];
+            for (count, look_ns) in span.iter().enumerate() {
+                prop_assert!(count as u64 <= (SAVED_NS + look_ns - span[0]) / price_ns(sessions));
             }
         }
 
@@ -119,7 +123,7 @@ mod tests {
             let (mut pace, mut now_ns) = (Pace::default(), START_NS);
             for gap_ns in gaps_ns {
                 now_ns += gap_ns + price_ns(sessions);
-                prop_assert_eq!(pace.ring(now_ns, sessions), now_ns);
+                prop_assert_eq!(pace.look(now_ns, sessions), now_ns);
             }
         }
     }

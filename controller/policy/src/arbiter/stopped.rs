@@ -12,6 +12,10 @@ use deepres_abi::meter::Reading;
 /// it, ns. This is also the time between two such questions.
 const QUIET_NS: u64 = Duration::from_millis(5).as_nanos() as u64;
 
+/// The least time between two such questions about a process that is stopped and whose meter page
+/// changes, ns. Another process that shares the page could otherwise cause a question in each turn.
+const AGAIN_NS: u64 = Duration::from_millis(1).as_nanos() as u64;
+
 /// The progress of one process, and whether the process is stopped.
 #[derive(Debug, Default)]
 pub struct Stopped {
@@ -21,6 +25,8 @@ pub struct Stopped {
     /// The last time at which the process made progress or was idle, ns.
     quiet_since_ns: u64,
     asked_ns: u64,
+    /// Whether the meter page changed since the last question about the stopped process.
+    has_changed: bool,
 }
 
 impl Stopped {
@@ -64,10 +70,11 @@ impl Stopped {
             self.rest(now_ns);
             return (now, false);
         }
-        let is_due = now_ns.saturating_sub(self.asked_ns.max(self.quiet_since_ns)) >= QUIET_NS;
-        let asks = is_due || (self.is_stopped && gets_on);
+        self.has_changed |= gets_on;
+        let pause_ns = if self.is_stopped && self.has_changed { AGAIN_NS } else { QUIET_NS };
+        let asks = now_ns.saturating_sub(self.asked_ns.max(self.quiet_since_ns)) >= pause_ns;
         if asks {
-            self.asked_ns = now_ns;
+            (self.asked_ns, self.has_changed) = (now_ns, false);
         }
         let without_wishes = Reading { waiters: 0, in_flight: false, in_flight_ns: 0, ..now };
         (if self.is_stopped { without_wishes } else { now }, asks)
@@ -117,5 +124,27 @@ mod tests {
             assert!(reading.wants() && !asks);
             before = now;
         }
+    }
+    #[test]
+    fn a_stopped_process_whose_page_changes_is_asked_about_at_a_pace() {
+        let mut stopped = Stopped::default();
+        let (start_ns, mut before, mut asked_ns) = (1_000_000_000, waits(), Vec::new());
+        assert!(look(&mut stopped, true, start_ns, Some(true)).1);
+        // Another process that shares the page changes the page before each look.
+        for now_ns in (start_ns + 1..start_ns + 10 * AGAIN_NS).step_by(10_000) {
+            let now = Reading { updated_ns: now_ns, ..before };
+            if stopped.look(&before, now, true, now_ns, None).1 {
+                asked_ns.push(now_ns);
+            }
+            before = now;
+        }
+        assert!(asked_ns[0] >= start_ns + AGAIN_NS);
+        assert!(asked_ns.windows(2).all(|pair| pair[1] - pair[0] >= AGAIN_NS), "{asked_ns:?}");
+        assert!(asked_ns.len() >= 9, "a process that goes on is noticed: {asked_ns:?}");
+        // One change suffices, though no look within the pause may ask.
+        let at_ns = asked_ns[asked_ns.len() - 1];
+        let now = Reading { updated_ns: 1, ..before };
+        assert!(!stopped.look(&before, now, true, at_ns + 1, None).1);
+        assert!(stopped.look(&now, now, true, at_ns + AGAIN_NS, None).1);
     }
 }

@@ -139,11 +139,16 @@ mod measured {
     /// The most by which an attack may lengthen the 99th percentile of another tenant's waits, ms:
     /// the median of the pairs.
     const MOST_ADDED_MS: f64 = 2.0;
+    /// The least number of turns that an attack adds in [`WINDOW`]. On a busy machine, an attack in
+    /// spare time may never run. A fifth of the turns of a bell that rings in a loop.
+    const LEAST_ADDED_TURNS: u64 = 4_000;
+    /// The time in which a run measures.
+    const WINDOW: Duration = Duration::from_secs(5);
 
-    /// Returns the 99th percentile of the waits of a server's launches, ms. Beside the server, one
-    /// backlogged job of root and one of [`NOBODY`] run, and with `is_attacked` also the rest of the
-    /// attack.
-    fn wait_p99_ms(is_attacked: bool) -> f64 {
+    /// Returns the 99th percentile of the waits of a server's launches, ms, and the arbiter's turns.
+    /// Beside the server, one backlogged job of root and one of [`NOBODY`] run, and with
+    /// `is_attacked` also the rest of the attack.
+    fn wait_p99_ms_and_turns(is_attacked: bool) -> (f64, u64) {
         let host = Host::measuring();
         host.let_all_users_in();
         let daemon = host.daemon();
@@ -155,15 +160,20 @@ mod measured {
         thread::sleep(Duration::from_secs(1));
         let requests = ["--kernel", "busy_1000us", "--rate", "100", "--seconds", "6"];
         let server = host.spawn(host.run(&["--name", "server"], c_client("serve"), &requests));
-        let window = Window::measure(&host, Duration::from_secs(5));
+        let turns = || number(&host.status()["gpus"][0], "turns");
+        let before = turns();
+        let window = Window::measure(&host, WINDOW);
+        let turns = turns() - before;
         let said = server.finish().success().json();
         let [mallory, rival] = ["mallory", "rival"].map(|name| window.true_percent(name));
-        println!("attacked: {is_attacked}, mallory {mallory:.1} %, rival {rival:.1} %, {said}");
+        println!(
+            "attacked: {is_attacked}, mallory {mallory:.1} %, rival {rival:.1} %, {turns} turns, {said}"
+        );
         // Each kernel of `mallory` is longer than a lease. If the arbiter forgave the debts,
         // `mallory` would have more than `rival`.
         assert!(mallory <= rival + ALLOWED_POINTS, "{mallory:.1} % beside {rival:.1} %");
         assert!(!daemon.stderr().contains("made no decision"), "{}", daemon.stderr());
-        said["launch_us"]["p99"].as_f64().expect("a figure") / 1e3
+        (said["launch_us"]["p99"].as_f64().expect("a figure") / 1e3, turns)
     }
 
     #[test]
@@ -173,8 +183,10 @@ mod measured {
             return;
         }
         let mut added_ms = [(); PAIRS].map(|()| {
-            let before_ms = wait_p99_ms(false);
-            wait_p99_ms(true) - before_ms
+            let (before_ms, turns_before) = wait_p99_ms_and_turns(false);
+            let (attacked_ms, turns) = wait_p99_ms_and_turns(true);
+            assert!(turns >= turns_before + LEAST_ADDED_TURNS, "no attack: {turns_before}, {turns} turns");
+            attacked_ms - before_ms
         });
         added_ms.sort_by(f64::total_cmp);
         println!("added to the 99th percentile: {added_ms:.2?} ms");
