@@ -736,7 +736,8 @@ impl Node {
         let record = &state.records[place].record;
         let (count, phase) = (record.slots.as_ref().map_or(0, Slots::count), record.phase);
         // A container that waits may still get another GPU, if one is open.
-        let has_hope = phase == Phase::Waits && state.shares.open_gpus().any(|gpu| record.among.contains(gpu));
+        let has_hope =
+            phase == Phase::Waits && state.shares.open_gpus().any(|gpu| record.among.contains(gpu));
         if !has_hope && let Some(fault) = state.fault(record) {
             return Ok(Some(format!("{fault}; delete the pod, and the next one gets another GPU")));
         }

@@ -173,10 +173,11 @@ mod tests {
     fn the_accounts_on_a_gpu_that_is_lost_now_are_in_the_next_state() {
         let account = SavedAccount { lag_ns: -7, ..SavedAccount::default() };
         let accounts = vec![OnGpu { uuid: "GPU-1".to_owned(), saved: account }];
-        let tenant = SavedTenant { name: "train".to_owned(), accounts: accounts.clone(), ..Default::default() };
+        let tenant =
+            SavedTenant { name: "train".to_owned(), accounts: accounts.clone(), ..Default::default() };
         let before = State::new("boot", 1, Vec::new(), vec![tenant]);
         let (gpus, mut tenants) = (Gpus::default(), Tenants::default());
-        let caps_of = |_: &SavedTenant| Default::default();
+        let caps_of = |_: &SavedTenant| (Caps::default(), CapOf::Everyone);
         restore(&before, &gpus, &mut tenants, &mut 0, Wish::default(), caps_of).unwrap();
         assert!(!tenants.get("train").unwrap().has_no_accounts());
         assert_eq!(state("boot", &gpus, &tenants, &[]).tenants[0].accounts, accounts);
