@@ -29,6 +29,9 @@ const UNKNOWN_XID: u64 = 999;
 /// The fault of a GPU of which NVML told nothing when the daemon started.
 pub const LOST: &str =
     "NVML told nothing of the GPU at the daemon's start: reset the GPU, and restart the daemon";
+/// The number of looks at a question without an answer after which the driver hangs. The daemon counts
+/// its looks and not the time, because a daemon that was stopped could not take an answer.
+const HANG_LOOKS: u32 = (STUCK.as_secs() / PERIOD.as_secs()) as u32;
 /// The fault of a GPU at whose question the driver hangs.
 const HANGS: &str = "the driver does not answer for the GPU";
 
@@ -52,23 +55,26 @@ impl Faults {
 
     /// Returns the fault of a GPU.
     pub fn of(&self, uuid: &str) -> Option<String> {
-        self.with(|gpus| gpus.get(uuid)?.fault(Instant::now()))
+        self.with(|gpus| gpus.get(uuid)?.fault())
     }
 
     /// Returns all faults.
     pub fn all(&self) -> BTreeMap<String, String> {
-        self.all_at(Instant::now())
-    }
-
-    fn all_at(&self, now: Instant) -> BTreeMap<String, String> {
-        let fault = |(uuid, gpu): (&String, &Health)| Some((uuid.clone(), gpu.fault(now)?));
+        let fault = |(uuid, gpu): (&String, &Health)| Some((uuid.clone(), gpu.fault()?));
         self.with(|gpus| gpus.iter().filter_map(fault).collect())
     }
 
-    /// Logs each change of the faults. Never returns.
+    /// Looks at the questions that the driver has.
+    fn look(&self) {
+        let count = |gpu: &mut Health| gpu.asked = gpu.asked.map(|looks| looks.saturating_add(1));
+        self.with(|gpus| gpus.values_mut().for_each(count));
+    }
+
+    /// Looks at the GPUs once a second, and logs each change of the faults. Never returns.
     pub async fn log_changes(self) {
         let mut before = BTreeMap::new();
         loop {
+            self.look();
             let now = self.all();
             let uuids: BTreeSet<&String> = before.keys().chain(now.keys()).collect();
             for gpu in uuids.into_iter().filter(|gpu| before.get(*gpu) != now.get(*gpu)) {
@@ -105,9 +111,9 @@ impl Faults {
         }
     }
 
-    /// Asks the driver for a GPU, and notes since when.
+    /// Asks the driver for a GPU, and notes that the driver has the question.
     fn during<T>(&self, uuid: &str, ask: impl FnOnce() -> T) -> T {
-        self.change(uuid, |gpu| gpu.asked = Some(Instant::now()));
+        self.change(uuid, |gpu| gpu.asked = Some(0));
         let answer = ask();
         self.change(uuid, |gpu| gpu.asked = None);
         answer
@@ -215,8 +221,9 @@ impl<'nvml> Events<'nvml> {
 struct Health {
     /// A fault that NVML does not tell.
     untold: Option<String>,
-    /// Since when the driver has a question about the GPU; `None` if it has none.
-    asked: Option<Instant>,
+    /// How often the daemon looked while the driver has a question about the GPU; `None` if the driver
+    /// has none.
+    asked: Option<u32>,
     /// Whether NVML has ever answered for the GPU.
     is_known: bool,
     /// Why NVML says nothing of the GPU.
@@ -250,8 +257,8 @@ impl Health {
         }
     }
 
-    fn fault(&self, now: Instant) -> Option<String> {
-        let hangs = self.asked.is_some_and(|asked| now.saturating_duration_since(asked) >= STUCK);
+    fn fault(&self) -> Option<String> {
+        let hangs = self.asked.is_some_and(|looks| looks >= HANG_LOOKS);
         let hangs = || hangs.then(|| HANGS.to_owned());
         let lost = || self.lost.map(str::to_owned);
         let xid = || self.xid.map(|xid| format!("Xid {xid}: reset the GPU, and restart the daemon"));
@@ -265,7 +272,7 @@ mod tests {
     use std::sync::mpsc;
 
     fn fault(gpu: &Health) -> Option<String> {
-        gpu.fault(Instant::now())
+        gpu.fault()
     }
 
     #[test]
@@ -315,11 +322,25 @@ mod tests {
         });
         began.recv().unwrap();
         faults.during("GPU-2", || ());
-        assert_eq!(faults.all(), BTreeMap::new(), "an answer takes its time");
-        let hung = Instant::now() + STUCK;
-        assert_eq!(faults.all_at(hung), BTreeMap::from([("GPU-1".to_owned(), HANGS.to_owned())]));
+        for _ in 1..HANG_LOOKS {
+            faults.look();
+            assert_eq!(faults.all(), BTreeMap::new(), "an answer takes its time");
+        }
+        faults.look();
+        assert_eq!(faults.all(), BTreeMap::from([("GPU-1".to_owned(), HANGS.to_owned())]));
         drop(answer);
         thread.join().unwrap();
-        assert_eq!(faults.all_at(hung), BTreeMap::new());
+        assert_eq!(faults.all(), BTreeMap::new());
+    }
+
+    #[test]
+    fn a_daemon_that_was_stopped_finds_no_driver_that_hangs() {
+        let faults = Faults::default();
+        faults.during("GPU-1", || {
+            // No look falls into the time for which the daemon is stopped, and one look follows.
+            faults.look();
+            faults.look();
+            assert_eq!(faults.of("GPU-1"), None);
+        });
     }
 }

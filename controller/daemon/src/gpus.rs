@@ -23,6 +23,8 @@ const UUID_PREFIX: &str = "GPU-";
 const SIMULATED: &str = "simulated";
 /// The name of a GPU of which NVML told nothing.
 const LOST: &str = "lost GPU";
+/// The UUID of a lost GPU, but for its number.
+const LOST_UUID: u128 = 0xffff_ffff << 96;
 
 /// A GPU of this host, as NVML describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -87,11 +89,13 @@ impl Gpu {
         })
     }
 
-    /// Returns the stand-in for a GPU of which NVML told nothing. Its UUID is no GPU's.
+    /// Returns the stand-in for a GPU of which NVML told nothing. Its UUID is no GPU's, and not zero,
+    /// because a UUID of zeros stands for no GPU.
     pub fn lost(number: usize) -> Self {
+        let uuid = LOST_UUID | number as u128;
         Self {
-            uuid_text: format!("{UUID_PREFIX}00000000-0000-0000-0000-{number:012x}"),
-            uuid: (number as u128).to_be_bytes(),
+            uuid_text: format!("{UUID_PREFIX}{:08x}-0000-0000-0000-{number:012x}", LOST_UUID >> 96),
+            uuid: uuid.to_be_bytes(),
             name: LOST.to_owned(),
             simulated: false,
             memory_bytes: 0,
@@ -101,10 +105,11 @@ impl Gpu {
     }
 
     /// Returns all GPUs of the host, in NVML's order, but at most as many as pages have slots. A GPU
-    /// that NVML cannot describe is [lost](Self::lost). Waits for NVML for a limited time.
+    /// that the driver lost, or that needs a reset, is [lost](Self::lost). Waits for NVML for a limited
+    /// time.
     ///
     /// # Errors
-    /// [`GpuError`], which names the missing part. NVML can describe no GPU.
+    /// [`GpuError`], which names the missing part. NVML fails for another reason, or all GPUs are lost.
     pub fn all() -> Result<Vec<Self>, GpuError> {
         nvml::gpus()
     }
@@ -278,6 +283,7 @@ mod tests {
     fn a_lost_gpu_has_a_uuid_and_a_place_among_the_device_files() {
         let lost = Gpu::lost(11);
         assert_eq!(parse_uuid(&lost.uuid_text), Some(lost.uuid));
+        assert_ne!(Gpu::lost(0).uuid, Uuid::default());
         assert_eq!(by_minor(&[Some(3), Some(2), None, Some(0)]), [3, 2, 1, 0]);
         assert_eq!(by_minor(&[Some(0), None, Some(1), None]), [0, 2, 1, 3]);
         assert_eq!(by_minor(&[None, None]), [0, 1]);

@@ -10,6 +10,7 @@ use crate::grpc::Client;
 use crate::plugin::Resource;
 use crate::record::{Phase, Record};
 use anyhow::Result;
+use deepres_model::admin::GpuStatus;
 use deepres_model::directory::Directory;
 use deepres_policy::shares::{Part, Shares, Slots};
 use std::cmp::Reverse;
@@ -240,6 +241,14 @@ impl Drop for Call<'_> {
     }
 }
 
+/// Works to the end, even if the kubelet resets its call. Otherwise a file could lie there without a
+/// record, or an older file could replace a newer one.
+async fn to_its_end<T: Send + 'static>(
+    work: impl Future<Output = Result<T, Refusal>> + Send + 'static,
+) -> Result<T, Refusal> {
+    tokio::spawn(work).await.unwrap_or_else(|error| Err(Refusal::Unavailable(error.to_string())))
+}
+
 /// The plugin's knowledge of its node.
 #[derive(Debug)]
 pub struct Node {
@@ -415,10 +424,13 @@ impl Node {
     }
 
     async fn agree(&self, state: &mut State) -> Result<(), DaemonError> {
-        if state.answered.is_none() || state.is_away {
-            self.learn_gpus(state).await?;
-        }
+        let is_new = state.answered.is_none() || state.is_away;
+        let gpus = if is_new { Some(self.daemon.gpus().await?) } else { None };
         let (tokens, faults) = self.daemon.allocations().await?;
+        // The plugin takes the GPUs only with their faults, or a GPU with a fault would seem well.
+        if let Some(gpus) = gpus {
+            self.take_gpus(state, gpus);
+        }
         if faults != state.faults {
             tracing::warn!(?faults, "the faults of GPUs have changed");
             state.faults = faults;
@@ -443,11 +455,10 @@ impl Node {
         Ok(())
     }
 
-    async fn learn_gpus(&self, state: &mut State) -> Result<(), DaemonError> {
-        let gpus = self.daemon.gpus().await?;
+    fn take_gpus(&self, state: &mut State, gpus: Vec<GpuStatus>) {
         let memory: BTreeMap<_, _> = gpus.iter().map(|gpu| (gpu.uuid.clone(), gpu.memory_bytes)).collect();
         if memory == state.memory {
-            return Ok(());
+            return;
         }
         let mut whole = BTreeSet::new();
         for named in &self.options.whole {
@@ -458,7 +469,6 @@ impl Node {
         }
         let uuids = gpus.into_iter().map(|gpu| gpu.uuid).filter(|uuid| !whole.contains(uuid));
         (state.shares, state.whole, state.memory) = (Shares::new(uuids), whole, memory);
-        Ok(())
     }
 
     /// Compares the records with the kubelet's word, for which the plugin asked at `asked`: ends the
@@ -633,10 +643,15 @@ impl Node {
     /// # Errors
     /// [`Refusal`].
     pub async fn allocate(
-        &self,
+        self: &Arc<Self>,
         resource: Resource,
-        ids: &[String],
+        ids: Vec<String>,
     ) -> Result<ContainerAllocateResponse, Refusal> {
+        let node = Arc::clone(self);
+        to_its_end(async move { node.give(resource, &ids).await }).await
+    }
+
+    async fn give(&self, resource: Resource, ids: &[String]) -> Result<ContainerAllocateResponse, Refusal> {
         self.giving().calls += 1;
         let _call = Call(self);
         let mut state = self.state.lock().await;
@@ -692,23 +707,13 @@ impl Node {
     ///
     /// # Errors
     /// [`Refusal`]. The kubelet tries again later.
-    pub async fn start(&self, ids: &[String]) -> Result<(), Refusal> {
-        let ids: BTreeSet<String> = ids.iter().cloned().collect();
+    pub async fn start(self: &Arc<Self>, ids: Vec<String>) -> Result<(), Refusal> {
+        let ids: Arc<BTreeSet<String>> = Arc::new(ids.into_iter().collect());
         let began = Instant::now();
         loop {
-            let reason = {
-                let mut state = self.state.lock().await;
-                let own = state.records.iter().enumerate().filter(|(_, held)| held.record.ids() == ids);
-                // An older record with these devices is of a container that has ended.
-                let Some((place, _)) = own.max_by_key(|(_, held)| held.since) else {
-                    let reason = "the device plugin has no record of the container's devices; delete the pod";
-                    return Err(Refusal::Impossible(reason.to_owned()));
-                };
-                match self.obstacle(&mut state, place).await {
-                    None => return Ok(()),
-                    Some(reason) => reason,
-                }
-            };
+            let (node, own) = (Arc::clone(self), Arc::clone(&ids));
+            let obstacle = to_its_end(async move { node.obstacle(&own).await });
+            let Some(reason) = obstacle.await? else { return Ok(()) };
             if began.elapsed() >= self.options.timing.hold {
                 return Err(Refusal::Unavailable(reason));
             }
@@ -716,14 +721,25 @@ impl Node {
         }
     }
 
-    /// Returns why a container cannot start now; `None` if it starts.
-    async fn obstacle(&self, state: &mut State, place: usize) -> Option<String> {
+    /// Returns why the container with these devices cannot start now; `None` if it starts.
+    ///
+    /// # Errors
+    /// [`Refusal`]: the container can never start.
+    async fn obstacle(&self, ids: &BTreeSet<String>) -> Result<Option<String>, Refusal> {
+        let mut state = self.state.lock().await;
+        let own = state.records.iter().enumerate().filter(|(_, held)| held.record.ids() == *ids);
+        // An older record with these devices is of a container that has ended.
+        let Some((place, _)) = own.max_by_key(|(_, held)| held.since) else {
+            let reason = "the device plugin has no record of the container's devices; delete the pod";
+            return Err(Refusal::Impossible(reason.to_owned()));
+        };
         let record = &state.records[place].record;
         let (count, phase) = (record.slots.as_ref().map_or(0, Slots::count), record.phase);
-        if phase != Phase::Waits
-            && let Some(fault) = state.fault(record)
-        {
-            return Some(format!("{fault}; delete the pod, and the next one gets another GPU"));
+        // A container that waits may still get another GPU, if one is open.
+        let has_hope =
+            phase == Phase::Waits && state.shares.open_gpus().any(|gpu| record.among.contains(gpu));
+        if !has_hope && let Some(fault) = state.fault(record) {
+            return Ok(Some(format!("{fault}; delete the pod, and the next one gets another GPU")));
         }
         let lacking = if phase == Phase::Runs { 0 } else { state.lacking(place) };
         if phase == Phase::Over {
@@ -731,20 +747,22 @@ impl Node {
             let phase = if lacking > 0 { Phase::Waits } else { Phase::Runs };
             let record = Record { phase, ..record.clone() };
             if !self.keep(&record).await {
-                return Some("the plugin cannot write the container's record".to_owned());
+                return Ok(Some("the plugin cannot write the container's record".to_owned()));
             }
-            state.records[place].record = record;
+            // The earlier start says nothing about this run.
+            let held = &mut state.records[place];
+            (held.record, held.started) = (record, None);
         }
         let Held { record, started, .. } = &mut state.records[place];
         if record.phase == Phase::Waits {
             let gpu = record.allocation.gpus.first().map_or("", String::as_str);
-            return Some(format!(
+            return Ok(Some(format!(
                 "the container waits for {count} {} on one GPU, and {lacking} more have to become free on {gpu}, which lacks the least",
                 Resource::Share.name()
-            ));
+            )));
         }
         *started = Some(Instant::now());
-        None
+        Ok(None)
     }
 
     /// Puts an allocation on the daemon's record. Waits for a daemon that restarts.
@@ -782,26 +800,83 @@ pub async fn run(options: Options) -> Result<Infallible> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use deepres_daemon_harness::Daemon;
+    use deepres_model::config::Config;
+    use std::path::Path;
     use std::pin::pin;
+    use tokio::runtime::{Builder, Runtime};
     use tokio::task::{spawn_blocking, yield_now};
+
+    fn options(folder: &Path, directory: Directory) -> Options {
+        Options {
+            kubelet_dir: folder.join("plugins"),
+            pod_resources: folder.join("kubelet.sock"),
+            cdi_dir: folder.join("cdi"),
+            library: PathBuf::from("/lib/libdeepres.so"),
+            gpu_device: None,
+            whole: Vec::new(),
+            directory,
+            timing: Timing::default(),
+        }
+    }
+
+    /// Returns a runtime with one thread, and one more for files.
+    fn runtime() -> Runtime {
+        Builder::new_current_thread().enable_all().max_blocking_threads(1).build().unwrap()
+    }
+
+    /// Begins a call of the kubelet and resets the call while it waits for the thread for files.
+    async fn reset<T>(call: impl Future<Output = T>) {
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let other = spawn_blocking(move || ended.recv());
+        tokio::select! {
+            biased;
+            _ = call => panic!("the call did not wait"),
+            () = yield_now() => {}
+        }
+        drop(end);
+        other.await.unwrap().unwrap_err();
+    }
+
+    /// Waits until the one record is in this phase, in memory and on the disk.
+    async fn until_recorded(node: &Node, phase: Phase) {
+        let is_recorded = async {
+            loop {
+                let records: Vec<Record> =
+                    node.state.lock().await.records.iter().map(|held| held.record.clone()).collect();
+                let is_there = matches!(&records[..], [record] if record.phase == phase);
+                if is_there && Record::read_all(&node.options.cdi_dir).unwrap() == records {
+                    return;
+                }
+                sleep(Duration::from_millis(1)).await;
+            }
+        };
+        timeout(Duration::from_secs(20), is_recorded).await.expect("the record and its file agree");
+    }
+
+    #[test]
+    fn a_call_that_the_kubelet_resets_goes_on_to_its_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let daemon = Daemon::start(1, Config { pods_need_token: true, ..Config::default() });
+        let node = Arc::new(Node::new(options(folder.path(), daemon.directory.clone())).unwrap());
+        let ids: Vec<String> = Slots::parse("0-29").unwrap().ids().into_iter().collect();
+        runtime().block_on(async {
+            node.meet_daemon(&mut node.state.lock().await).await;
+            reset(node.allocate(Resource::Share, ids.clone())).await;
+            until_recorded(&node, Phase::Runs).await;
+            node.state.lock().await.records[0].record.phase = Phase::Over;
+            reset(node.start(ids)).await;
+            until_recorded(&node, Phase::Runs).await;
+        });
+    }
 
     #[test]
     fn a_slow_disk_does_not_hold_up_the_plugins_thread() {
         let folder = tempfile::tempdir().unwrap();
-        let options = Options {
-            kubelet_dir: folder.path().join("plugins"),
-            pod_resources: folder.path().join("kubelet.sock"),
-            cdi_dir: folder.path().join("cdi"),
-            library: PathBuf::from("/lib/libdeepres.so"),
-            gpu_device: None,
-            whole: Vec::new(),
-            directory: Directory::at("/run/deepres"),
-            timing: Timing::default(),
-        };
+        let options = options(folder.path(), Directory::at("/run/deepres"));
         let node = Node::new(options).unwrap();
         let record = Record::new(vec!["GPU-1".to_owned()], Slots::parse("0-29"), 1 << 30).unwrap();
-        let mut runtime = tokio::runtime::Builder::new_current_thread();
-        runtime.enable_all().max_blocking_threads(1).build().unwrap().block_on(async {
+        runtime().block_on(async {
             // The work of another file keeps the only thread for files.
             let (end, ended) = std::sync::mpsc::channel::<()>();
             let other = spawn_blocking(move || ended.recv());

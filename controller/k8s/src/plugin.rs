@@ -105,14 +105,14 @@ impl Plugin {
     }
 
     async fn start(self: Arc<Self>, request: PreStartContainerRequest) -> Result<Empty, Status> {
-        self.node.start(&request.ids).await?;
+        self.node.start(request.ids).await?;
         Ok(Empty {})
     }
 
     async fn allocate(self: Arc<Self>, request: AllocateRequest) -> Result<AllocateResponse, Status> {
         let mut container_responses = Vec::new();
         for container in request.container_requests {
-            container_responses.push(self.node.allocate(self.resource, &container.ids).await?);
+            container_responses.push(self.node.allocate(self.resource, container.ids).await?);
         }
         Ok(AllocateResponse { container_responses })
     }

@@ -188,21 +188,23 @@ fn list(nvml: &Nvml) -> Result<Vec<Gpu>, GpuError> {
     numbered((0..count.min(MAX_GPUS as u32)).map(describe).collect())
 }
 
-/// Returns the GPUs by their numbers. If NVML can describe some of the GPUs, each other is lost.
+/// Returns the GPUs by their numbers. A GPU that the driver lost, or that needs a reset, only keeps its
+/// number.
 ///
 /// # Errors
-/// The first error, if NVML can describe no GPU.
+/// The first other error, which may pass until the next start. The first error, if all GPUs are lost.
 fn numbered(described: Vec<Result<Gpu, GpuError>>) -> Result<Vec<Gpu>, GpuError> {
     if !described.iter().any(Result::is_ok) {
         return described.into_iter().collect();
     }
-    let or_lost = |(number, described): (usize, Result<Gpu, GpuError>)| {
-        described.unwrap_or_else(|error| {
+    let or_lost = |(number, described): (usize, Result<Gpu, GpuError>)| match described {
+        Err(GpuError::Nvml(error)) if matches!(*error, NvmlError::GpuLost | NvmlError::ResetRequired) => {
             tracing::warn!("GPU {number} gets no jobs: {error}");
-            Gpu::lost(number)
-        })
+            Ok(Gpu::lost(number))
+        }
+        described => described,
     };
-    Ok(described.into_iter().enumerate().map(or_lost).collect())
+    described.into_iter().enumerate().map(or_lost).collect()
 }
 
 fn on_gpu(nvml: &Nvml, uuid: &str) -> Result<OnGpu, NvmlError> {
@@ -231,11 +233,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_gpu_that_nvml_cannot_describe_keeps_its_number_and_the_others_theirs() {
+    fn a_lost_gpu_keeps_its_number_and_an_error_that_may_pass_fails_the_start() {
         let gpu = |place| Gpu::new(&format!("GPU-{place}0000000-0000-0000-0000-000000000000"), "H", 1);
-        let lost = || Err(NvmlError::GpuLost.into());
-        let gpus = numbered(vec![gpu(1), lost(), gpu(3)]).unwrap();
-        assert_eq!(gpus, [gpu(1).unwrap(), Gpu::lost(1), gpu(3).unwrap()]);
+        let fails = |error: NvmlError| Err(error.into());
+        for error in [NvmlError::GpuLost, NvmlError::ResetRequired] {
+            let gpus = numbered(vec![gpu(1), fails(error), gpu(3)]).unwrap();
+            assert_eq!(gpus, [gpu(1).unwrap(), Gpu::lost(1), gpu(3).unwrap()]);
+        }
+        for error in [NvmlError::Unknown, NvmlError::InUse, NvmlError::NoPermission] {
+            assert!(matches!(numbered(vec![gpu(1), fails(error)]), Err(GpuError::Nvml(_))));
+        }
+        let lost = || fails(NvmlError::GpuLost);
         assert!(matches!(numbered(vec![lost(), lost()]), Err(GpuError::Nvml(_))), "a daemon has no work");
     }
 }

@@ -342,7 +342,7 @@ impl Registry {
         if !tenant.members.note_desertion() {
             return;
         }
-        let forgotten = if tenant.gpus().is_empty() { Some(name.to_owned()) } else { None };
+        let forgotten = if tenant.has_no_accounts() { Some(name.to_owned()) } else { None };
         if let Some(name) = forgotten.or_else(|| self.tenants.too_many_deserted()) {
             self.forget(&name);
         }

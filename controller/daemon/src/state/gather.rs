@@ -70,6 +70,7 @@ fn saved(name: &str, tenant: &Tenant) -> SavedTenant {
         job_used_ns: tenant.job.ns(),
         is_here: !tenant.is_deserted(),
         members: tenant.members.processes(),
+        accounts: tenant.elsewhere.clone(),
         ..tenant.terms.saved()
     }
 }
@@ -116,7 +117,10 @@ pub fn restore(
         // tenant was suspended, the previous daemon's mover has brought it back meanwhile.
         let seat = tenant.seat();
         for account in &saved.accounts {
-            let Some(at) = gpus.number_named(&account.uuid) else { continue };
+            let Some(at) = gpus.number_named(&account.uuid) else {
+                tenant.elsewhere.push(account.clone());
+                continue;
+            };
             tenant.come_to(at);
             restored[at].accounts.push((seat.clone(), account.saved));
         }
@@ -158,4 +162,24 @@ fn tenant(id: TenantId, saved: &SavedTenant, defaults: Wish, caps: (Caps, CapOf)
     tenant.members = Members::restored(returning, saved.is_here, saved.members.clone());
     tenant.job = Arc::new(JobUse::of(saved.job_used_ns));
     Ok(tenant)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arbiter::SavedAccount;
+
+    #[test]
+    fn the_accounts_on_a_gpu_that_is_lost_now_are_in_the_next_state() {
+        let account = SavedAccount { lag_ns: -7, ..SavedAccount::default() };
+        let accounts = vec![OnGpu { uuid: "GPU-1".to_owned(), saved: account }];
+        let tenant =
+            SavedTenant { name: "train".to_owned(), accounts: accounts.clone(), ..Default::default() };
+        let before = State::new("boot", 1, Vec::new(), vec![tenant]);
+        let (gpus, mut tenants) = (Gpus::default(), Tenants::default());
+        let caps_of = |_: &SavedTenant| (Caps::default(), CapOf::Everyone);
+        restore(&before, &gpus, &mut tenants, &mut 0, Wish::default(), caps_of).unwrap();
+        assert!(!tenants.get("train").unwrap().has_no_accounts());
+        assert_eq!(state("boot", &gpus, &tenants, &[]).tenants[0].accounts, accounts);
+    }
 }

@@ -9,10 +9,11 @@ pub use allotment::Allotment;
 pub use members::{Ended, KeeperId, Members, Session};
 pub use terms::Terms;
 
-use crate::arbiter::{JobUse, TenantSeat};
+use crate::arbiter::{JobUse, SavedAccount, TenantSeat};
 use crate::identity::Key;
 use crate::memory::TenantMemory;
 use crate::residency::Residence;
+use crate::state::OnGpu;
 use deepres_abi::grant::NO_LIMIT;
 use deepres_abi::oversubscribe::Oversubscribe;
 use deepres_abi::quantity::MIN_SHARE_PPM;
@@ -64,6 +65,9 @@ pub struct Tenant {
     /// The GPUs that the cluster gave to the tenant's job, or that the daemon chose because the job
     /// asked for a number of GPUs.
     pub placed: Option<Placed>,
+    /// The tenant's saved accounts on GPUs that this daemon does not manage, a lost GPU for example. A
+    /// later daemon may manage these GPUs again.
+    pub elsewhere: Vec<OnGpu<SavedAccount>>,
     /// The GPUs on which any session of the tenant has been.
     gpus: Vec<usize>,
 }
@@ -103,8 +107,14 @@ impl Tenant {
             driver: DriverSignals::default(),
             job: Arc::default(),
             placed,
+            elsewhere: Vec::new(),
             gpus: Vec::new(),
         }
+    }
+
+    /// Returns whether the tenant was on no GPU, also with earlier daemons.
+    pub fn has_no_accounts(&self) -> bool {
+        self.gpus.is_empty() && self.elsewhere.is_empty()
     }
 
     /// Bounds the tenant by the part of the GPUs that the cluster gave to its job.

@@ -4,7 +4,9 @@ use crate::kubelet::{Container, Pod};
 use crate::node::{Node, pass, timing};
 use deepres_abi::wire::{self, Hello, Role};
 use deepres_daemon_harness::{Daemon, Tenant, hello};
-use deepres_k8s::api::{AllocateRequest, AllocateResponse, ContainerAllocateRequest, path};
+use deepres_k8s::api::{
+    AllocateRequest, AllocateResponse, ContainerAllocateRequest, Empty, PreStartContainerRequest, path,
+};
 use deepres_k8s::grpc::Client;
 use deepres_k8s::node::Timing;
 use deepres_model::wish::Wish;
@@ -226,6 +228,36 @@ async fn a_container_that_waits_gets_no_files_of_an_ill_gpu_and_never_starts_the
     assert!(node.gpus(main).iter().all(has_files));
 }
 
+/// Asks the plugin once whether a container can start. Returns the plugin's reason against it.
+async fn refused_start(node: &Node, container: &Container) -> String {
+    let mut plugin = Client::connect(&node.kubelet.plugins.join("deepres-share.sock")).await.unwrap();
+    let request = PreStartContainerRequest { ids: container.ids.iter().cloned().collect() };
+    let answer = plugin.unary::<_, Empty>(path::PRE_START, request).await;
+    answer.unwrap_err().message().to_owned()
+}
+
+#[tokio::test]
+async fn a_container_that_waits_is_told_of_a_fault_once_no_gpu_is_open_for_it() {
+    let node = Node::start(2, 0).await;
+    for (name, size, healthy) in [("a", 56, 156), ("b", 54, 156), ("c", 40, 196)] {
+        node.kubelet.admit(Pod::of_shares(name, size)).await.unwrap();
+        node.until("the hole is open", || node.kubelet.allocatable(SHARE) == healthy).await;
+    }
+    node.kubelet.end("c");
+    let late = node.kubelet.admit(Pod::of_shares("late", 62)).await.unwrap();
+    let main = &late.containers[0];
+    let own = node.gpus(main).into_iter().next().unwrap();
+    node.daemon().faults.set(&own, Some("it fell off the bus"));
+    pass(30).await;
+    let said = refused_start(&node, main).await;
+    assert!(said.contains("waits for 62"), "{said}");
+    for gpu in &node.daemon().gpus {
+        node.daemon().faults.set(&gpu.uuid_text, Some("it fell off the bus"));
+    }
+    let is_told = async { while !refused_start(&node, main).await.contains("it fell off the bus") {} };
+    timeout(Duration::from_secs(20), is_told).await.expect("the container is told of the fault");
+}
+
 #[tokio::test]
 async fn a_surplus_of_shares_goes_while_pods_come_and_go() {
     let node = Node::start(4, 0).await;
@@ -365,6 +397,24 @@ async fn the_part_of_an_init_container_that_has_ended_is_free_for_others() {
     assert!(refusals[0].contains("waits for 90") && refusals[0].contains("40 more"), "{refusals:?}");
     let is_over = || node.specifications().concat().contains("DEEPRES_OVER");
     node.until("the init container has ended again", is_over).await;
+}
+
+#[tokio::test]
+async fn the_room_for_an_init_container_that_runs_again_is_kept_until_the_kubelet_asks() {
+    let node = Node::start(2, 0).await;
+    let containers = vec![Container::new("init", SHARE, 90).init(), Container::new("main", SHARE, 10)];
+    let pod = node.kubelet.admit(Pod::new("pod", containers)).await.unwrap();
+    node.until("the other GPU is the hole", || node.kubelet.allocatable(SHARE) == 190).await;
+    node.kubelet.admit(Pod::of_shares("other", 60)).await.unwrap();
+    assert_eq!(node.kubelet.start_pod("pod").await, Some(Vec::new()));
+    node.until("the room is open", || node.kubelet.allocatable(SHARE) == 200).await;
+    node.kubelet.admit(Pod::of_shares("next", 50)).await.unwrap();
+    let said = refused_start(&node, &pod.containers[0]).await;
+    assert!(said.contains("waits for 90"), "{said}");
+    node.kubelet.end("next");
+    node.until("the wait is over", || !node.specifications().concat().contains("DEEPRES_WAITS")).await;
+    pass(30).await;
+    assert!(!node.specifications().concat().contains("DEEPRES_OVER"), "the room is for others again");
 }
 
 #[tokio::test]
