@@ -43,8 +43,6 @@ impl Core {
         if wanting > 1 {
             self.contended_ns = self.contended_ns.saturating_add(elapsed_ns);
         }
-        let used_before_ns = self.used_before_ns;
-        let is_together = self.scheduler.phase() == Phase::Together;
         let was_unwanted = wanting == 0 && self.has_sessions();
         let mut all_used_ns = 0u64;
         let (mut is_wanted, mut is_unsettled, mut is_awaited) = (false, false, false);
@@ -61,10 +59,7 @@ impl Core {
             let is_given_up = !may_launch && !self.scheduler.awaits_end(*id);
             let is_shared = self.scheduler.shares(*id);
             if is_shared {
-                // While owners are together, looks are rare. The others' use at the last look bounds
-                // the time that the tenant shared.
-                let others_ns = used_before_ns.saturating_sub(tenant.used_before_ns);
-                tenant.shared.pass(if is_together { others_ns.min(elapsed_ns) } else { elapsed_ns });
+                tenant.shared.pass(elapsed_ns);
             }
             let has_several = tenant.launching() > 1;
             if !has_several {
@@ -204,7 +199,6 @@ impl Core {
             let paused_ns = elapsed_ns.saturating_sub(seen.used_ns);
             tenant.demand.observe(seen.used_ns, if was_idle { paused_ns } else { 0 });
             all_used_ns = all_used_ns.saturating_add(seen.used_ns);
-            tenant.used_before_ns = seen.used_ns;
             self.scheduler.observe(*id, now_ns, seen);
             let is_quiet =
                 seen == Seen { longest_ns: seen.longest_ns, sm_ppm: seen.sm_ppm, ..Seen::default() };
@@ -214,7 +208,6 @@ impl Core {
         }
         debug_assert!(told.0.next().is_none(), "readings are in the order of the sessions");
         actions.is_stirred |= is_wanted || all_used_ns > 0;
-        self.used_before_ns = all_used_ns;
         (self.is_wanted, self.is_unsettled) = (is_wanted, is_unsettled || is_awaited);
         if was_unwanted {
             // If work began and ended between two readings, only the GPU time shows that work.

@@ -397,8 +397,6 @@ pub struct Core {
     decide_ns: Option<u64>,
     /// Number of turns since the caller last woke up.
     rounds: usize,
-    /// GPU time that all tenants had used at the last look since the look before, ns.
-    used_before_ns: u64,
     /// When the entitlements were last computed, ns.
     entitled_ns: u64,
     /// Whether the core must compute the entitlements anew before the next decision, because a
@@ -440,7 +438,6 @@ impl Core {
             turned_ns: now_ns,
             decide_ns: None,
             rounds: 0,
-            used_before_ns: 0,
             entitled_ns: now_ns,
             owes_anew: false,
             review: Review::default(),

@@ -115,8 +115,6 @@ pub struct Tenant {
     pub(super) counted_ns: u64,
     /// GPU time that the tenant's job has used on all GPUs, ns.
     pub(super) job_used_ns: u64,
-    /// GPU time that the tenant had used at the last look since the look before, ns.
-    pub(super) used_before_ns: u64,
     /// The part of the GPU's memory that the tenant holds.
     pub(super) memory_ppm: u32,
     pub(super) demand: Demand,
@@ -154,7 +152,6 @@ impl Tenant {
             account,
             job_used_ns: 0,
             memory_ppm: 0,
-            used_before_ns: 0,
             demand: Demand::default(),
             owed: None,
             entitled_ppm: 0,

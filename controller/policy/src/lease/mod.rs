@@ -494,7 +494,8 @@ impl Scheduler {
     }
 
     /// Returns whether a tenant may have shared the GPU since the last decision: it had work in
-    /// flight or might launch, and another tenant had work in flight or might launch at any time.
+    /// flight or might launch, and another tenant had work in flight. While owners are together,
+    /// looks are rare, so each of them may have shared the GPU at any time.
     pub fn shares(&self, id: TenantId) -> bool {
         let Some(tenant) = self.tenants.get(id) else { return false };
         // Owners with parts of the SMs run at once, and do not slow each other down.
