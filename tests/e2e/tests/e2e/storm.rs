@@ -153,9 +153,9 @@ mod measured {
         let _rival = host.start(host.run(&["--name", "rival"], c_client("backlog"), &arguments), "ready");
         let _attack = is_attacked.then(|| attack(&host, IN_SPARE_TIME, &["sessions", "bells", "forks"]));
         thread::sleep(Duration::from_secs(1));
-        let requests = ["--kernel", "busy_1000us", "--rate", "100", "--seconds", "6"];
+        let requests = ["--kernel", "busy_1000us", "--rate", "50", "--seconds", "8"];
         let server = host.spawn(host.run(&["--name", "server"], c_client("serve"), &requests));
-        let window = Window::measure(&host, Duration::from_secs(5));
+        let window = Window::measure(&host, Duration::from_secs(6));
         let said = server.finish().success().json();
         let [mallory, rival] = ["mallory", "rival"].map(|name| window.true_percent(name));
         println!("attacked: {is_attacked}, mallory {mallory:.1} %, rival {rival:.1} %, {said}");
