@@ -140,10 +140,10 @@ mod measured {
     /// the median of the pairs.
     const MOST_ADDED_MS: f64 = 2.0;
 
-    /// Returns the 99th percentile of the waits of a server's launches, ms. Beside the server, one
-    /// backlogged job of root and one of [`NOBODY`] run, and with `is_attacked` also the rest of the
-    /// attack.
-    fn wait_p99_ms(is_attacked: bool) -> f64 {
+    /// Returns the 99th percentile of the waits of a server's launches, ms, and the part of the GPU
+    /// time that [`NOBODY`] had, in percent. Beside the server, one backlogged job of root and one of
+    /// [`NOBODY`] run, and with `is_attacked` also the rest of the attack.
+    fn run(is_attacked: bool) -> [f64; 2] {
         let host = Host::measuring();
         host.let_all_users_in();
         let daemon = host.daemon();
@@ -159,11 +159,8 @@ mod measured {
         let said = server.finish().success().json();
         let [mallory, rival] = ["mallory", "rival"].map(|name| window.true_percent(name));
         println!("attacked: {is_attacked}, mallory {mallory:.1} %, rival {rival:.1} %, {said}");
-        // Each kernel of `mallory` is longer than a lease. If the arbiter forgave the debts,
-        // `mallory` would have more than `rival`.
-        assert!(mallory <= rival + ALLOWED_POINTS, "{mallory:.1} % beside {rival:.1} %");
         assert!(!daemon.stderr().contains("made no decision"), "{}", daemon.stderr());
-        said["launch_us"]["p99"].as_f64().expect("a figure") / 1e3
+        [said["launch_us"]["p99"].as_f64().expect("a figure") / 1e3, mallory]
     }
 
     #[test]
@@ -172,13 +169,21 @@ mod measured {
         if !root_or_skipped() {
             return;
         }
-        let mut added_ms = [(); PAIRS].map(|()| {
-            let before_ms = wait_p99_ms(false);
-            wait_p99_ms(true) - before_ms
+        let added = [(); PAIRS].map(|()| {
+            let [before_ms, before_percent] = run(false);
+            let [attacked_ms, attacked_percent] = run(true);
+            [attacked_ms - before_ms, attacked_percent - before_percent]
         });
-        added_ms.sort_by(f64::total_cmp);
-        println!("added to the 99th percentile: {added_ms:.2?} ms");
-        assert!(added_ms[PAIRS / 2] <= MOST_ADDED_MS, "{added_ms:.2?} ms");
+        println!("added to the 99th percentile, ms, and to the attacker's part: {added:.2?}");
+        let median = |figure: usize| {
+            let mut sorted = added.map(|pair| pair[figure]);
+            sorted.sort_by(f64::total_cmp);
+            sorted[PAIRS / 2]
+        };
+        assert!(median(0) <= MOST_ADDED_MS, "{added:.2?}");
+        // Each kernel of `mallory` is longer than a lease. If the arbiter forgave the debts,
+        // `mallory` would have more GPU time.
+        assert!(median(1) <= ALLOWED_POINTS, "{added:.2?}");
     }
 
     #[test]
