@@ -14,8 +14,8 @@ use core::time::Duration;
 /// that the arbiter changed. Bursts every 0.3 ms, and two rings in a hand-off every 2 ms, cost less
 /// than nine tenths of the time. A look of 10 µs takes a twentieth of this price.
 pub const RING_NS: u64 = Duration::from_micros(200).as_nanos() as u64;
-/// The increase of the price for each session of the ringer, ns. A look reads the meter of each
-/// session in less than a quarter of this time.
+/// The increase of the price for each session of the ringer, ns, because a look reads the meters of
+/// all sessions.
 pub const SESSION_NS: u64 = Duration::from_micros(1).as_nanos() as u64;
 /// The time that a quiet ringer has saved at most, ns: a hundred rings of one session. A hand-off
 /// may wake a hundred threads, and each of these threads may ring.
