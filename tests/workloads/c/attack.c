@@ -99,7 +99,7 @@ static void map_much(void) {
 int main(int argc, char **argv) {
     int has_backlog = 0;
     CUcontext context = open_context();
-    CUfunction quick = load_kernel("quick"), lasting = load_kernel("busy_20000us");
+    CUfunction quick = load_kernel("quick"), lasting = load_kernel("busy_5000us");
     CHECK(launch_on(quick, NULL));
     CHECK(cu(cuCtxSynchronize)());
     find_bells();
@@ -118,6 +118,7 @@ int main(int argc, char **argv) {
     say("ready");
     while (has_backlog) {
         CHECK(launch_on(lasting, NULL));
+        CHECK(cu(cuCtxSynchronize)());
     }
     sleep_on(context);
 }
