@@ -861,7 +861,7 @@ mod tests {
         let node = Arc::new(Node::new(options(folder.path(), daemon.directory.clone())).unwrap());
         let ids: Vec<String> = Slots::parse("0-29").unwrap().ids().into_iter().collect();
         runtime().block_on(async {
-            node.meet_daemon(&mut node.state.lock().await).await;
+            node.meet_daemon(&mut *node.state.lock().await).await;
             reset(node.allocate(Resource::Share, ids.clone())).await;
             until_recorded(&node, Phase::Runs).await;
             node.state.lock().await.records[0].record.phase = Phase::Over;

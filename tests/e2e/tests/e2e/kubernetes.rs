@@ -55,7 +55,7 @@ impl Plugin {
     /// Gives these shares to a container. Returns the CDI device.
     fn allocate(&mut self, shares: std::ops::Range<usize>) -> String {
         let ids: Vec<String> = shares.map(|share| format!("share-{share:04}")).collect();
-        let answer = self.runtime.block_on(self.node.allocate(Resource::Share, &ids));
+        let answer = self.runtime.block_on(self.node.allocate(Resource::Share, ids));
         let device = answer.expect("the GPU has room").cdi_devices.remove(0).name;
         self.devices.push(device.clone());
         device
