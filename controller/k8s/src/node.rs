@@ -324,6 +324,9 @@ impl Node {
                 self.compare(&mut state, evidence, asked).await;
                 self.end_inits(&mut state).await;
             }
+            // A container that waits starts on no GPU that is shut since the last look.
+            let shut = state.shut();
+            state.shares.set_shut(shut);
             self.let_start(&mut state).await;
             self.publish(&mut state);
             if state.answered.is_some()

@@ -189,7 +189,7 @@ fn list(nvml: &Nvml) -> Result<Vec<Gpu>, GpuError> {
 }
 
 /// Returns the GPUs by their numbers. A GPU that the driver lost, or that needs a reset, only keeps its
-/// number.
+/// number. Of a GPU that fell off the bus, drivers often report an unknown error.
 ///
 /// # Errors
 /// The first other error, which may pass until the next start. The first error, if all GPUs are lost.
@@ -198,7 +198,9 @@ fn numbered(described: Vec<Result<Gpu, GpuError>>) -> Result<Vec<Gpu>, GpuError>
         return described.into_iter().collect();
     }
     let or_lost = |(number, described): (usize, Result<Gpu, GpuError>)| match described {
-        Err(GpuError::Nvml(error)) if matches!(*error, NvmlError::GpuLost | NvmlError::ResetRequired) => {
+        Err(GpuError::Nvml(error))
+            if matches!(*error, NvmlError::GpuLost | NvmlError::ResetRequired | NvmlError::Unknown) =>
+        {
             tracing::warn!("GPU {number} gets no jobs: {error}");
             Ok(Gpu::lost(number))
         }
@@ -236,11 +238,11 @@ mod tests {
     fn a_lost_gpu_keeps_its_number_and_an_error_that_may_pass_fails_the_start() {
         let gpu = |place| Gpu::new(&format!("GPU-{place}0000000-0000-0000-0000-000000000000"), "H", 1);
         let fails = |error: NvmlError| Err(error.into());
-        for error in [NvmlError::GpuLost, NvmlError::ResetRequired] {
+        for error in [NvmlError::GpuLost, NvmlError::ResetRequired, NvmlError::Unknown] {
             let gpus = numbered(vec![gpu(1), fails(error), gpu(3)]).unwrap();
             assert_eq!(gpus, [gpu(1).unwrap(), Gpu::lost(1), gpu(3).unwrap()]);
         }
-        for error in [NvmlError::Unknown, NvmlError::InUse, NvmlError::NoPermission] {
+        for error in [NvmlError::InUse, NvmlError::NoPermission] {
             assert!(matches!(numbered(vec![gpu(1), fails(error)]), Err(GpuError::Nvml(_))));
         }
         let lost = || fails(NvmlError::GpuLost);

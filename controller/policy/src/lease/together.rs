@@ -245,7 +245,7 @@ impl Scheduler {
                     Some(Step::Stay(Some(now_ns.saturating_add(LOOK_NS))))
                 }
                 Some(parting) => {
-                    self.part(since_ns, parting, now_ns);
+                    self.part(since_ns, fit, parting, now_ns);
                     Some(Step::Again)
                 }
             },
@@ -356,17 +356,16 @@ impl Scheduler {
     }
 
     /// Closes all gates. The work in flight drains.
-    fn part(&mut self, since_ns: u64, parting: Parting, now_ns: u64) {
+    fn part(&mut self, since_ns: u64, fit: Fit, parting: Parting, now_ns: u64) {
         let company = &mut self.company;
         let together_ns = now_ns.saturating_sub(since_ns);
-        if together_ns > company.apart_ns.saturating_mul(TOGETHER_PER_APART) {
+        if fit == Fit::Time && together_ns > company.apart_ns.saturating_mul(TOGETHER_PER_APART) {
             company.apart_ns = SPAN_NS;
         }
         if parting == Parting::Paces {
             company.apart_ns = company.apart_ns.saturating_mul(2).min(LONGEST_APART_NS);
+            company.retry_ns = now_ns.saturating_add(company.apart_ns);
         }
-        company.retry_ns =
-            now_ns.saturating_add(if parting == Parting::Paces { company.apart_ns } else { 0 });
         let mut limit_ns = 0u64;
         let mut after = None;
         while let Some(id) = self.tenants.next_after(after, |tenant| tenant.grant == Grant::Open) {
@@ -375,6 +374,11 @@ impl Scheduler {
             self.change(id, Grant::Closed, false);
             if let Some(tenant) = self.tenants.get_quietly(id) {
                 tenant.pace.begin_anew(now_ns);
+                if fit == Fit::Space && tenant.seen.in_flight {
+                    // The meter shows work in flight only at its end, and this part of it is free.
+                    let free_ns = now_ns.saturating_sub(tenant.last_progress_ns.max(since_ns));
+                    tenant.advance_ns = tenant.advance_ns.saturating_add(free_ns);
+                }
             }
             after = Some(id);
         }
@@ -398,8 +402,11 @@ impl Scheduler {
             while let Some(id) = self.tenants.next_after(after, |tenant| tenant.seen.in_flight) {
                 if let Some(tenant) = self.tenants.get_quietly(id) {
                     tenant.stuck.get_or_insert(progress);
+                    // When a meter shows the charged work later, its user is trusted again.
+                    tenant.settle_accrued();
+                    let unshown_ns = tenant.advance_ns.min(now_ns.saturating_sub(closed_ns));
+                    self.distrust(id, unshown_ns, now_ns);
                 }
-                self.distrust(id, now_ns.saturating_sub(closed_ns), now_ns);
                 after = Some(id);
             }
         }
