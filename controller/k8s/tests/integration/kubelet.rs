@@ -135,7 +135,10 @@ impl State {
             })
             .collect();
         let text = json!({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": {}}, "Checksum": 0});
-        std::fs::write(&self.checkpoint, text.to_string()).unwrap();
+        // The kubelet renames a temporary file into place, so no reader sees half of a text.
+        let new = self.checkpoint.with_file_name(".checkpoint");
+        std::fs::write(&new, text.to_string()).unwrap();
+        std::fs::rename(&new, &self.checkpoint).unwrap();
     }
 
     fn pick(&mut self, from: &BTreeSet<String>, count: usize) -> BTreeSet<String> {
