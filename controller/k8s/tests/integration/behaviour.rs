@@ -328,9 +328,9 @@ async fn the_plugin_learns_of_a_fault_while_the_kubelet_gives_devices_all_the_ti
     gives.abort();
 }
 
-#[tokio::test]
-async fn the_devices_of_a_running_init_container_are_not_given_when_another_client_lists_the_pods() {
-    let node = Node::start(1, 0).await;
+/// Admits a pod while another pod ends and another client lists the pods. Returns the devices of the
+/// pod's first container.
+async fn admit_while_another_client_lists(node: &Node, pod: Pod) -> BTreeSet<String> {
     node.kubelet.admit(Pod::of_shares("old", 10)).await.unwrap();
     sleep(Duration::from_millis(30)).await;
     node.kubelet.slow_down(Duration::from_millis(20));
@@ -339,9 +339,15 @@ async fn the_devices_of_a_running_init_container_are_not_given_when_another_clie
         node.kubelet.end("old");
         node.kubelet.list().await;
     };
+    let (pod, ()) = tokio::join!(node.kubelet.admit(pod), list);
+    pod.unwrap().containers[0].ids.clone()
+}
+
+#[tokio::test]
+async fn the_devices_of_a_running_init_container_are_not_given_when_another_client_lists_the_pods() {
+    let node = Node::start(1, 0).await;
     let containers = vec![Container::new("init", SHARE, 50).init(), Container::new("main", SHARE, 10)];
-    let (pod, ()) = tokio::join!(node.kubelet.admit(Pod::new("pod", containers)), list);
-    let ids = pod.unwrap().containers[0].ids.clone();
+    let ids = admit_while_another_client_lists(&node, Pod::new("pod", containers)).await;
     assert!(!ids.is_subset(&node.kubelet.given(SHARE)), "the kubelet forgot the devices");
     let said = node.kubelet.admit(Pod::of_shares("large", 60)).await.unwrap_err();
     assert!(said.contains("50 devices that no running container has"), "{said}");
@@ -350,16 +356,7 @@ async fn the_devices_of_a_running_init_container_are_not_given_when_another_clie
 #[tokio::test]
 async fn no_device_is_given_twice_when_another_client_lists_the_pods() {
     let node = Node::start(1, 0).await;
-    node.kubelet.admit(Pod::of_shares("old", 10)).await.unwrap();
-    sleep(Duration::from_millis(30)).await;
-    node.kubelet.slow_down(Duration::from_millis(20));
-    let list = async {
-        sleep(Duration::from_millis(20)).await;
-        node.kubelet.end("old");
-        node.kubelet.list().await;
-    };
-    let (pod, ()) = tokio::join!(node.kubelet.admit(Pod::of_shares("new", 30)), list);
-    let ids = pod.unwrap().containers[0].ids.clone();
+    let ids = admit_while_another_client_lists(&node, Pod::of_shares("new", 30)).await;
     assert!(ids.is_disjoint(&node.kubelet.given(SHARE)), "the kubelet forgot the devices");
     let next = node.kubelet.admit(Pod::of_shares("next", 60)).await.unwrap();
     assert!(ids.is_disjoint(&next.containers[0].ids));
