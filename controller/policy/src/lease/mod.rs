@@ -585,11 +585,10 @@ impl Scheduler {
 
     fn decide_steps(&mut self, now_ns: u64, tuning: &Tuning) -> Option<u64> {
         loop {
-            let together = self.together_step(now_ns);
-            let step = match self.hold {
-                _ if together.is_some() => together.unwrap_or(Step::Again),
-                None => self.ordered_free_step(now_ns, tuning),
-                Some(hold) => match hold.drain_give_up_ns {
+            let step = match (self.together_step(now_ns), self.hold) {
+                (Some(step), _) => step,
+                (None, None) => self.ordered_free_step(now_ns, tuning),
+                (None, Some(hold)) => match hold.drain_give_up_ns {
                     None if self.is_paused(hold.tenant) => self.close(hold, now_ns),
                     None => self.ordered_step(hold, now_ns, tuning),
                     // The last readings do not show launches that passed the gate just before it
