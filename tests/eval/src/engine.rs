@@ -94,6 +94,8 @@ struct Process {
     program: Program,
     batch: Option<Batch>,
     to_launch: VecDeque<Kernel>,
+    /// When the program's thread comes to the next launch, ns.
+    next_launch_ns: u64,
     in_flight: usize,
     /// GPU time that the rest of the tenant's job takes, if known.
     left_ns: Option<u64>,
@@ -162,6 +164,8 @@ struct Engine<'a> {
     gate: &'a mut (dyn Gate + 'a),
     witness: Option<&'a mut (dyn Witness + 'a)>,
     moments: BinaryHeap<Reverse<(u64, Tenant)>>,
+    /// When programs' threads come to their next launches, ns.
+    launches: BinaryHeap<Reverse<(u64, Tenant)>>,
     outcomes: Vec<Outcome>,
     gaps: Gaps,
     warmup_ns: u64,
@@ -179,6 +183,7 @@ pub fn run<'a>(
         program: Program::new(tenant, scenario.seed),
         batch: None,
         to_launch: VecDeque::new(),
+        next_launch_ns: 0,
         in_flight: 0,
         left_ns: tenant.size_ns,
     };
@@ -188,12 +193,24 @@ pub fn run<'a>(
         gate,
         witness,
         moments: BinaryHeap::new(),
+        launches: BinaryHeap::new(),
         outcomes: vec![Outcome::default(); scenario.tenants.len()],
         gaps: Gaps::new(scenario),
         warmup_ns: scenario.warmup_ns,
         standings: Standings::at_first(scenario),
     };
     engine.run(scenario.duration_ns)
+}
+
+/// Returns the time of the first entry, ns.
+fn first_ns(times: &BinaryHeap<Reverse<(u64, Tenant)>>) -> Option<u64> {
+    times.peek().map(|Reverse((at_ns, _))| *at_ns)
+}
+
+/// Removes the first entry if its time has come. Returns its tenant.
+fn pop_due(times: &mut BinaryHeap<Reverse<(u64, Tenant)>>, now_ns: u64) -> Option<Tenant> {
+    first_ns(times).filter(|at_ns| *at_ns <= now_ns)?;
+    times.pop().map(|Reverse((_, tenant))| tenant)
 }
 
 impl Engine<'_> {
@@ -208,7 +225,7 @@ impl Engine<'_> {
         let mut done = Vec::new();
         let mut retry = Vec::new();
         loop {
-            let moment_ns = self.moments.peek().map(|Reverse((at_ns, _))| *at_ns);
+            let moment_ns = first_ns(&self.moments).into_iter().chain(first_ns(&self.launches)).min();
             let sample_ns = self.warmup_ns + span_ns * samples / SAMPLES;
             let next = [moment_ns, self.device.next_ns(), self.gate.wake_ns(), Some(sample_ns)];
             let now_ns = next.into_iter().flatten().min().unwrap_or(sample_ns);
@@ -238,11 +255,12 @@ impl Engine<'_> {
             if samples > SAMPLES {
                 break;
             }
-            while let Some(Reverse((at_ns, tenant))) = self.moments.peek().copied()
-                && at_ns <= now_ns
-            {
-                self.moments.pop();
+            while let Some(tenant) = pop_due(&mut self.moments, now_ns) {
                 self.act(now_ns, tenant);
+            }
+            while let Some(tenant) = pop_due(&mut self.launches, now_ns) {
+                self.make_available(now_ns, tenant, 1);
+                self.launch(now_ns, tenant);
             }
             if self.gate.wake_ns().is_some_and(|wake_ns| wake_ns <= now_ns) {
                 self.gate.wake(now_ns, &mut retry);
@@ -275,26 +293,41 @@ impl Engine<'_> {
     }
 
     fn begin(&mut self, now_ns: u64, tenant: Tenant, batch: Batch) {
-        if let Some(witness) = &mut self.witness {
-            witness.available(now_ns, tenant, batch.kernels.iter().map(|kernel| kernel.length_ns).sum());
-        }
         self.gaps.work_begins(tenant, self.device.used_ns());
         let process = &mut self.processes[tenant];
         process.to_launch.extend(&batch.kernels);
+        process.next_launch_ns = now_ns;
+        let at_once = if batch.launch_ns == 0 { batch.kernels.len() } else { 1 };
         process.batch = Some(batch);
+        self.make_available(now_ns, tenant, at_once);
         self.launch(now_ns, tenant);
+    }
+
+    /// Tells the observer that the program's thread has come to the next `kernels` launches.
+    fn make_available(&mut self, now_ns: u64, tenant: Tenant, kernels: usize) {
+        if let Some(witness) = &mut self.witness {
+            let next = self.processes[tenant].to_launch.iter().take(kernels);
+            witness.available(now_ns, tenant, next.map(|kernel| kernel.length_ns).sum());
+        }
     }
 
     fn launch(&mut self, now_ns: u64, tenant: Tenant) {
         let process = &mut self.processes[tenant];
-        let (arrived_ns, due_ns) =
-            process.batch.as_ref().map_or((now_ns, None), |batch| (batch.arrived_ns, batch.due_ns));
+        let (arrived_ns, due_ns, launch_ns) = process
+            .batch
+            .as_ref()
+            .map_or((now_ns, None, 0), |batch| (batch.arrived_ns, batch.due_ns, batch.launch_ns));
         while process.in_flight < QUEUE_DEPTH
+            && process.next_launch_ns <= now_ns
             && let Some(kernel) = process.to_launch.front().copied()
             && self.gate.admit(now_ns, &Launch { tenant, length_ns: kernel.length_ns, arrived_ns, due_ns })
         {
             process.to_launch.pop_front();
             process.in_flight += 1;
+            process.next_launch_ns = now_ns + launch_ns;
+            if launch_ns > 0 && !process.to_launch.is_empty() {
+                self.launches.push(Reverse((process.next_launch_ns, tenant)));
+            }
             self.device.launch(tenant, kernel);
         }
     }

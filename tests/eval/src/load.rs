@@ -9,11 +9,14 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 use crate::device::Kernel;
 use crate::scenario::{Arrival, Part, Pauses, Phase, Recorded, Requests, SECOND, Steps, Tenant};
 
-/// A batch of work: kernels that become available together. The program waits for all of them.
+/// A batch of work: kernels that the program launches one after the other. The program waits for all
+/// of them.
 #[derive(Debug, Clone)]
 pub struct Batch {
     /// The kernels.
     pub kernels: Vec<Kernel>,
+    /// Time of the program's thread from one launch to the next, ns.
+    pub launch_ns: u64,
     /// Time when the program asked for the batch.
     pub arrived_ns: u64,
     /// Time when the batch must be done, if there is a limit.
@@ -120,12 +123,13 @@ impl Program {
             Work::Recorded(recorded, next) => {
                 let kernel = |length_ns: &u64| Kernel { length_ns: *length_ns, sm_ppm: self.sm_ppm };
                 let kernels = recorded.stretches[*next].kernels_ns.iter().map(kernel).collect();
-                Batch { kernels, arrived_ns: now_ns, due_ns: None }
+                Batch { kernels, launch_ns: 0, arrived_ns: now_ns, due_ns: None }
             }
             Work::Steps(steps) => {
                 let steps = steps.clone();
                 let due_ns = due_ns(now_ns, steps.slo_ns);
-                self.batch(now_ns, &steps.profile, load, steps.jitter, due_ns)
+                let batch = self.batch(now_ns, &steps.profile, load, steps.jitter, due_ns);
+                Batch { launch_ns: steps.launch_ns, ..batch }
             }
             Work::Requests(_) => unreachable!("requests come by themselves"),
         };
@@ -191,7 +195,7 @@ impl Program {
                 Kernel { length_ns, sm_ppm }
             }));
         }
-        Batch { kernels, arrived_ns: now_ns, due_ns }
+        Batch { kernels, launch_ns: 0, arrived_ns: now_ns, due_ns }
     }
 
     /// Returns the time of the next request. The rate is that of the phase in which the previous

@@ -80,6 +80,9 @@ struct Figure {
     highest: f64,
     /// The median of the steps of all trainers without deepres, steps/s.
     bare_steps_per_s: f64,
+    /// The steps of all trainers on one GPU without deepres, as a part of `bare_steps_per_s`: the
+    /// median of all pairs. `None` for one trainer.
+    time_slicing: Option<f64>,
     /// The bar for the speed.
     bar: f64,
 }
@@ -126,15 +129,21 @@ impl Bench {
         };
         let device = Device::Simulated { config: Some(config.clone()) };
         let host = Host::start(&self.artefacts, device, &self.interrupt)?;
-        let (mut speeds, mut bare) = (Vec::new(), Vec::new());
+        let (mut speeds, mut bare, mut sliced) = (Vec::new(), Vec::new(), Vec::new());
         for pair in 0..pairs {
             // Each way runs first in every second pair, because a machine's speed drifts.
             let mut rates = [0.0; 2];
             for way in if pair % 2 == 0 { [0, 1] } else { [1, 0] } {
-                rates[way] = if way == 0 { self.bare(case, &config)? } else { self.managed(case, &host)? };
+                rates[way] =
+                    if way == 0 { self.bare(case, &config, false)? } else { self.managed(case, &host)? };
             }
             let [without, with] = rates;
             eprintln!("{case:?}: {with:.1} steps/s with deepres, {without:.1} without");
+            if case.trainers() > 1 {
+                let on_one = self.bare(case, &config, true)?;
+                eprintln!("{case:?}: {on_one:.1} steps/s without deepres on one GPU");
+                sliced.push(on_one / without);
+            }
             speeds.push(with / without);
             bare.push(without);
         }
@@ -144,6 +153,7 @@ impl Bench {
             highest: speeds.iter().copied().fold(0.0, f64::max),
             speed: median(&mut speeds),
             bare_steps_per_s: median(&mut bare),
+            time_slicing: (!sliced.is_empty()).then(|| median(&mut sliced)),
             bar: case.bar(),
         })
     }
@@ -152,16 +162,17 @@ impl Bench {
         ["--wait", "--seconds", &self.seconds, "--sync-every", case.sync_every()]
     }
 
-    /// Trains without deepres, each trainer on a GPU of its own. Returns the steps of all trainers
-    /// in a second.
-    fn bare(&self, case: Case, config: &Path) -> Result<f64> {
-        let states = TENANTS.map(|_| tempfile::Builder::new().prefix("deepres-simgpu-").tempdir());
-        let mut commands = Vec::new();
-        for state in states.iter().take(case.trainers()) {
-            let state = state.as_ref().map_err(|error| anyhow::anyhow!("cannot create a folder: {error}"))?;
-            commands.push(self.torch.bare(config, state.path(), TORCH_SCRIPT, &self.arguments(case))?);
-        }
-        self.train(commands)
+    /// Trains without deepres, all trainers on one GPU if `on_one`, else each on a GPU of its own.
+    /// Returns the steps of all trainers in a second.
+    fn bare(&self, case: Case, config: &Path, on_one: bool) -> Result<f64> {
+        let folder = |_| tempfile::Builder::new().prefix("deepres-simgpu-").tempdir();
+        let gpus = if on_one { 1 } else { case.trainers() };
+        let gpus =
+            (0..gpus).map(folder).collect::<std::io::Result<Vec<_>>>().context("cannot create a folder")?;
+        let command = |gpu: &tempfile::TempDir| {
+            self.torch.bare(config, gpu.path(), TORCH_SCRIPT, &self.arguments(case))
+        };
+        self.train(gpus.iter().cycle().take(case.trainers()).map(command).collect::<Result<_>>()?)
     }
 
     /// Trains with deepres, all trainers on one GPU. Returns the steps of all trainers in a second.
@@ -229,9 +240,11 @@ impl Trainer {
 impl super::Report for Report {
     fn print(&self) {
         println!("steps with deepres, as a part of the steps without ({} pairs):", self.pairs);
-        for Figure { case, speed, lowest, highest, bare_steps_per_s, bar } in &self.figures {
+        for Figure { case, speed, lowest, highest, bare_steps_per_s, time_slicing, bar } in &self.figures {
+            let time_slicing =
+                time_slicing.map_or(String::new(), |part| format!("; {part:.3} without deepres on one GPU"));
             println!(
-                "  {:<16} {speed:.3} ({lowest:.3} to {highest:.3}), at least {bar}; {bare_steps_per_s:.1} steps/s",
+                "  {:<16} {speed:.3} ({lowest:.3} to {highest:.3}), at least {bar}; {bare_steps_per_s:.1} steps/s{time_slicing}",
                 format!("{case:?}")
             );
         }

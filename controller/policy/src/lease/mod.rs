@@ -16,8 +16,8 @@
 //! competing tenants get. The scheduler applies the rule when a lease ends, when the holder pauses,
 //! and when the request of a tenant that waits is due before the holder's.
 //!
-//! One tenant at a time may launch, unless all owners fit on the GPU together. If no other tenant wants the GPU, the gate of this tenant is
-//! open. Otherwise the tenant has a lease for its request. At a hand-off the scheduler closes the
+//! One tenant at a time may launch, unless several owners fit on the GPU [`together`]. If no other
+//! tenant wants the GPU, the gate of this tenant is open. Otherwise the tenant has a lease for its request. At a hand-off the scheduler closes the
 //! gate, reads the meters again, waits until the work in flight has drained, and opens the next
 //! gate. If the next tenant would lose less in the hardware's turns than by the wait for the drain,
 //! the scheduler opens its gate at once. The hardware then takes turns between the old work in
@@ -35,6 +35,7 @@ mod gangs;
 pub mod guard;
 mod kept;
 mod restore;
+mod space;
 mod state;
 mod tenants;
 mod together;
@@ -521,7 +522,6 @@ impl Scheduler {
             return;
         }
         let is_gang = self.is_gang(id);
-        let is_free = self.company.is_in_space();
         let Some(tenant) = self.tenants.get_mut(id) else { return };
         if let Some(stuck) = &mut tenant.stuck {
             stuck.used_ns = stuck.used_ns.saturating_add(seen.used_ns);
@@ -537,7 +537,7 @@ impl Scheduler {
             if let Some(trust) = tenant.user.and_then(|user| self.trusts.get_mut(&user)) {
                 trust.shown(set_off_ns, now_ns);
             }
-            tenant.charge(if is_free { 0 } else { seen.used_ns - set_off_ns });
+            tenant.charge(seen.used_ns - set_off_ns);
             tenant.shown_ns = tenant.shown_ns.saturating_add(seen.used_ns - set_off_ns);
             tenant.burst_ns = tenant.burst_ns.saturating_add(seen.used_ns);
             tenant.used_at_ns = now_ns;
@@ -585,7 +585,7 @@ impl Scheduler {
 
     fn decide_steps(&mut self, now_ns: u64, tuning: &Tuning) -> Option<u64> {
         loop {
-            let step = match (self.together_step(now_ns), self.hold) {
+            let step = match (self.together_step(now_ns, tuning), self.hold) {
                 (Some(step), _) => step,
                 (None, None) => self.ordered_free_step(now_ns, tuning),
                 (None, Some(hold)) => match hold.drain_give_up_ns {
@@ -716,10 +716,9 @@ impl Scheduler {
 
     /// Charges all work in flight for the time since the last decision. The hardware takes turns
     /// between tenants with work in flight, so each of these tenants is charged an equal part of
-    /// the time.
+    /// the time. Owners on parts of the SMs do not take turns.
     fn accrue(&mut self, elapsed_ns: u64) {
-        let elapsed_ns = if self.company.is_in_space() { 0 } else { elapsed_ns };
-        let flying = self.flying.max(1) as u64;
+        let flying = if self.company.is_in_space() { 1 } else { self.flying.max(1) as u64 };
         let elapsed_ns = elapsed_ns.saturating_add(mem::take(&mut self.unaccrued_ns));
         self.unaccrued_ns = elapsed_ns % flying;
         self.tenants.astir_with(|_, tenant| tenant.accrue(elapsed_ns / flying, flying > 1));

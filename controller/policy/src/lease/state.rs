@@ -134,6 +134,12 @@ pub struct Tenant {
     pub pace: Pace,
     /// Whether the tenant takes turns with all others, because its memory follows its turns.
     pub takes_turns: bool,
+    /// Whether the tenant is in the set of owners that use the GPU at once, each on its part of the
+    /// SMs.
+    pub is_chosen: bool,
+    /// The charge for GPU time, parts per million of this time. Below the whole time if the tenant
+    /// leaves SMs to others, or takes nothing from them.
+    pub cost_ppm: u32,
     pub grant: Grant,
 }
 
@@ -180,6 +186,8 @@ impl Tenant {
             stuck: None,
             pace: Pace::new(now_ns),
             takes_turns: false,
+            is_chosen: false,
+            cost_ppm: PPM,
             grant: Grant::Closed,
         }
     }
@@ -340,9 +348,24 @@ impl Tenant {
         charged * VirtualTime::from(self.weight_ppm.max(1))
     }
 
+    /// Returns the part of the SMs that the tenant can use, parts per million.
+    pub fn part_ppm(&self) -> u32 {
+        if self.seen.sm_ppm == 0 { PPM } else { self.seen.sm_ppm.min(PPM) }
+    }
+
+    /// Sets the charge for GPU time, parts per million. What the scheduler charged so far for the
+    /// work in flight stays charged.
+    pub fn set_cost(&mut self, cost_ppm: u32) {
+        if self.cost_ppm != cost_ppm {
+            self.settle_accrued();
+            self.cost_ppm = cost_ppm;
+        }
+    }
+
     /// Charges GPU time to the tenant.
     pub fn charge(&mut self, gpu_ns: u64) {
         self.largest_charge_ns = self.largest_charge_ns.max(gpu_ns);
+        let gpu_ns = gpu_ns * u64::from(self.cost_ppm) / u64::from(PPM);
         if self.wanted {
             self.vtime += self.weighted(gpu_ns);
         } else {
@@ -373,6 +396,7 @@ impl Tenant {
         };
         let more_ns = signed(accrued_ns) - signed(mem::replace(&mut self.accrued_ns, accrued_ns));
         if self.wanted {
+            let more_ns = more_ns * i64::from(self.cost_ppm) / i64::from(PPM);
             self.vtime += weighted(more_ns, self.weight_ppm);
         }
     }

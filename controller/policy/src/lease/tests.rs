@@ -1543,3 +1543,115 @@ fn an_owner_with_a_part_of_the_sms_joins_others_at_once_if_it_fits() {
     bench.step(MS, part(400_000, RUNNING), part(400_000, RUNNING));
     assert!([A, B, C].into_iter().all(|tenant| bench.is_open(tenant)));
 }
+
+/// Owners on parts of the SMs that always want the GPU.
+struct Space {
+    bench: Bench,
+    parts_ppm: Vec<u32>,
+    /// The tenants whose closed gate does not stop the work in flight.
+    flying: Vec<TenantId>,
+    /// The tenants that want nothing.
+    resting: Vec<TenantId>,
+    /// GPU time times part, ns.
+    areas_ns: Vec<u64>,
+}
+
+impl Space {
+    fn new(parts_percent: &[u32]) -> Self {
+        let mut bench = Bench::new();
+        let (weight_ppm, ids) = (PPM / parts_percent.len() as u32, 1..=parts_percent.len() as TenantId);
+        for id in ids {
+            bench.scheduler.enter(id, Class::Fair, bench.now_ns);
+            bench.scheduler.set_standing(id, Class::Fair, weight_ppm);
+        }
+        Self {
+            bench,
+            parts_ppm: parts_percent.iter().map(|percent| percent * PPM / 100).collect(),
+            flying: Vec::new(),
+            resting: Vec::new(),
+            areas_ns: vec![0; parts_percent.len()],
+        }
+    }
+
+    /// Lets a millisecond pass, in which each tenant with an open gate uses the GPU.
+    fn pass_ms(&mut self) {
+        self.look(MS);
+        self.look(1);
+        let open = self.ids().filter(|id| self.bench.is_open(*id));
+        let open_ppm: u32 = open.map(|id| self.part_ppm(id)).sum();
+        assert!(open_ppm <= PPM, "{open_ppm}");
+    }
+
+    fn look(&mut self, pass_ns: u64) {
+        self.bench.now_ns += pass_ns;
+        let now_ns = self.bench.now_ns;
+        for id in self.ids() {
+            let sm_ppm = self.part_ppm(id);
+            let runs = self.bench.scheduler.tenants.get(id).is_some_and(Tenant::may_launch);
+            let seen = match runs || self.flying.contains(&id) {
+                _ if self.resting.contains(&id) => IDLE,
+                true => {
+                    self.areas_ns[id as usize - 1] += pass_ns * u64::from(sm_ppm) / u64::from(PPM);
+                    Seen { used_ns: pass_ns, ..RUNNING }
+                }
+                false => WAITING,
+            };
+            self.bench.scheduler.observe(id, now_ns, Seen { sm_ppm, ..seen });
+        }
+        self.bench.scheduler.decide(now_ns, &self.bench.tuning);
+    }
+
+    fn ids(&self) -> std::ops::RangeInclusive<TenantId> {
+        1..=self.parts_ppm.len() as TenantId
+    }
+
+    fn part_ppm(&self, id: TenantId) -> u32 {
+        self.parts_ppm[id as usize - 1]
+    }
+
+    /// Lets some seconds pass. Returns the area of each tenant in the last of them, as a part of the
+    /// GPU.
+    fn areas(&mut self) -> Vec<f64> {
+        (0..1_000).for_each(|_| self.pass_ms());
+        self.areas_ns.fill(0);
+        (0..4_000).for_each(|_| self.pass_ms());
+        self.areas_ns.iter().map(|ns| *ns as f64 / 4e9).collect()
+    }
+}
+
+#[test]
+fn sets_of_owners_whose_parts_of_the_sms_fit_take_turns_and_each_gets_its_area() {
+    let areas = Space::new(&[40, 60, 30]).areas();
+    // The third owner always has a place, and the other two share the rest: 0.4 a = 0.6 (1 - a).
+    for (area, expected) in areas.iter().zip([0.24, 0.24, 0.3]) {
+        assert!((area - expected).abs() < 0.03, "{areas:?}");
+    }
+    let areas = Space::new(&[100, 40, 60]).areas();
+    assert!((areas[0] - 1.0 / 3.0).abs() < 0.03 && areas.iter().sum::<f64>() > 0.9, "{areas:?}");
+}
+
+#[test]
+fn an_owner_that_loses_its_place_keeps_its_part_until_its_work_has_drained() {
+    let mut space = Space::new(&[60, 60, 30]);
+    (0..100).for_each(|_| space.pass_ms());
+    let [holder, other] = if space.bench.is_open(A) { [A, B] } else { [B, A] };
+    space.flying = vec![holder];
+    for _ in 0..200 {
+        space.pass_ms();
+        assert!(space.bench.is_closed(other));
+    }
+    assert!(space.bench.is_closed(holder) && space.bench.is_open(C));
+    space.flying.clear();
+    space.pass_ms();
+    assert!(space.bench.is_open(other));
+}
+
+#[test]
+fn an_owner_that_waits_takes_the_place_of_an_owner_that_pauses() {
+    let mut space = Space::new(&[60, 60, 30]);
+    (0..100).for_each(|_| space.pass_ms());
+    let [holder, other] = if space.bench.is_open(A) { [A, B] } else { [B, A] };
+    space.resting = vec![holder];
+    (0..3).for_each(|_| space.pass_ms());
+    assert!(space.bench.is_open(other) && space.bench.is_open(C) && space.bench.is_closed(holder));
+}

@@ -1,8 +1,8 @@
-//! Owners that use the GPU together, without turns. The scheduler opens the gates of all owners if
-//! they fit on the GPU, in one of two ways:
+//! Owners that use the GPU together. The scheduler opens the gates of several owners if they fit on
+//! the GPU, in one of two ways:
 //!
-//! - **In space.** Under MPS, each owner can use a part of the SMs. If the parts add up to the whole
-//!   GPU at most, the kernels of all owners run at once.
+//! - **In space.** Under MPS, each owner can use a part of the SMs. The scheduler opens the gates of
+//!   a set of owners whose parts add up to the whole GPU at most ([`super::space`]).
 //! - **In time.** Most programs wait for their host between two bursts of GPU work. If the owners'
 //!   demands add up to less than the GPU, each owner can have all that it wants. Turns would then
 //!   only cost hand-offs.
@@ -16,19 +16,19 @@
 //!   owner's program has changed.
 //! - An owner's lag grows, because the owner gets less than its share.
 //!
-//! All owners part if another tenant wants the GPU that does not fit, or that has other rules: a
-//! guest or a gang, and for owners that fit in time, an owner with an SLO.
+//! All owners part if another tenant wants the GPU that has other rules: a guest or a gang, and for
+//! owners that fit in time, an owner with an SLO.
 //!
 //! While owners that fit in time are together, the scheduler charges them as always. So a lag that
-//! grows is paid back under leases. Owners that fit in space take nothing from each other, so the
-//! scheduler does not charge them. If owners part because of their paces, they stay apart for a while, and for
-//! twice as long if this happens again soon.
+//! grows is paid back under leases. If owners part because of their paces, they stay apart for a
+//! while, and for twice as long if this happens again soon.
 
 use super::clock::signed;
 use super::state::{MAX_CREDIT_NS, Rank, SHORT_IDLE_NS, Stuck, Tenant};
 use super::{Beside, DRAIN_POLL_NS, Grant, MAX_DRAIN_NS, Scheduler, Step, ns};
 use crate::entitlement::IDLE_NS;
 use crate::gang::Order;
+use crate::tuning::Tuning;
 use core::mem;
 use core::time::Duration;
 use deepres_abi::PPM;
@@ -49,7 +49,7 @@ const LEAST_PACE_PPM: u64 = 750_000;
 /// less than its share, and keeps only [`MAX_CREDIT_NS`] over a pause.
 const MOST_LAG_NS: u64 = MAX_CREDIT_NS / 2;
 /// The time between two looks at the paces.
-const LOOK_NS: u64 = ns(Duration::from_millis(5));
+pub const LOOK_NS: u64 = ns(Duration::from_millis(5));
 /// The time between two looks at the demands of owners that take turns.
 const RETRY_NS: u64 = ns(Duration::from_millis(20));
 /// The longest time for which owners stay apart after they parted because of their paces. The
@@ -113,7 +113,7 @@ impl Pace {
 /// The way in which owners fit on the GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fit {
-    /// Their parts of the SMs add up to the whole GPU at most.
+    /// The parts of the SMs of at least two of them add up to the whole GPU at most.
     Space,
     /// Their demands add up to less than the GPU.
     Time,
@@ -124,7 +124,7 @@ enum Fit {
 enum State {
     /// The owners take turns. The scheduler looks at their demands from `until_ns` on.
     Apart { until_ns: u64 },
-    /// The gates of the active owners are open.
+    /// The gates of the active owners are open, or in space the gates of a set of them.
     Together { since_ns: u64, fit: Fit },
     /// The gates are closed, and the work in flight drains.
     Parting { closed_ns: u64, give_up_ns: u64 },
@@ -138,11 +138,13 @@ pub struct Company {
     apart_ns: u64,
     /// The end of the present time apart, ns.
     retry_ns: u64,
+    /// The time at which the scheduler last chose a set of owners anew, ns.
+    pub(super) chosen_ns: u64,
 }
 
 impl Default for Company {
     fn default() -> Self {
-        Self { state: State::Apart { until_ns: 0 }, apart_ns: SPAN_NS, retry_ns: 0 }
+        Self { state: State::Apart { until_ns: 0 }, apart_ns: SPAN_NS, retry_ns: 0, chosen_ns: 0 }
     }
 }
 
@@ -174,10 +176,12 @@ enum Parting {
 
 /// The figures of all active owners of a GPU.
 #[derive(Debug, Default)]
-struct Census {
+pub struct Census {
     owners: usize,
     /// The sum of the owners' parts of the SMs, parts per million.
-    parts_ppm: u64,
+    pub(super) parts_ppm: u64,
+    /// The two least parts of the SMs, parts per million.
+    least_ppm: [u32; 2],
     /// The sum of the known paces, parts per million.
     paces_ppm: u64,
     /// Whether the pace of an owner is unknown.
@@ -195,9 +199,22 @@ struct Census {
     has_left: bool,
 }
 
+impl Census {
+    /// Returns whether the parts of all owners add up to the whole GPU at most.
+    fn fits_whole(&self) -> bool {
+        self.parts_ppm <= u64::from(PPM)
+    }
+
+    /// Returns whether at least two owners can use the GPU at once, each on its part of the SMs.
+    fn fits_in_space(&self) -> bool {
+        let [least_ppm, next_ppm] = self.least_ppm;
+        self.owners > 1 && least_ppm + next_ppm <= PPM
+    }
+}
+
 impl Tenant {
     /// Returns whether the tenant is an owner that wants the GPU or used it lately.
-    fn is_active(&self, now_ns: u64) -> bool {
+    pub fn is_active(&self, now_ns: u64) -> bool {
         let used_lately = self.metered_ns > 0 && now_ns.saturating_sub(self.used_at_ns) < IDLE_NS;
         self.rank == Rank::Owner && self.is_here() && (self.seen.wants() || used_lately)
     }
@@ -226,29 +243,34 @@ impl Scheduler {
     }
 
     /// Decides whether owners use the GPU together. Returns `None` if they take turns.
-    pub(super) fn together_step(&mut self, now_ns: u64) -> Option<Step> {
+    pub(super) fn together_step(&mut self, now_ns: u64, tuning: &Tuning) -> Option<Step> {
         match self.company.state {
             State::Apart { until_ns } if now_ns < until_ns => None,
             State::Apart { .. } => match self.fit(now_ns) {
                 Some(fit) => {
                     self.come_together(fit, now_ns);
-                    Some(Step::Stay(Some(now_ns.saturating_add(LOOK_NS))))
+                    Some(Step::Again)
                 }
                 None => {
                     self.company.state = State::Apart { until_ns: now_ns.saturating_add(RETRY_NS) };
                     None
                 }
             },
-            State::Together { since_ns, fit } => match self.parting(fit, now_ns) {
-                None => {
-                    self.set_gates(|tenant| tenant.is_active(now_ns), Grant::Open);
-                    Some(Step::Stay(Some(now_ns.saturating_add(LOOK_NS))))
-                }
-                Some(parting) => {
+            State::Together { since_ns, fit } => {
+                let census = self.census(now_ns);
+                if let Some(parting) = self.parting(fit, &census) {
                     self.part(since_ns, fit, parting, now_ns);
-                    Some(Step::Again)
+                    return Some(Step::Again);
                 }
-            },
+                let wake_ns = match fit {
+                    Fit::Space => self.space_step(census.fits_whole(), now_ns, tuning),
+                    Fit::Time => {
+                        self.set_gates(|tenant| tenant.is_active(now_ns), Grant::Open);
+                        now_ns.saturating_add(LOOK_NS)
+                    }
+                };
+                Some(Step::Stay(Some(wake_ns)))
+            }
             // The last readings do not show launches that passed a gate just before it closed.
             State::Parting { closed_ns, .. } if now_ns <= closed_ns => {
                 Some(Step::Stay(Some(now_ns.saturating_add(1))))
@@ -271,7 +293,7 @@ impl Scheduler {
 
     fn census(&self, now_ns: u64) -> Census {
         let clock = self.clocks[Rank::Owner as usize].now();
-        let mut census = Census::default();
+        let mut census = Census { least_ppm: [PPM; 2], ..Census::default() };
         for tenant in self.tenants.values() {
             let is_open = tenant.grant == Grant::Open;
             census.has_left |= is_open && !(tenant.is_here() && tenant.rank == Rank::Owner);
@@ -280,7 +302,10 @@ impl Scheduler {
             }
             census.owners += 1;
             census.has_newcomer |= tenant.seen.wants() && !is_open;
-            census.parts_ppm += u64::from(if tenant.seen.sm_ppm == 0 { PPM } else { tenant.seen.sm_ppm });
+            let part_ppm = tenant.part_ppm();
+            census.parts_ppm += u64::from(part_ppm);
+            let [least_ppm, next_ppm] = census.least_ppm;
+            census.least_ppm = [least_ppm.min(part_ppm), next_ppm.min(part_ppm.max(least_ppm))];
             census.has_solitary |= tenant.takes_turns || tenant.stuck.is_some();
             census.has_owed |= tenant.lag_ns(clock) > signed(MOST_LAG_NS);
             match tenant.pace_ppm(now_ns) {
@@ -304,7 +329,7 @@ impl Scheduler {
         if census.owners < 2 || census.has_solitary {
             return None;
         }
-        if census.parts_ppm <= u64::from(PPM) {
+        if census.fits_in_space() {
             return Some(Fit::Space);
         }
         let is_known = !census.has_unknown && !census.has_owed;
@@ -312,7 +337,7 @@ impl Scheduler {
         (fits && now_ns >= self.company.retry_ns).then_some(Fit::Time)
     }
 
-    /// Opens the gates of all active owners, and ends the present hold.
+    /// Ends the present hold. Opens the gates of all active owners that fit in time.
     fn come_together(&mut self, fit: Fit, now_ns: u64) {
         if let Some(hold) = self.hold.take()
             && let Some(holder) = self.tenants.get_mut(hold.tenant)
@@ -322,30 +347,32 @@ impl Scheduler {
         }
         self.beside = None;
         self.company.state = State::Together { since_ns: now_ns, fit };
-        self.set_gates(|tenant| tenant.may_launch() || tenant.is_active(now_ns), Grant::Open);
+        self.company.chosen_ns = 0;
+        let opens = |tenant: &Tenant| tenant.may_launch() || (fit == Fit::Time && tenant.is_active(now_ns));
+        self.set_gates(opens, Grant::Open);
         for tenant in self.tenants.values_quietly().filter(|tenant| tenant.grant == Grant::Open) {
             tenant.pace.demand_ppm = tenant.pace_ppm(now_ns).map_or(0, |ppm| ppm as u32);
             tenant.pace.begin_anew(now_ns);
         }
     }
 
-    /// Sets the gates of those tenants for which `is_asked` holds.
-    fn set_gates(&mut self, is_asked: impl Fn(&Tenant) -> bool, grant: Grant) {
+    /// Sets the gates of those tenants for which `is_asked` holds. Returns whether there are any.
+    pub(super) fn set_gates(&mut self, is_asked: impl Fn(&Tenant) -> bool, grant: Grant) -> bool {
         let mut after = None;
         while let Some(id) = self.tenants.next_after(after, &is_asked) {
             self.change(id, grant, false);
             after = Some(id);
         }
+        after.is_some()
     }
 
     /// Returns why owners that fitted on the GPU part, if they do.
-    fn parting(&self, fit: Fit, now_ns: u64) -> Option<Parting> {
+    fn parting(&self, fit: Fit, census: &Census) -> Option<Parting> {
         if !self.is_of_owners() {
             return Some(Parting::Others);
         }
-        let census = self.census(now_ns);
         let fits = match fit {
-            Fit::Space => census.parts_ppm <= u64::from(PPM),
+            Fit::Space => census.fits_in_space(),
             Fit::Time => !census.has_newcomer && !self.has_answering(),
         };
         if !fits || census.has_left || census.has_solitary || census.owners < 2 {
@@ -374,13 +401,12 @@ impl Scheduler {
             self.change(id, Grant::Closed, false);
             if let Some(tenant) = self.tenants.get_quietly(id) {
                 tenant.pace.begin_anew(now_ns);
-                if fit == Fit::Space && tenant.seen.in_flight {
-                    // The meter shows work in flight only at its end, and this part of it is free.
-                    let free_ns = now_ns.saturating_sub(tenant.last_progress_ns.max(since_ns));
-                    tenant.advance_ns = tenant.advance_ns.saturating_add(free_ns);
-                }
             }
             after = Some(id);
+        }
+        for tenant in self.tenants.values_quietly() {
+            tenant.is_chosen = false;
+            tenant.set_cost(PPM);
         }
         let give_up_ns = now_ns.saturating_add(limit_ns.min(MAX_DRAIN_NS));
         self.company.state = State::Parting { closed_ns: now_ns, give_up_ns };

@@ -249,7 +249,8 @@ impl Tenant {
                 // Random pauses can be short.
                 let pause_ns =
                     if steps.pauses == super::Pauses::Regular { steps.pause_ns as f64 } else { 0.0 };
-                load * kernels * cycles(work_ns, pause_ns)
+                let launches_ns = steps.launch_ns as f64 * (kernels - 1.0);
+                load * kernels * cycles(work_ns.max(launches_ns), pause_ns)
             }
             (None, Some(recorded)) => {
                 let (kernels, ns) = recorded_sum(recorded);

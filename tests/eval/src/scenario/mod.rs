@@ -236,6 +236,10 @@ pub struct Steps {
     /// The kernels of a step, instead of the two keys above. Reading a scenario sets this field.
     #[serde(default)]
     pub profile: Vec<Part>,
+    /// Time that the program's thread takes from one launch to the next. 0: the thread launches all
+    /// kernels of a step at once.
+    #[serde(default, rename = "launch_us", deserialize_with = "units::micros_or_none")]
+    pub launch_ns: u64,
     /// Time between two steps.
     #[serde(default, rename = "pause_ms", deserialize_with = "units::millis_or_none")]
     pub pause_ns: u64,
