@@ -121,6 +121,7 @@ pub struct GrantSlot {
     memory_limit_bytes: AtomicU64,
     terms: SeqLock<4>,
     charge_copies: AtomicU32,
+    beside: AtomicU32,
     appraisal: SeqLock<4>,
 }
 
@@ -132,6 +133,7 @@ impl Default for GrantSlot {
             memory_limit_bytes: AtomicU64::new(0),
             terms: SeqLock::default(),
             charge_copies: AtomicU32::new(0),
+            beside: AtomicU32::new(0),
             appraisal: SeqLock::default(),
         }
     }
@@ -243,6 +245,19 @@ impl GrantSlot {
     /// Returns whether the session adds the time of copies to the GPU time.
     pub fn charge_copies(&self) -> bool {
         self.charge_copies.load(Ordering::Relaxed) != 0
+    }
+
+    /// Sets whether the hardware may take turns between the tenant's work and other tenants' work. The
+    /// daemon writes this before it opens a second gate. An older library does not read this field.
+    /// Under an older daemon, the field is 0.
+    pub fn set_beside(&self, is_beside: bool) {
+        self.beside.store(is_beside.into(), Ordering::Relaxed);
+    }
+
+    /// Returns whether the hardware may take turns between the tenant's work and other tenants' work.
+    /// The time from the beginning to the end of a launch then may include their turns.
+    pub fn is_beside(&self) -> bool {
+        self.beside.load(Ordering::Relaxed) != 0
     }
 
     /// Sets the newest appraisal. Only the daemon's thread that asks for NVML's figures calls this.

@@ -88,6 +88,8 @@ pub struct Account {
     pub computed_ns: u64,
     /// The time since which kernels have been in flight at every look of the meter thread.
     pub computing_since_ns: Option<u64>,
+    /// The last look at which the hardware may have taken turns with other tenants' work, ns.
+    pub beside_ns: u64,
 }
 
 impl Default for Account {
@@ -112,6 +114,7 @@ impl Default for Account {
             has_computed: false,
             computed_ns: 0,
             computing_since_ns: None,
+            beside_ns: 0,
         }
     }
 }

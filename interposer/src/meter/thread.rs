@@ -6,6 +6,7 @@ use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::{io, mem, ptr, thread};
 
+use deepres_abi::grant::GrantSlot;
 use deepres_abi::meter::EdgeSlot;
 
 use super::account::Account;
@@ -199,6 +200,11 @@ impl Meter {
         let passed_ns = now_ns.saturating_sub(self.ticked_ns);
         self.ticked_ns = now_ns;
         let was_occupied: Vec<bool> = self.accounts.iter_mut().map(Account::begin_look).collect();
+        for (account, gpu) in self.accounts.iter_mut().zip(self.process.gpus.iter()) {
+            if gpu.grant().is_some_and(GrantSlot::is_beside) {
+                account.beside_ns = now_ns;
+            }
+        }
         for context in self.process.contexts() {
             self.read(context, now_ns);
         }
@@ -422,7 +428,12 @@ impl Meter {
             ..told
         };
         let measured = observed.measure();
-        if !measured.is_exact {
+        // The turns of other tenants' work then lie between the events too, so the times are only
+        // bounds.
+        let is_beside = self.accounts.get(context.ordinal).is_some_and(|account| {
+            !contents.is_copy && u64::try_from(times.0).unwrap_or(0) <= account.beside_ns
+        });
+        if !measured.is_exact && !is_beside {
             lane.carry(self.here, told.expected_ns, measured.took_ns);
         }
         if !contents.is_copy {
@@ -442,11 +453,11 @@ impl Meter {
         let mut known_ns = 0;
         if let Some(key) = contents.only_key() {
             known_ns = context.gpu.estimates.get(key).unwrap_or(0);
-            if known_ns != 0 && !contents.is_copy {
+            if known_ns != 0 && !contents.is_copy && !is_beside {
                 let bounds = (measured.least_ns.unsigned_abs(), measured.most_ns.unsigned_abs());
                 lane.compare(self.here, known_ns, bounds);
             }
-            if measured.is_exact {
+            if measured.is_exact && !is_beside {
                 known_ns = context.gpu.estimates.learn(self.here, key, took_ns).unwrap_or(0);
                 record::took(key, took_ns);
             } else {
@@ -466,8 +477,9 @@ impl Meter {
             }
             return;
         }
-        lane.learn(self.here, took_ns / launches, is_sparse);
         let expected_ns = told.expected_ns.unsigned_abs();
+        let own_ns = if is_beside && expected_ns > 0 { took_ns.min(expected_ns) } else { took_ns };
+        lane.learn(self.here, own_ns / launches, is_sparse);
         if expected_ns > 0 {
             self.note_stretched(context, took_ns.saturating_sub(expected_ns));
         }

@@ -223,6 +223,12 @@ impl Worker {
 
     /// Carries out the actions of the core.
     fn act(&mut self) {
+        for (session, is_beside) in &self.actions.beside {
+            let session = self.sessions.get(session);
+            if let Some(slot) = session.and_then(|session| session.seat.grant.page().slot(self.gpu)) {
+                slot.set_beside(*is_beside);
+            }
+        }
         for gate in &self.actions.gates {
             tracing::trace!(gpu = self.gpu, ?gate, "gate");
             if let Some(session) = self.sessions.get(&gate.session) {

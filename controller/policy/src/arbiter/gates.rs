@@ -107,6 +107,24 @@ impl Core {
         }
     }
 
+    /// Tells the sessions whether the hardware may take turns between their tenant's work and other
+    /// tenants' work.
+    pub(super) fn tell_beside(&mut self, actions: &mut Actions) {
+        if !self.scheduler.has_several() && !self.has_beside {
+            return;
+        }
+        self.has_beside = false;
+        for (id, tenant) in &mut self.tenants {
+            let is_beside = self.scheduler.is_beside(*id);
+            for session in tenant.sessions.values_mut() {
+                if mem::replace(&mut session.is_beside, is_beside) != is_beside {
+                    actions.beside.push((session.seat.id, is_beside));
+                }
+                self.has_beside |= is_beside;
+            }
+        }
+    }
+
     /// Tells the sessions with open gates how much GPU time they may have in flight now.
     pub(super) fn renew_open(&mut self, actions: &mut Actions) {
         let mut tenants = mem::take(&mut self.tenants);

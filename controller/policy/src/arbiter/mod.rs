@@ -300,6 +300,9 @@ pub enum Event {
 /// The output of a turn: the tasks of the caller, in the order of the fields.
 #[derive(Debug, Default)]
 pub struct Actions {
+    /// The sessions for which it changed whether the hardware may take turns between their tenant's
+    /// work and other tenants' work.
+    pub beside: Vec<(SessionId, bool)>,
     /// The gates to set, oldest first.
     pub gates: Vec<Gate>,
     /// The sessions whose tenant's entitlement changed, and the entitlement, parts per million.
@@ -323,6 +326,7 @@ pub struct Actions {
 impl Actions {
     /// Removes all actions, and keeps the allocated memory.
     fn clear(&mut self) {
+        self.beside.clear();
         self.gates.clear();
         self.entitled.clear();
         self.used.clear();
@@ -334,6 +338,7 @@ impl Actions {
     fn reserve(&mut self, tenants: usize, sessions: usize) {
         let gates = (sessions + 1) * GATES_PER_SESSION;
         self.gates.reserve(gates.saturating_sub(self.gates.len()));
+        self.beside.reserve(sessions.saturating_sub(self.beside.len()));
         self.entitled.reserve(sessions.saturating_sub(self.entitled.len()));
         self.used.reserve(tenants.saturating_sub(self.used.len()));
         self.asks.reserve(sessions.saturating_sub(self.asks.len()));
@@ -410,6 +415,8 @@ pub struct Core {
     silence: Arrears,
     /// Working memory: the changes of grants that the scheduler decided.
     changes: Vec<Change>,
+    /// Whether a session knows that the hardware may take turns between tenants.
+    has_beside: bool,
 }
 
 impl Core {
@@ -444,6 +451,7 @@ impl Core {
             pairs: Vec::new(),
             silence: Arrears::default(),
             changes: Vec::new(),
+            has_beside: false,
         }
     }
 
@@ -542,6 +550,7 @@ impl Core {
             self.renew_open(actions);
         }
         let turn_ns = self.take_turns(now_ns, actions);
+        self.tell_beside(actions);
         self.review(now_ns, actions);
         self.decide_ns = [decide_ns, turn_ns, self.entitle_again_ns()].into_iter().flatten().min();
         if now_ns.saturating_sub(self.ticked_ns) >= self.tick_ns {

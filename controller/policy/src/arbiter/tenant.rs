@@ -52,6 +52,9 @@ pub struct Session {
     pub(super) overlap: Overlap,
     /// The grant that the session's gate shows.
     pub(super) gate: Grant,
+    /// Whether the session knows that the hardware may take turns between its tenant's work and other
+    /// tenants' work.
+    pub(super) is_beside: bool,
 }
 
 impl Session {
@@ -69,6 +72,7 @@ impl Session {
             overlap: Overlap::default(),
             // A new grant page shows a closed gate.
             gate: Grant::Closed,
+            is_beside: false,
         }
     }
 

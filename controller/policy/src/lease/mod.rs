@@ -237,6 +237,9 @@ pub struct Scheduler {
     decided_ns: u64,
     /// Number of tenants with work in flight at the last decision.
     flying: usize,
+    /// Number of tenants between whose work the hardware may take turns from now on: their gates let
+    /// launches pass, or they have work in flight.
+    on_gpu: usize,
     /// The remainder of the division of passed time among the tenants with work in flight, ns. The
     /// next decision divides it.
     unaccrued_ns: u64,
@@ -580,7 +583,31 @@ impl Scheduler {
         let wake_ns = self.decide_steps(now_ns, tuning);
         self.note_kept(now_ns);
         self.flying = self.tenants.astir().filter(|(_, tenant)| tenant.flew).count();
+        self.on_gpu = self.count_on_gpu();
         wake_ns
+    }
+
+    fn count_on_gpu(&self) -> usize {
+        let is_holder = |id: &TenantId| self.hold.is_some_and(|hold| hold.tenant == *id);
+        if self.company.is_in_space() {
+            0
+        } else if self.company.has_gpu() {
+            self.tenants.values().filter(|tenant| tenant.is_on_gpu()).count()
+        } else {
+            let others = self.tenants.astir().filter(|(id, tenant)| !is_holder(id) && tenant.is_on_gpu());
+            others.count() + usize::from(self.hold.is_some())
+        }
+    }
+
+    /// Returns whether the hardware may take turns between several tenants from now on.
+    pub fn has_several(&self) -> bool {
+        self.on_gpu > 1
+    }
+
+    /// Returns whether the hardware may take turns between the tenant's work and other tenants' work
+    /// from now on.
+    pub fn is_beside(&self, id: TenantId) -> bool {
+        self.has_several() && self.tenants.get(id).is_some_and(Tenant::is_on_gpu)
     }
 
     fn decide_steps(&mut self, now_ns: u64, tuning: &Tuning) -> Option<u64> {

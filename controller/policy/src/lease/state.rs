@@ -235,6 +235,11 @@ impl Tenant {
         !matches!(self.grant, Grant::Closed | Grant::Paused)
     }
 
+    /// Returns whether the tenant's gate lets launches pass, or its work is in flight.
+    pub fn is_on_gpu(&self) -> bool {
+        self.may_launch() || self.seen.in_flight
+    }
+
     /// Returns the grant of the tenant while it has to wait: closed, or paused.
     pub fn closed(&self) -> Grant {
         if self.is_paused { Grant::Paused } else { Grant::Closed }
