@@ -5,7 +5,8 @@
  *           [--hold BYTES] [--progress]
  *
  *   --seconds S      0 (the default): runs until it is killed
- *   --sync-every N   waits after every N launches
+ *   --sync-every N   waits after every N launches; 0: never
+ *   --streams N      0: the legacy default stream
  *   --graph KERNELS  launches a graph of so many kernels instead of single kernels
  *   --hold BYTES     allocates memory first
  *   --progress       prints the number of launches about every 10 ms
@@ -40,8 +41,8 @@ int main(int argc, char **argv) {
         }
         i++;
     }
-    if (streams < 1 || streams > MAX_STREAMS || sync_every < 1) {
-        fprintf(stderr, "backlog: 1 to %d streams, a sync at least every launch\n", MAX_STREAMS);
+    if (streams < 0 || streams > MAX_STREAMS || sync_every < 0 || (graph_kernels && !streams)) {
+        fprintf(stderr, "backlog: 0 to %d streams, and a graph needs one\n", MAX_STREAMS);
         return 2;
     }
     CUcontext context = open_context();
@@ -62,13 +63,14 @@ int main(int argc, char **argv) {
     long launches = 0;
     long long longest_launch_ns = 0;
     while (seconds == 0 || now_ns() < end) {
-        CUstream stream = on[launches % streams];
+        CUstream stream = streams ? on[launches % streams] : NULL;
         long long before = now_ns();
         if (exec) CHECK(cu(cuGraphLaunch)(exec, stream));
         else CHECK(launch_on(kernel, stream));
         long long took_ns = now_ns() - before;
         if (took_ns > longest_launch_ns) longest_launch_ns = took_ns;
-        if (++launches % sync_every == 0) CHECK(cu(cuCtxSynchronize)());
+        launches++;
+        if (sync_every && launches % sync_every == 0) CHECK(cu(cuCtxSynchronize)());
         if (progress && now_ns() - last_progress >= PROGRESS_NS) {
             last_progress = now_ns();
             printf("%ld\n", launches);

@@ -61,16 +61,30 @@ mod measured {
         clients_with_four_streams_share_seventy_to_thirty: "--kernel busy_1000us --streams 4 --sync-every 256";
     }
 
-    #[test]
-    fn unlike_clients_share_seventy_to_thirty() {
+    /// Runs a client with long kernels as a tenant with 30 %, and a client with short kernels as a
+    /// tenant with 70 %.
+    fn assert_unlike_clients_share(long: &[&str]) -> Value {
         let (host, _daemon) = Host::measuring().with_daemon();
+        let long = [&["--kernel", "busy_20000us"], long].concat();
         let _clients = [
-            start(&host, "long", Some("30%"), &["--kernel", "busy_20000us", "--sync-every", "2"]),
+            start(&host, "long", Some("30%"), &long),
             start(&host, "short", Some("70%"), &["--kernel", "busy_200us", "--sync-every", "50"]),
         ];
         thread::sleep(SETTLED);
         Window::measure(&host, MEASURED).assert_shares(&[("long", 30.0), ("short", 70.0)]);
-        let gpu = host.status()["gpus"][0].clone();
+        host.status()["gpus"][0].clone()
+    }
+
+    #[test]
+    #[ignore = "deep: takes long"]
+    fn a_client_that_queues_long_kernels_and_never_waits_has_its_share() {
+        assert_unlike_clients_share(&["--sync-every", "0", "--streams", "0"]);
+        assert_unlike_clients_share(&["--sync-every", "0"]);
+    }
+
+    #[test]
+    fn unlike_clients_share_seventy_to_thirty() {
+        let gpu = assert_unlike_clients_share(&["--sync-every", "2"]);
         assert!(number(&gpu, "contended_ns") > CONTENDED_NS, "{gpu}");
         assert!(number(&gpu, "handoffs") > 10 && number(&gpu, "handoff_p50_ns") > 0, "{gpu}");
     }
