@@ -1655,3 +1655,16 @@ fn an_owner_that_waits_takes_the_place_of_an_owner_that_pauses() {
     (0..3).for_each(|_| space.pass_ms());
     assert!(space.bench.is_open(other) && space.bench.is_open(C) && space.bench.is_closed(holder));
 }
+
+#[test]
+fn tenants_are_beside_each_other_while_the_hardware_may_take_turns_between_them() {
+    let beside = |bench: &Bench| [A, B].map(|tenant| bench.scheduler.is_beside(tenant));
+    assert_eq!(beside(&together()), [true, true]);
+    let mut bench = Bench::new();
+    bench.step(MS, RUNNING, IDLE);
+    assert_eq!(beside(&bench), [false, false]);
+    bench.drain_a();
+    assert_eq!(beside(&bench), [false, false], "A's work drains, and B's gate is closed");
+    bench.step(MS, RUNNING, RUNNING);
+    assert_eq!(beside(&bench), [true, true], "B has work in flight from before");
+}
