@@ -16,13 +16,15 @@
 //!   owner's program has changed.
 //! - An owner's lag grows, because the owner gets less than its share.
 //!
-//! All owners part if another tenant wants the GPU that does not fit, or that has other rules: a
-//! guest or a gang, and for owners that fit in time, an owner with an SLO.
+//! All owners part if a guest or a gang wants the GPU. Owners that fit in space also part if
+//! another owner comes whose part of the SMs does not fit. Owners that fit in time also part if any
+//! other owner wants the GPU, or if an owner has an SLO. If all owners then fit, they come together
+//! again.
 //!
-//! While owners that fit in time are together, the scheduler charges them as always. So a lag that
-//! grows is paid back under leases. Owners that fit in space take nothing from each other, so the
-//! scheduler does not charge them. If owners part because of their paces, they stay apart for a while, and for
-//! twice as long if this happens again soon.
+//! While owners that fit in time are together, the scheduler charges them as always. So the
+//! scheduler pays a grown lag back under leases. Owners that fit in space take nothing from each
+//! other, so the scheduler does not charge them. If owners part because of their paces or lags,
+//! they stay apart for a while. If this happens again soon, they stay apart for twice as long.
 
 use super::clock::signed;
 use super::state::{MAX_CREDIT_NS, Rank, SHORT_IDLE_NS, Stuck, Tenant};
@@ -168,7 +170,7 @@ impl Company {
 enum Parting {
     /// Another tenant wants the GPU, or only one owner is left.
     Others,
-    /// The paces are too high together, or an owner's pace is too low.
+    /// The sum of the paces is too high, an owner's pace is too low, or an owner is owed much.
     Paces,
 }
 
@@ -189,9 +191,10 @@ struct Census {
     /// Whether an owner takes turns with all others: its memory follows its turns, or its work did not
     /// end within a drain.
     has_solitary: bool,
-    /// Whether an owner wants the GPU whose gate is not open.
+    /// Whether an owner with a closed or leased gate wants the GPU.
     has_newcomer: bool,
-    /// Whether a tenant has an open gate that is no owner any more, or that an administrator paused.
+    /// Whether an open gate belongs to a tenant that is paused, has no sessions, or is no longer an
+    /// owner.
     has_left: bool,
 }
 
