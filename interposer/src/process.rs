@@ -31,7 +31,7 @@ use crate::{capture, coverage, os, record, thread};
 /// The longest time for which the end of the process waits until the meter thread is out of the
 /// driver, ns.
 const STOP_WAIT_NS: u64 = 20_000_000;
-/// The time between two checks in the wait of [`STOP_WAIT_NS`], ns.
+/// The time between two checks while the end of the process waits for the meter thread, ns.
 const STOP_LOOK_NS: u64 = 50_000;
 /// The time between two checks of a thread that waits for another thread's handshake, ns.
 const START_LOOK_NS: u64 = 100_000;

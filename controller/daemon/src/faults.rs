@@ -221,8 +221,8 @@ impl<'nvml> Events<'nvml> {
 struct Health {
     /// A fault that NVML does not tell.
     untold: Option<String>,
-    /// How often the daemon looked while the driver has a question about the GPU; `None` if the driver
-    /// has none.
+    /// The number of the daemon's looks since the driver got its present question about the GPU;
+    /// `None` if the driver has no question.
     asked: Option<u32>,
     /// Whether NVML has ever answered for the GPU.
     is_known: bool,

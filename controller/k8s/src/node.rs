@@ -222,12 +222,12 @@ impl State {
     }
 }
 
-/// What the kubelet is giving to containers.
+/// Whether the kubelet is giving devices to a container.
 #[derive(Debug, Default)]
 struct Giving {
     /// The number of calls of Allocate without an answer yet.
     calls: usize,
-    /// Until when the kubelet may be giving what the plugin last answered.
+    /// The time up to which the kubelet may still give the devices of the plugin's last answer.
     until: Option<Instant>,
 }
 
@@ -345,7 +345,7 @@ impl Node {
         self.giving.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes that the kubelet gives from now on what the plugin answered.
+    /// Notes that the kubelet begins to give the devices of the plugin's answer.
     fn gives(&self) {
         self.giving().until = Some(Instant::now() + self.options.timing.giving);
     }
@@ -474,9 +474,10 @@ impl Node {
         (state.shares, state.whole, state.memory) = (Shares::new(uuids), whole, memory);
     }
 
-    /// Compares the records with the kubelet's word, for which the plugin asked at `asked`: ends the
-    /// allocations of containers that are gone, and learns the names of new containers. The word says
-    /// nothing about later containers, which may have the devices of a container that has ended.
+    /// Compares the records with `evidence`, the kubelet's answer to a question at `asked`. Ends
+    /// the allocations of containers that are gone, and learns the names of new containers. The
+    /// answer does not cover containers that came later. Such a container may have the devices of
+    /// an ended one.
     async fn compare(&self, state: &mut State, evidence: Evidence, asked: Instant) {
         state.records.sort_by_key(|held| Reverse(held.since));
         let mut seen = BTreeMap::<BTreeSet<String>, usize>::new();

@@ -177,7 +177,7 @@ async fn register(kubelet: &Path, resource: Resource) -> Result<(), Status> {
     Client::connect(kubelet).await?.unary(path::REGISTER, request).await.map(|Empty {}| ())
 }
 
-/// What tells one socket at a path from the next.
+/// The properties by which the plugin tells a socket from a later socket at the same path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stamp {
     inode: u64,

@@ -38,16 +38,16 @@ const WAITS_VARIABLE: &str = "DEEPRES_WAITS";
 /// The variable of an init container that has ended.
 const OVER_VARIABLE: &str = "DEEPRES_OVER";
 
-/// What a container does with its part of a GPU.
+/// The state of a container with a part of a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Phase {
-    /// It has its part, and may start at any time.
+    /// The container has its part, and may start at any time.
     #[default]
     Runs,
-    /// It waits until a GPU has room.
+    /// The container waits until a GPU has room.
     Waits,
-    /// It was an init container and has ended. Its part is free for others, as long as it does not start
-    /// again.
+    /// The container was an init container and has ended. Until it starts again, its part is free
+    /// for other containers.
     Over,
 }
 
@@ -73,7 +73,7 @@ pub struct Record {
     pub slots: Option<Slots>,
     /// The GPUs on which the container may start: it has their device files, and gets no others.
     pub among: Vec<String>,
-    /// What the container does with its part.
+    /// The state of the container.
     pub phase: Phase,
 }
 

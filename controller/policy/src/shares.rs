@@ -1,13 +1,15 @@
 //! The shares of a node's GPUs, as devices of the kubelet. Each device is a hundredth of some GPU.
 //!
-//! The scheduler counts the free devices of a node, and does not know GPUs. So a device belongs to no
-//! GPU until a container has it, and the plugin publishes as many free devices as the GPU with the
-//! most room has, *the hole*. What the scheduler then admits fits on the hole, in any sizes and order.
+//! The scheduler counts the free devices of a node, and does not know GPUs. So a device belongs to
+//! no GPU until a container has it. The plugin publishes as many free devices as *the hole* has:
+//! the GPU with the most room. All pods that the scheduler then admits fit on the hole, in any
+//! sizes and order.
 //!
-//! The scheduler's view lags behind the list of devices by up to ten seconds, but it counts the devices
-//! of a container that ends at once. For that time, it can admit a pod for which no GPU has room. Such
-//! a container waits at its node until a GPU has room, and the pod does not fail. Two rules keep the
-//! kubelet from refusing pods that are on their way:
+//! When a container ends, the scheduler counts its devices as free at once. But the scheduler
+//! learns the plugin's new list of devices up to ten seconds later. In this time, the scheduler can
+//! admit a pod for which no GPU has room. The container of such a pod waits at its node until a GPU
+//! has room, and the pod does not fail. Two rules keep the kubelet from refusing pods that are on
+//! their way:
 //!
 //! - Devices that are healthy beyond the hole, *the surplus*, stay healthy for a minute. Then the plugin
 //!   withdraws the least surplus of that minute, also while pods come and go. A surplus that comes by
@@ -207,7 +209,7 @@ pub struct Shares {
     gpus: Vec<String>,
     /// The GPUs that are shut.
     shut: BTreeSet<String>,
-    /// The devices that are published as healthy, but for those of containers on shut GPUs.
+    /// The devices that the plugin publishes as healthy, except the devices in `lost`.
     healthy: Slots,
     /// The devices of containers on shut GPUs.
     lost: Slots,
@@ -331,9 +333,10 @@ impl Shares {
     }
 
     /// Chooses `size` of the available devices for a container, among them those that it must get.
-    /// Devices in no record (`held`) come first. The kubelet may offer devices that other containers
-    /// have: of containers whose end it knows before the plugin, and after a fault of its own also of
-    /// running containers (`owned`). Running containers keep their devices.
+    /// Devices without a record come before devices with a record (`held`). The kubelet may offer
+    /// devices with a record, because the kubelet learns of a container's end before the plugin.
+    /// After a fault of its own, the kubelet may offer devices of running containers (`owned`).
+    /// Beyond the devices that the container must get, this method chooses none of these.
     ///
     /// # Errors
     /// The reason for which no container can have so many devices.

@@ -196,7 +196,8 @@ fn behind() -> Option<elf::Object> {
     if behind == 0 { None } else { elf::Object::containing(behind) }
 }
 
-/// Returns the function's address in the driver behind a forwarding library.
+/// If the hooks call a forwarding library, returns the function's address in the driver that the
+/// library calls. Otherwise returns `None`.
 fn behind_symbol(id: ApiId) -> Option<usize> {
     let driver = behind()?;
     driver.symbol(c_string(id.symbol(), &mut [0_u8; SYMBOL_BYTES])?)

@@ -86,7 +86,8 @@ pub struct Late {
 }
 
 impl Late {
-    /// Returns the tenants that had the GPU meanwhile, and for how long, ns.
+    /// Returns the tenants that had the GPU while the late requests waited, at most `RIVALS`
+    /// tenants. Each tenant comes with the time of the wait, ns.
     pub fn waited_for(&self) -> impl Iterator<Item = (TenantId, u64)> {
         self.waits.0.into_iter().filter(|(_, waited_ns)| *waited_ns > 0)
     }

@@ -5,14 +5,14 @@ use alloc::vec::Vec;
 use super::device::{Mix, Sharing, Watch};
 use super::{Cut, MOST_TENANTS, Search};
 
-/// A wait may end with one of so many of the other tenant's next kernels.
+/// The search lets a new cut wait for at most this many further kernels of the other tenant.
 const MOST_AHEAD: usize = 4;
 
 /// A plan, and its cost.
 pub(super) struct Improved {
     pub cuts: Vec<Cut>,
-    /// The time of the plan and a switch for each cut, ns. So a cut that gains less than a switch
-    /// is none.
+    /// The time of the plan plus one switch for each cut, ns. So a cut that gains less than a
+    /// switch does not lower the cost.
     pub cost_ns: f64,
 }
 
@@ -37,8 +37,8 @@ fn cost_ns(mix: &Mix, search: &Search, cuts: &[Cut]) -> f64 {
     run.unwrap_or(f64::INFINITY) + cuts.len() as f64 * search.switch_ns as f64
 }
 
-/// Improves a plan until no change of one cut helps, or the search has run its most kernels. A
-/// change takes a cut away, adds one, or moves its end.
+/// Improves a plan until no change of one cut helps, or until the model has run as many kernels as
+/// the search allows. A change removes a cut, adds a cut, or moves the end of a cut's wait.
 pub(super) fn improve(mix: &Mix, search: &Search, cuts: Vec<Cut>) -> Improved {
     let mut best = Improved { cost_ns: cost_ns(mix, search, &cuts), cuts };
     if best.cost_ns == f64::INFINITY {
@@ -61,7 +61,7 @@ pub(super) fn improve(mix: &Mix, search: &Search, cuts: Vec<Cut>) -> Improved {
             fewer.remove(at);
             any |= try_this(&mut best, fewer)?;
         }
-        // In order of the kernels' beginnings: a change moves all that comes later.
+        // In the order in which kernels begin, because a change of a cut moves all later kernels.
         let mut at = 0;
         let mut beginnings = Vec::new();
         let mut is_stale = true;
@@ -78,7 +78,7 @@ pub(super) fn improve(mix: &Mix, search: &Search, cuts: Vec<Cut>) -> Improved {
                 let is_this = |cut: &Cut| (cut.tenant, cut.kernel, cut.other) == (*tenant, *kernel, other);
                 let without: Vec<Cut> = best.cuts.iter().copied().filter(|cut| !is_this(cut)).collect();
                 let has_cut = without.len() < best.cuts.len();
-                // A cut that is there may also end earlier.
+                // The search also tries an earlier end of an existing cut.
                 let from = of_all[other].saturating_sub(if has_cut { MOST_AHEAD / 2 } else { 0 });
                 for until in
                     (from + 1..=from + MOST_AHEAD).take_while(|until| *until <= mix.tenants[other].len())

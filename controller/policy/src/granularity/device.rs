@@ -26,8 +26,8 @@ const WHOLE_PERCENT: f64 = 100.0;
 pub enum Sharing {
     /// All kernels slow down alike.
     Alike,
-    /// The kernel that was launched first has all SMs that it can use, and the next one has what is
-    /// left.
+    /// The kernel that was launched first has all SMs that it can use. Each later kernel has as
+    /// many of the remaining SMs as it can use.
     InOrder,
     /// The kernels of one tenant run at a time. After each kernel, another tenant has its turn.
     Turns,
@@ -42,8 +42,8 @@ impl Sharing {
 pub trait Watch {
     /// A kernel of a tenant ran from one time to another, ns, on a part of the SMs, 0 to 1.
     fn ran(&mut self, _tenant: usize, _kernel: usize, _from_ns: f64, _to_ns: f64, _part: f64) {}
-    /// A kernel of a tenant was launched after a wait at a cut, ns; 0 without a wait. The places of
-    /// all tenants are the first kernels that are not finished.
+    /// A tenant launched a kernel after a wait of `waited_ns` at a cut, or 0 without a wait.
+    /// `places` has the first unfinished kernel of each tenant.
     fn began(&mut self, _tenant: usize, _kernel: usize, _waited_ns: f64, _places: [usize; MOST_TENANTS]) {}
 }
 

@@ -10,22 +10,21 @@ use alloc::vec::Vec;
 
 use super::{Cut, MOST_TENANTS};
 
-/// After so many waits in a row that reached the bound, the gate drops the plan: the other tenant
-/// does not do what the plan says.
+/// If this many waits in a row reach the bound, the gate drops the plan, because the other tenants
+/// do not keep to it.
 pub const MOST_MISSES: u32 = 3;
 
 /// Where a tenant of the plan is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
-    /// The tenant keeps to its iteration. It has finished so many whole iterations, and so many
-    /// kernels of the next one, since the plan began.
+    /// The tenant keeps to its iteration.
     At {
-        /// Whole iterations.
+        /// The number of whole iterations that the tenant has finished since the plan began.
         iterations: u64,
-        /// Kernels of the next iteration.
+        /// The number of kernels of the next iteration that the tenant has finished.
         kernel: usize,
     },
-    /// The tenant has ended or departed. Nobody waits for it.
+    /// The tenant has ended or departed. No other tenant waits for it.
     Gone,
 }
 
@@ -34,8 +33,8 @@ pub enum Place {
 pub enum Answer {
     /// The launch goes to the GPU.
     Launch,
-    /// The launch waits. It asks again when the other tenant has finished a kernel, and at this
-    /// time at the latest, ns.
+    /// The launch waits. The launch asks again when the other tenant has finished a kernel, and at
+    /// this time at the latest, ns.
     Wait(u64),
 }
 
@@ -45,7 +44,8 @@ pub struct Gate {
     keys: Vec<u64>,
     cuts: Vec<Cut>,
     bound_ns: u64,
-    /// The place of the next launch. The gate follows no launches without the plan.
+    /// The place of the next launch: the iteration, and the kernel in it. `None` if the gate has no
+    /// plan, or has dropped it.
     at: Option<(u64, usize)>,
     /// The first cut of this iteration that the tenant has not passed.
     next: usize,
@@ -54,9 +54,9 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// Returns the gate of a tenant that begins an iteration. The keys are those of its kernels in
-    /// order of the launches. Of the cuts, those of this tenant count. No launch waits longer than
-    /// `bound_ns`, however many cuts it has.
+    /// Returns the gate of a tenant that begins an iteration. `keys` has the keys of the
+    /// iteration's kernels, in the order of the launches. The gate ignores the cuts of other
+    /// tenants. Even if a launch has several cuts, the launch waits for at most `bound_ns` in all.
     pub fn new(tenant: usize, keys: Vec<u64>, cuts: &[Cut], bound_ns: u64) -> Self {
         let mut cuts: Vec<Cut> = cuts.iter().copied().filter(|cut| cut.tenant == tenant).collect();
         cuts.sort_unstable();
@@ -91,7 +91,7 @@ impl Gate {
                 self.at = None;
                 return Answer::Launch;
             }
-            // The launch has waited enough, so its further cuts are none.
+            // The launch has waited up to the bound, so the gate skips the launch's further cuts.
             let passed = self.cuts[self.next..].iter().take_while(|cut| cut.kernel <= kernel).count();
             self.next += passed;
         }
@@ -104,7 +104,7 @@ impl Gate {
     }
 }
 
-/// Returns whether the other tenant of a cut has come to its place in this iteration.
+/// Returns whether the other tenant of a cut has come to the cut's place in this iteration.
 fn is_there(cut: &Cut, iterations: u64, others: &[Place; MOST_TENANTS]) -> bool {
     match others.get(cut.other) {
         Some(Place::At { iterations: its, kernel }) => (*its, *kernel) >= (iterations, cut.until),

@@ -37,8 +37,8 @@ pub const MOST_TENANTS: usize = 3;
 /// The least gain that a plan has to predict, as a part of the time without a plan. The model of
 /// the GPU is not more exact.
 const MARGIN: f64 = 0.02;
-/// The least quotient of the time of one tenant after the other and the bound. Below it, the GPU is
-/// hardly ever idle, and no plan can help.
+/// A plan can help only if the sequential time is at least this many times the bound. Otherwise the
+/// GPU is hardly ever idle, even without a plan.
 const LEAST_BOUND: f64 = 1.1;
 
 /// A launch of an iteration.
@@ -48,13 +48,13 @@ pub struct Kernel {
     pub key: u64,
     /// The time of the kernel if it has as many SMs as it can use, ns.
     pub duration_ns: u64,
-    /// The part of the SMs that the blocks of the kernel can use, percent. What is no number, or
-    /// more than 100, counts as 100.
+    /// The part of the SMs that the blocks of the kernel can use, percent. A value above 100, or
+    /// one that is not a number, counts as 100.
     pub width_percent: f64,
     /// The stream. Kernels of one stream run one after the other.
     pub stream: u64,
-    /// The time that the host takes from the end of the kernel before on this stream to the launch,
-    /// ns; 0 if the launch comes before that end.
+    /// The host's time between the end of the stream's previous kernel and the launch, ns; 0 if the
+    /// launch comes before that end.
     pub pause_ns: u64,
 }
 
@@ -116,13 +116,13 @@ pub struct Plan {
     pub cuts: Vec<Cut>,
     /// The time of one tenant after the other, ns.
     pub sequential_ns: f64,
-    /// The time without a plan, ns: the least of all rules by which kernels can share the SMs, and
-    /// of one tenant after the other. The model does not know the rule of the hardware.
+    /// The least time without a plan, ns: under any rule of [`Sharing`], or of one tenant after the
+    /// other. The model does not know the hardware's rule.
     pub unplanned_ns: f64,
     /// The time with the plan, its switches included, ns.
     pub planned_ns: f64,
-    /// The gain over the time without a plan if kernels share the SMs in order
-    /// ([`Sharing::InOrder`]) under both, as a part of it.
+    /// The gain by the plan, as a part of the time without the plan, if kernels share the SMs in
+    /// order ([`Sharing::InOrder`]) in both cases.
     pub in_order_gain: f64,
     /// The least time of any plan: the area, or the longest tenant, ns.
     pub bound_ns: f64,
@@ -130,7 +130,7 @@ pub struct Plan {
     pub residue_ns: f64,
     /// The switches of all cuts, ns.
     pub cost_ns: f64,
-    /// The longest wait at a cut, ns. A gate that waits much longer waits in vain.
+    /// The longest wait at a cut, ns. A wait that is much longer does not serve the plan.
     pub longest_wait_ns: f64,
 }
 
@@ -144,7 +144,8 @@ impl Plan {
         gain(self.unplanned_ns, self.planned_ns)
     }
 
-    /// Returns whether the plan is worth its while, by whichever rule the hardware shares its SMs.
+    /// Returns whether the plan pays. It pays if the GPU is idle often enough without a plan, the
+    /// predicted gain exceeds `MARGIN`, and the plan also gains under [`Sharing::InOrder`].
     pub fn pays(&self) -> bool {
         let has_room = self.sequential_ns >= LEAST_BOUND * self.bound_ns;
         has_room && self.gain() > MARGIN && self.in_order_gain > 0.0
@@ -161,12 +162,11 @@ impl Watch for LongestWait {
 }
 
 impl Search {
-    /// Returns the best plan that the search finds for one iteration of each tenant. A plan without
-    /// cuts is the best one if nothing can be won.
+    /// Returns the best plan that the search finds for one iteration of each tenant. If no cut
+    /// lowers the time, the plan has no cuts.
     ///
-    /// The search takes the better of two plans: one of the schedules that it follows by an
-    /// estimate of the time that is left, and one without cuts. It improves both of them cut by
-    /// cut.
+    /// The search improves two plans cut by cut: the best schedule of the beam, and the plan
+    /// without cuts. The search then takes the better result.
     ///
     /// # Errors
     /// There are more tenants than a plan can have.
@@ -179,8 +179,8 @@ impl Search {
         Ok(self.assess(&mix, cuts))
     }
 
-    /// Returns the figures of these cuts. Cuts that wait for each other for ever have an infinite
-    /// time.
+    /// Returns the figures of a plan with these cuts. If cuts wait for each other for ever, the
+    /// time is infinite.
     pub fn assess(&self, mix: &Mix, mut cuts: Vec<Cut>) -> Plan {
         cuts.sort_unstable();
         let mut longest = LongestWait(0.0);

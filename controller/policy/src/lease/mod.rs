@@ -10,11 +10,12 @@
 //!   quantum at most. The request is due at the virtual time at which the fluid limit would have
 //!   served it. With an SLO, the request is due earlier.
 //!
-//! **The one rule**: of the tenants that are owed GPU time, the GPU goes to the tenant whose request
-//! is due first. So short bursts go before long ones, and no tenant gets more than it is owed by
-//! being quick. A tenant that pauses keeps its lag, up to a bound. What a tenant loses by a bound, the
-//! competing tenants get. The scheduler applies the rule when a lease ends, when the holder pauses,
-//! and when the request of a tenant that waits is due before the holder's.
+//! **The one rule**: of the tenants that are owed GPU time, the GPU goes to the tenant whose
+//! request is due first. So short bursts go before long ones, and no tenant gets more than it is
+//! owed by being quick. A tenant that pauses keeps its lag, up to a bound. The competing tenants
+//! get the lag that a tenant loses by a bound. The scheduler applies the rule when a lease ends and
+//! when the holder pauses. The scheduler also applies the rule when a waiting tenant's request is
+//! due before the holder's.
 //!
 //! One tenant at a time may launch, unless several owners fit on the GPU [`together`]. If no other
 //! tenant wants the GPU, the gate of this tenant is open. Otherwise the tenant has a lease for its request. At a hand-off the scheduler closes the
@@ -180,8 +181,9 @@ pub struct Handoff {
 #[derive(Debug, Clone, Copy)]
 struct Beside {
     tenant: TenantId,
-    /// Up to this time, the meter of the next tenant need not show a use of the GPU, and tenants
-    /// that would lose more beside this work than its drain takes wait, ns.
+    /// The end of two rules, ns. Until then, the meter of the next tenant need not show a use of
+    /// the GPU. Until then, a tenant waits if it would lose more beside this work than the drain
+    /// takes.
     until_ns: u64,
     /// The previous holder's metered use in its hold. The scheduler marks the tenant as stuck if
     /// the work does not end by `until_ns`.

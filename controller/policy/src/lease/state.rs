@@ -330,8 +330,8 @@ impl Tenant {
         [self.due, self.ends] = [due_ns, ends_ns].map(|ns| self.vtime + weighted(ns, weight_ppm));
     }
 
-    /// Begins or ends the competition with the others, with the lag that the tenant has, up to the
-    /// bounds. What the scheduler forgets beyond the bounds is divided among the competing tenants.
+    /// Begins or ends the competition with the other tenants, with the tenant's present lag, up to
+    /// the bounds. The competing tenants share the lag that the tenant loses by the bounds.
     pub fn compete(&mut self, competes: bool, clock: &mut Clock) {
         let lag_ns = self.lag_ns(clock.now());
         if self.wanted {

@@ -113,8 +113,8 @@ impl Tenants {
         }
     }
 
-    /// Calls `look` for each tenant that this decision examines, sorted by number. Afterwards the
-    /// list keeps only the tenants that want the GPU.
+    /// Calls `look` for each tenant that this decision examines, sorted by number. Of these
+    /// tenants, the next decision then examines only the tenants that want the GPU.
     pub fn look(&mut self, mut look: impl FnMut(TenantId, &mut Tenant)) {
         let all = &mut self.all;
         self.astir.retain(|id| {

@@ -35,17 +35,18 @@ impl Bench {
         bench
     }
 
-    /// Lets `pass_ns` go by, then shows what A and B do. Returns when to decide again, counted from then.
+    /// Lets `pass_ns` pass, and shows the scheduler the readings of A and B, until it asks for no
+    /// further reading. Returns the time until the next decision, ns.
     fn step(&mut self, pass_ns: u64, a: Seen, b: Seen) -> Option<u64> {
         let mut wake_ns = self.look(pass_ns, a, b);
         while wake_ns == Some(1) {
-            // A gate was closed: the same is looked at again.
+            // The scheduler has closed a gate, and asks for another reading of the same state.
             wake_ns = self.look(1, Seen { used_ns: 0, ..a }, Seen { used_ns: 0, ..b });
         }
         wake_ns
     }
 
-    /// The same with one look and decision.
+    /// Does the same with a single reading and a single decision.
     fn look(&mut self, pass_ns: u64, a: Seen, b: Seen) -> Option<u64> {
         self.now_ns += pass_ns;
         self.scheduler.observe(A, self.now_ns, a);
@@ -96,7 +97,7 @@ fn a_decision_looks_at_those_alone_that_want_the_gpu_or_were_touched() {
     set_weights(&mut bench, PPM / 1_000);
     bench.step(MS, RUNNING, IDLE);
     assert_eq!(astir(&bench), [A]);
-    // What they are owed may change all the time.
+    // A change of a tenant's weight alone does not make the next decision look at the tenant.
     set_weights(&mut bench, PPM / 2_000);
     assert_eq!(astir(&bench), [A]);
     bench.scheduler.observe(500, bench.now_ns, WAITING);
@@ -116,7 +117,7 @@ fn who_pauses_whenever_it_is_looked_at_owes_nothing_for_time_that_nobody_else_wa
 
 #[test]
 fn of_those_equally_far_behind_who_is_owed_most_goes_first() {
-    // For each turn that others have before it, it falls behind by its share of that turn.
+    // For each turn of another tenant, a waiting tenant falls behind by its own share of that turn.
     let mut bench = Bench::new();
     bench.step(MS, RUNNING, IDLE);
     for (id, weight_ppm) in [(3, PPM / 8), (4, PPM / 4), (5, PPM / 8)] {
@@ -161,7 +162,7 @@ fn who_has_less_weight_for_a_moment_again_and_again_has_no_more_for_it() {
         }
         bench.step(MS, seen[0], seen[1]);
         if step % 10 == 0 {
-            // Another comes, and goes.
+            // A's weight falls and rises again, as if a third tenant came and went.
             bench.scheduler.set_standing(A, Class::Fair, PPM / 110);
             bench.scheduler.set_standing(A, Class::Fair, PPM / 10);
         }
@@ -170,7 +171,8 @@ fn who_has_less_weight_for_a_moment_again_and_again_has_no_more_for_it() {
     assert!((share - 0.1).abs() < 0.02, "it had {share} of the time, and is owed a tenth");
 }
 
-/// What a tenant of a user owes that leaves is owed by the next one that wants the GPU.
+/// Lets tenant A do `used` and leave. Returns the debt, ns, with which the next tenant of A's user
+/// that wants the GPU begins.
 fn owed_by_the_next(used: impl FnOnce(&mut Bench), class: Class) -> i64 {
     const USER: trust::UserId = 7;
     const IDLER: TenantId = 8;
@@ -199,7 +201,7 @@ fn what_a_tenant_owed_is_owed_by_the_next_that_wants_the_gpu_and_not_by_one_that
         bench.step(20 * MS, Seen { used_ns: 20 * MS, ..RUNNING }, WAITING);
     };
     let owed_ns = owed_by_the_next(before_b, Class::Fair);
-    // Of the twenty milliseconds, half was its own.
+    // A was owed half of the twenty milliseconds, so it owes the other half.
     assert!((9 * MS as i64..=11 * MS as i64).contains(&owed_ns), "{owed_ns}");
     assert_eq!(owed_by_the_next(before_b, Class::BestEffort), 0, "guests did not wait for it");
     let alone = |bench: &mut Bench| {
@@ -266,7 +268,7 @@ fn a_drain_that_does_not_end_is_given_up_after_a_while() {
     assert!(bench.is_closed(B));
     bench.step(MS, RUNNING, WAITING);
     assert!(bench.is_leased(B) && bench.is_closed(A));
-    // And it was charged for: B goes on as long as A had the GPU.
+    // The scheduler charged A for the drain. So B keeps the GPU for several of its quanta.
     for _ in 0..5 {
         bench.step(5 * MS, RUNNING, Seen { used_ns: 5 * MS, ..RUNNING });
     }
@@ -279,7 +281,7 @@ fn who_did_not_drain_is_waited_for_briefly_until_something_long_has_ended() {
     bench.drain_a();
     bench.step(MAX_DRAIN_NS, RUNNING, WAITING);
     assert!(bench.is_leased(B));
-    // It has its next turn, and that ends.
+    // Lets A have its next lease, and returns the time from the end of this lease to B's lease.
     let drain_ns = |bench: &mut Bench, a: Seen| {
         while !bench.is_leased(A) {
             let b = if bench.is_leased(B) { Seen { used_ns: MS, ..RUNNING } } else { WAITING };
@@ -321,7 +323,7 @@ fn who_has_a_time_objective_closes_the_others_gates_when_it_comes() {
         bench.scheduler.enter(C, Class::Fair, bench.now_ns);
         bench.scheduler.set_standing(C, Class::Fair, PPM / 2);
         bench.scheduler.observe(C, bench.now_ns, WAITING);
-        // Of two that always have work one has a lease that is not over.
+        // A and C always have work. The loop goes on until A has a lease.
         while !bench.is_leased(A) {
             bench.step(MS / 2, if bench.is_closed(A) { WAITING } else { RUNNING }, IDLE);
             bench.step(0, WAITING, IDLE);
@@ -503,7 +505,7 @@ fn what_passed_a_gate_for_one_launch_just_before_it_closed_is_waited_for() {
     while bench.scheduler.grant(A) != Grant::Once {
         bench.look(MS, WAITING, WAITING);
     }
-    // It is over, and A was last seen to wait.
+    // The grant of one launch ends. The last reading of A shows a waiting thread.
     bench.scheduler.set_order(Order::Apart, gangs());
     bench.look(1, WAITING, WAITING);
     assert!(bench.is_closed(A) && bench.is_closed(B), "A may have launched since it was looked at");
@@ -537,7 +539,7 @@ fn how_far_others_are_served_is_told_from_whoever_is_furthest_behind_while_that_
         members.iter().find(|member| member.tenant == B).map(|member| member.position)
     };
     let before = position(&bench);
-    // The clock goes on with who wants the GPU.
+    // While A pauses, only B wants the GPU, so only the charges to B move the clock.
     bench.look(MS, IDLE, RUNNING);
     bench.look(MS, IDLE, RUNNING);
     assert!(bench.scheduler.lag_ns(A) > 0 && before > Some(0));
@@ -603,7 +605,7 @@ fn a_tenant_that_never_reports_is_charged_for_the_time_it_holds() {
 fn nobody_starves_for_what_happened_once() {
     for forgive in [false, true] {
         let mut bench = Bench::new();
-        // Both run for a while, ungoverned, and B has all of it.
+        // Both run for a minute without a decision of the scheduler, and B uses the whole minute.
         bench.step(MS, RUNNING, RUNNING);
         bench.step(60_000 * MS, RUNNING, Seen { used_ns: 60_000 * MS, ..RUNNING });
         if forgive {
@@ -630,7 +632,8 @@ fn a_holder_is_not_charged_for_a_silence_in_which_all_ran() {
             bench.step(MS, Seen { used_ns: MS, ..RUNNING }, WAITING);
         }
         assert!(bench.is_closed(B), "A has the GPU, or drains");
-        // Everybody runs as they like, and each gets a third: the rest is in flight.
+        // In the silence, no gate holds A and B. The meter of each shows a third of the silence,
+        // and the last third is still in flight.
         let ran = Seen { used_ns: SILENCE / 3, ..RUNNING };
         bench.now_ns += SILENCE;
         bench.scheduler.observe(A, bench.now_ns, ran);
@@ -695,7 +698,7 @@ fn a_clock_that_stands_still_or_jumps_is_harmless() {
     }
 }
 
-/// One thing that may happen to the scheduler and the first so many tenants, whenever.
+/// Draws an event for one of the tenants 1 to `tenants`, at any time.
 fn anything(tenants: TenantId) -> impl Strategy<Value = (u8, TenantId, u64, Seen, u32)> {
     let ns = || prop_oneof![Just(0), Just(u64::MAX), 0..1_000 * MS, any::<u64>()];
     let sm_ppm = prop_oneof![3 => Just(0), 1 => any::<u32>()];
@@ -709,12 +712,12 @@ fn anything(tenants: TenantId) -> impl Strategy<Value = (u8, TenantId, u64, Seen
             sm_ppm,
         },
     );
-    // A clock that is not at its end, where nothing comes after: some centuries.
+    // The events stay in the first half of the clock's range, so that there are later times.
     let now_ns = prop_oneof![0..1_000 * MS, 0..u64::MAX / 2];
     (0..12u8, 1..=tenants, now_ns, seen, 0..=PPM)
 }
 
-/// Lets it happen, and the scheduler decide.
+/// Passes an event to the scheduler, and then lets the scheduler decide.
 fn happen(
     scheduler: &mut Scheduler,
     tuning: &Tuning,
@@ -837,7 +840,7 @@ fn how_slowly_a_guest_launches_is_not_taken_for_the_cost_of_a_hand_off() {
     bench.step(MS, IDLE, WAITING);
     assert!(bench.is_leased(B));
     bench.scheduler.take_handoffs();
-    // It ran for 1 ms of 30.
+    // B ran for 1 ms of the 30 ms.
     bench.step(30 * MS, IDLE, Seen { used_ns: MS, ..RUNNING });
     bench.step(MS, WAITING, RUNNING);
     bench.step(MS, WAITING, IDLE);
@@ -959,8 +962,10 @@ fn a_tenant_is_of_its_class_before_anything_else_is_known_of_it() {
     }
 }
 
-/// What of `seconds` an honest tenant has beside whoever says of itself what it likes, one after another: a new one in place of the one before every so
-/// many ms, if at all, of the same user.
+/// Lets an honest tenant compete for 20 s with `liars` tenants of one user, whose meters show
+/// `lie`. If `renewed_ms` is set, new tenants of this user replace the liars each time that many ms
+/// have passed. Returns the part of the time in which the honest tenant had the GPU, and its
+/// longest wait, ms.
 fn beside_liars(liars: TenantId, renewed_ms: Option<u64>, slo_ns: Option<u64>, lie: Seen) -> (f64, u64) {
     const USER: trust::UserId = 7;
     let tuning = Tuning::derive(ASSUMED_HANDOFF_NS, QuantumBounds::default(), 2);
@@ -1119,7 +1124,8 @@ fn over_a_pause_a_tenant_keeps_what_it_owes_and_is_owed() {
         bench.step(MS / 100, RUNNING, WAITING);
         let forgotten_ns = pause_ns as i64 / 50 + MS as i64 / 5;
         let [a_ns, b_ns] = [A, B].map(|tenant| bench.scheduler.lag_ns(tenant));
-        // A forgets a part while it has the GPU alone, and what B forgets of its lag is taken off too.
+        // While A has the GPU alone, A forgets a part of its debt. The lag that B forgets lowers
+        // A's debt too.
         assert!((owes_ns - a_ns).abs() <= 2 * forgotten_ns, "{owes_ns} and {a_ns} after {pause_ns}");
         assert!((owed_ns - b_ns).abs() <= forgotten_ns, "{owed_ns} and {b_ns} after {pause_ns}");
     }

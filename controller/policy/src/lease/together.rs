@@ -170,7 +170,7 @@ impl Company {
 enum Parting {
     /// Another tenant wants the GPU, or only one owner is left.
     Others,
-    /// The paces are too high together, or an owner's pace is too low.
+    /// The sum of the paces is too high, an owner's pace is too low, or an owner is owed much.
     Paces,
 }
 
@@ -193,9 +193,10 @@ pub struct Census {
     /// Whether an owner takes turns with all others: its memory follows its turns, or its work did not
     /// end within a drain.
     has_solitary: bool,
-    /// Whether an owner wants the GPU whose gate is not open.
+    /// Whether an owner with a closed or leased gate wants the GPU.
     has_newcomer: bool,
-    /// Whether a tenant has an open gate that is no owner any more, or that an administrator paused.
+    /// Whether an open gate belongs to a tenant that is paused, has no sessions, or is no longer an
+    /// owner.
     has_left: bool,
 }
 

@@ -1,9 +1,11 @@
-//! What each tenant is owed of the SMs beside the tenants that want them at the same time.
+//! The lags of tenants under packing: the area that each tenant is owed beside the tenants that
+//! want the GPU at the same time.
 //!
-//! The figures are areas: a part of the SMs, times the time. The virtual time is that of EEVDF, as
-//! in [`crate::lease::clock`]: it grows by the area in use, divided by the weights of the tenants
-//! that want the GPU. The debt that a tenant forgets, the others bear. So the lags of the tenants
-//! that wait stay comparable, however long another tenant has SMs that nobody else can use.
+//! An area is a part of the SMs, times a time. The virtual time is that of EEVDF, as in
+//! [`crate::lease::clock`]. It grows by the area in use, divided by the sum of the weights of the
+//! tenants that want the GPU. If a tenant forgets a debt, the other tenants bear this debt. So the
+//! lags of waiting tenants stay comparable, even if another tenant long has SMs that they cannot
+//! use.
 
 use alloc::vec::Vec;
 
@@ -48,7 +50,7 @@ impl Lags {
         self.accounts.len() - 1
     }
 
-    /// Sets what the tenant is owed from now on. Its lag stays.
+    /// Sets the weight of the tenant. The tenant's lag stays the same area.
     ///
     /// # Panics
     /// No tenant has this number.
@@ -59,7 +61,7 @@ impl Lags {
         self.set_wants(tenant, wants);
     }
 
-    /// Says whether the tenant wants the GPU.
+    /// Sets whether the tenant wants the GPU.
     ///
     /// # Panics
     /// No tenant has this number.
@@ -91,7 +93,7 @@ impl Lags {
         let forgotten_ns = -MOST_NS - self.lag_ns(tenant);
         if forgotten_ns > 0.0 {
             let others = self.weights - weight;
-            // Below the least weight there is nobody but rounding errors.
+            // A smaller sum is a rounding error: no other tenant wants the GPU.
             if others >= LEAST_WEIGHT / 2.0 {
                 self.now -= forgotten_ns / others;
             }

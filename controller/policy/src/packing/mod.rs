@@ -13,20 +13,22 @@
 //! - its part of the SMs, so that the set fills the GPU;
 //! - a little, if the run has its place already, because each change of places costs a hand-off.
 //!
-//! With parts of 100 % each set has one run, and the rule is the one of [`crate::lease`]: lag,
-//! deadline, and no change for little. Large runs do not starve, because their lag grows until they
-//! are worth more than all smaller ones. Two exceptions, for runs with deadlines:
+//! With parts of 100 %, each set has one run. The rule is then that of [`crate::lease`]: lag and
+//! deadline decide, and a small difference moves no run. A large run does not starve, because the
+//! lag of its tenant grows until the run is worth more than all smaller runs together. The rule has
+//! two exceptions, for runs with deadlines:
 //!
-//! - A run without slack has its place before all others, the earliest deadline first.
-//! - If the tenants owe more work than the GPU can do, the GPU accepts runs of the tenants that are
-//!   behind most, as long as all accepted runs can be in time. The others get what is left. So
-//!   overload wastes little on runs that will be late.
+//! - A run without slack gets a place before all other runs, the earliest deadline first.
+//! - If the tenants owe more work than the GPU can do, the GPU accepts new runs while all accepted
+//!   runs can be in time. Runs of the tenants that are furthest behind come first. The other runs
+//!   get the remaining places. So the GPU wastes little time on runs that will be late.
 //!
 //! [`profile`] has the time of a run by part and batch. [`points`] chooses the part and the batch
 //! of each tenant. [`capacity`] computes how much work a GPU can do at all.
 //!
-//! The lease core holds one tenant at a time. It can take this module over: its tenants have lags
-//! and requests that are due, and [`Packer::choose`] keeps nothing but memory.
+//! The lease core does not use this module yet. If not all owners fit on the GPU, the lease core
+//! lets one tenant at a time launch. Its tenants have lags and due requests, as the runs here have.
+//! Between two calls, [`Packer::choose`] keeps only the needs of accepted runs.
 
 pub mod capacity;
 pub mod knapsack;
@@ -51,10 +53,10 @@ pub const LOOK_NS: u64 = Duration::from_micros(500).as_nanos() as u64;
 const WORTH_OF_ALL: f64 = 1.0;
 /// The worth of a place that a run has, in the same unit. It bounds the number of hand-offs.
 const WORTH_OF_PLACE: f64 = 0.05;
-/// A run may be late by its length divided by this number, by the caller's estimate, and still
-/// counts as a run that can be in time. Estimates are wrong by some percent.
+/// If a run would be late by at most its length divided by this number, the run still counts as in
+/// time. The reason: the caller's estimates are wrong by some percent.
 const LENGTHS_LATE: u64 = 8;
-/// The worth of the SMs to a run that will be late, beside their worth to other runs.
+/// The factor on the urgency of a run whose deadline the GPU does not try to meet.
 const WORTH_TO_LATE: f64 = 1e-3;
 /// The part of the time that accepted runs need at most under overload.
 const MOST_NEEDED: f64 = 1.0;
@@ -74,8 +76,7 @@ pub struct Run {
     pub behind_ns: f64,
     /// Whether the run has a place now.
     pub holds: bool,
-    /// Whether an earlier decision accepted the run ([`Packer::accepts`]). Nothing for a run that is
-    /// new.
+    /// Whether an earlier decision accepted the run ([`Packer::accepts`]); `None` for a new run.
     pub accepted: Option<bool>,
 }
 
@@ -89,8 +90,8 @@ impl Run {
         self.behind_ns / self.length_ns.max(1) as f64
     }
 
-    /// Returns the time that the run still needs, as a part of the time until it is due. Returns
-    /// nothing for a run that is not due, or that cannot be in time.
+    /// Returns the time that the run still needs, as a part of the time until its deadline. Returns
+    /// `None` for a run that has no deadline or cannot be in time.
     fn need(&self, now_ns: u64) -> Option<f64> {
         let until_ns = self.due_ns?.saturating_sub(now_ns);
         let late_ns = self.left_ns.saturating_sub(until_ns);
@@ -98,7 +99,7 @@ impl Run {
     }
 }
 
-/// What an accepted run needs up to its deadline: a part of the SMs, for a part of the time.
+/// The need of an accepted run up to its deadline: a part of the SMs, for a part of the time.
 #[derive(Debug, Clone, Copy)]
 struct Reserved {
     work: Work,
@@ -109,10 +110,11 @@ struct Reserved {
 #[derive(Debug, Clone, Default)]
 pub struct Packer {
     knapsack: Knapsack,
-    /// What each run needs to be in time, if the GPU tries to meet its deadline.
+    /// For each run, the time that the run still needs, as a part of the time until its deadline.
+    /// `None` if the GPU does not try to meet the deadline.
     needs: Vec<Option<f64>>,
-    /// What the runs need that were accepted and whose deadlines are to come, done or not. A tenant's
-    /// next run comes when its last one is due.
+    /// The needs of accepted runs whose deadlines have not passed, even of runs that have ended.
+    /// The tenant of such a run brings its next run only at the deadline.
     reserved: Vec<Reserved>,
     work: Vec<Work>,
     order: Vec<usize>,
@@ -179,8 +181,8 @@ impl Packer {
         self.needs[position].is_some()
     }
 
-    /// Notes for each run what it needs to be in time, or nothing for runs that the GPU does not
-    /// try to bring in time.
+    /// Computes the needs of all runs. Under overload, accepts a new run only if all accepted runs
+    /// can be in time together.
     fn accept(&mut self, now_ns: u64, is_overloaded: bool, runs: &[Run]) {
         let need = |run: &Run| run.need(now_ns).filter(|_| run.accepted != Some(false));
         self.needs.clear();
@@ -198,7 +200,7 @@ impl Packer {
             if is_overloaded {
                 self.work.clear();
                 self.work.extend(self.reserved.iter().map(|reserved| reserved.work));
-                // The area is a bound on the time that is quicker to compute.
+                // The area is a lower bound of the time, and quicker to compute.
                 let area = |work: &Work| work.time * work.part_percent as f64 / WHOLE_PERCENT as f64;
                 let is_too_much = self.work.iter().map(area).sum::<f64>() > MOST_NEEDED;
                 if is_too_much || least_time(&self.work) > MOST_NEEDED {

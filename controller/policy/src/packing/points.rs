@@ -1,8 +1,9 @@
 //! Operating points: the part of the SMs and the batch of each tenant.
 //!
-//! The area of a run falls with its part. So each tenant gets the narrowest part, with the batch,
-//! at which the area of its work is least and its requests are answered in time. If the GPU could
-//! not do the work of all tenants with these parts ([`least_time`]), some tenants get other parts.
+//! On a narrower part, the time of a run grows or stays, and its area falls or stays. So each
+//! tenant gets the part and the batch of least area with which it answers its requests in time. If
+//! the GPU could not do the work of all tenants with these points ([`least_time`]), some tenants
+//! get other points.
 
 use alloc::vec::Vec;
 
@@ -10,17 +11,21 @@ use super::capacity::{Work, least_time};
 use super::knapsack::WHOLE_PERCENT;
 use super::profile::Profile;
 
-/// The operating points are computed again if a rate moves by more than one part in this number.
+/// If a rate changes by more than the rate divided by this number, the caller computes the
+/// operating points again.
 const RATE_MOVES: f64 = 10.0;
-/// The part of its time that a tenant's own runs may take, so that bursts of requests are done.
+/// The most of a tenant's time that its runs and the host's pauses may take. The rest is for bursts
+/// of requests.
 const MOST_BUSY: f64 = 0.95;
-/// A run and its wait take at most the SLO. The wait may be as long as a run, because a request may
-/// come just after one has begun. If no point is so quick, it may be a quarter of a run.
+/// At a point, a request's wait and its run take at most the SLO. The wait counts as a whole run,
+/// because a request may come just after a run has begun. If no point is quick enough, the wait
+/// counts as a quarter of a run.
 const WAITS: [f64; 2] = [1.0, 0.25];
 
-/// Areas that differ by this part hardly differ.
+/// The weight of a run's time beside its area. So between points of nearly equal area, the time
+/// decides.
 const HARDLY: f64 = 1e-3;
-/// A change of points that lowers the need by less is not worth a change.
+/// The search ignores a change of points that lowers the need by less than this.
 const NEGLIGIBLE: f64 = 1e-6;
 
 /// A tenant that answers requests.
@@ -60,11 +65,13 @@ pub struct Point {
 pub struct Points {
     /// The point of each tenant, in the order of the services.
     pub each: Vec<Point>,
-    /// The part of its time that the GPU needs for all work. More than 1 is overload.
+    /// The part of all time that the GPU needs for all work, or one tenant for its own work if this
+    /// is more. More than 1 is overload.
     pub need: f64,
 }
 
-/// Says whether a rate moved so far that operating points are to be computed again.
+/// Returns whether a rate has changed so much that the caller has to compute the operating points
+/// again.
 pub fn has_moved(before_hz: f64, now_hz: f64) -> bool {
     (now_hz - before_hz).abs() * RATE_MOVES > before_hz
 }
@@ -117,7 +124,8 @@ impl Service<'_> {
     }
 }
 
-/// Returns the part of its time that the GPU needs for all work, or a tenant for its own.
+/// Returns the part of all time that the GPU needs for all work, or one tenant for its runs and
+/// pauses if this is more.
 fn need(services: &[Service<'_>], points: &[Point]) -> f64 {
     let each = services.iter().zip(points);
     let work: Vec<Work> = each.clone().map(|(service, point)| service.work(point)).collect();

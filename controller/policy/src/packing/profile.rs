@@ -60,7 +60,7 @@ const TERMS: usize = 4;
 const MOST_FLOORS: usize = 64;
 /// A measurement lies on the floor if it is at most this many times the floor.
 const ON_FLOOR: f64 = 1.02;
-/// The error of a fit is exceeded by one measurement in this number.
+/// One in this number of measurements may have a larger relative error than the error of the fit.
 const ONE_IN: usize = 10;
 /// A term is left out if the measurements tell nothing about it: its pivot is smaller than this.
 const LEAST_PIVOT: f64 = 1e-9;
@@ -128,8 +128,8 @@ impl Profile {
         (1..=WHOLE_PERCENT).find(is_enough).unwrap_or(WHOLE_PERCENT)
     }
 
-    /// Returns the efficacy: requests a second, for each second of the run and each GPU that the
-    /// part is.
+    /// Returns the efficacy: requests a second, divided by the run's time in seconds and by the
+    /// part of the SMs (1 for all SMs).
     pub fn efficacy(&self, part_percent: usize, batch: u32) -> f64 {
         let time_s = self.time_ns(part_percent, batch) / 1e9;
         f64::from(batch) / (time_s * time_s * part_percent as f64 / WHOLE_PERCENT as f64)

@@ -1,14 +1,14 @@
-//! What no schedule can exceed: the area, the configurations that fit, an exact search, the longest
-//! run.
+//! Bounds that no schedule exceeds: by the area, by the configurations that fit, by an exact
+//! search, and by the longest run.
 
 use std::collections::HashSet;
 
 use super::curve::WHOLE;
 use super::scenario::{Arrivals, Scenario};
 
-/// The exact search takes at most so many runs in a session.
+/// The most runs of a session for which the evaluation makes the exact search.
 pub const MOST_RUNS: usize = 11;
-/// The exact search gives up after so many steps.
+/// The number of steps after which the exact search gives up.
 const MOST_STEPS: u64 = 2_000_000;
 /// Figures that differ by less are equal.
 const NEGLIGIBLE: f64 = 1e-9;

@@ -342,9 +342,10 @@ impl Served {
     }
 }
 
-/// One run at a time on all SMs, the earliest deadline first. While the deadlines cannot all be
-/// met, the least served tenant goes first. The kernel-granular one lets a run take the place of
-/// another between two kernels.
+/// Runs one run at a time on all SMs. If all deadlines can be met, the run with the earliest
+/// deadline goes first. Otherwise a run that has begun goes on, and then the least served tenant
+/// gets the GPU. If `kernels` is set and all deadlines can be met, a run can take another run's
+/// place between two kernels.
 struct Temporal<'a> {
     tenants: &'a [Tenant],
     served: Served,
@@ -401,7 +402,8 @@ impl Policy for Temporal<'_> {
     }
 }
 
-/// Each tenant has a part for good. With parts of 100 % each, it is MPS without control.
+/// Gives each tenant a part that never changes. With parts of 100 %, this policy is MPS without
+/// control.
 struct Static<'a> {
     tenants: &'a [Tenant],
     parts: Vec<usize>,
@@ -415,9 +417,9 @@ impl<'a> Static<'a> {
         Self { tenants: &scenario.tenants, parts }
     }
 
-    /// Returns the best of all divisions of the SMs: the one with the greatest least part of what
-    /// is owed, and then with the greatest sum. Tenants on their own parts do not meet, so the
-    /// search runs each tenant alone on each part.
+    /// Returns the best division of the SMs: the one under which the least served tenant gets most
+    /// of its owed work. Between equal divisions, the sum over all tenants decides. Tenants on
+    /// parts of their own do not meet, so the search runs each tenant alone on each part.
     fn best(scenario: &'a Scenario) -> Self {
         let steps = WHOLE / STATIC_STEP;
         let value = |tenant: &Tenant, part: usize| {
@@ -485,9 +487,9 @@ impl Policy for Static<'_> {
     }
 }
 
-/// Two parts at most, as after gpulet. Each tenant belongs to one part, and its runs wait for the
-/// runs of the others there. The parts and the tenants of each are the best of all, by the time
-/// that the runs take.
+/// Divides the SMs into at most two parts, as gpulet does. Each tenant belongs to one part, and the
+/// runs of the part's tenants take turns. [`Gpulet::best`] chooses the parts and their tenants by
+/// the times of the runs.
 struct Gpulet<'a> {
     tenants: &'a [Tenant],
     parts: [usize; 2],
@@ -556,8 +558,8 @@ impl Policy for Gpulet<'_> {
     }
 }
 
-/// A part for each tenant, which follows what the tenant needs, as after GSLICE. A part changes if
-/// the need differs from it by more than a tenth.
+/// Gives each tenant a part that follows the tenant's need, as GSLICE does. If the need differs
+/// from the part by more than a tenth, and the new parts fit on the GPU, the part changes.
 struct Gslice<'a> {
     tenants: &'a [Tenant],
     parts: Vec<usize>,
@@ -569,7 +571,7 @@ struct Gslice<'a> {
 
 /// The time between two changes of parts, ms.
 const ADAPTS_MS: f64 = 1_000.0;
-/// How much more a tenant gets than it needs.
+/// A tenant's part is for this many times the tenant's rate of requests.
 const HEADROOM: f64 = 1.1;
 /// The part of its size by which a part may differ from the need.
 const DEAD_BAND: f64 = 0.1;
@@ -658,7 +660,8 @@ impl Policy for Gslice<'_> {
 pub enum Order {
     /// The earliest deadline first.
     Due,
-    /// The least time between the end, if the run goes on, and the deadline first.
+    /// The run with the least slack first. The slack is the time from the run's end to its
+    /// deadline, if the run goes on now.
     Slack,
     /// The widest part first, except that runs without slack go before all.
     Widest,
