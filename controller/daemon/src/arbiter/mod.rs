@@ -16,7 +16,7 @@ pub use events::Bell;
 pub use gangs::GangBoard;
 pub use job::JobUse;
 pub use report::Report;
-pub use saved::{Baseline, SavedAccount, SavedMeter, Snapshot};
+pub use saved::{Baseline, Counters, SavedAccount, SavedMeter, Snapshot};
 
 use crate::shm::SharedPage;
 use deepres_abi::beat::BeatPage;
@@ -81,8 +81,8 @@ impl Setup {
 pub struct Restored {
     /// When the previous daemon saved the state, ns of `CLOCK_MONOTONIC`.
     pub saved_ns: u64,
-    /// The GPU's counters. The arbiter ignores the accounts and meters in this snapshot.
-    pub counters: Snapshot,
+    /// The GPU's counters.
+    pub counters: Counters,
     /// The tenants with their accounts on this GPU.
     pub accounts: Vec<(TenantSeat, SavedAccount)>,
     /// For each process that may come back: the point up to which the previous daemon charged it.

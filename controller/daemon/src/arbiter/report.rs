@@ -96,9 +96,9 @@ impl Worker {
             idle_ns: counters.idle_ns,
             handoffs: counters.handoffs,
             handoff_ns: [latency.total_ns, latency.quantile_ns(50), latency.quantile_ns(99)],
-            turns: self.turns,
-            turn_total_ns: self.turns_took.total_ns,
-            turn_p99_ns: self.turns_took.quantile_ns(99),
+            turns: counters.turns,
+            turn_total_ns: counters.turn_total_ns,
+            turn_p99_ns: core.turns_took().quantile_ns(99),
             tuning: *core.tuning(),
             fairness_ppm: fairness_ppm(
                 core.tenants().filter_map(|(_, tenant)| tenant.account().recent_service(now_ns)),

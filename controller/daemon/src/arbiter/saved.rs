@@ -3,23 +3,17 @@
 use super::{Restored, process_id};
 use deepres_model::process::ProcessKey;
 use deepres_policy::TenantId;
-use deepres_policy::arbiter::{self, Counters};
+use deepres_policy::arbiter;
 
-pub use deepres_policy::arbiter::{Baseline, SavedAccount, SavedMeter};
+pub use deepres_policy::arbiter::{Baseline, Counters, SavedAccount, SavedMeter};
 
 /// The state of an arbiter that the daemon saves.
 #[derive(Debug, Clone, Default)]
 pub struct Snapshot {
     /// The time at which the core made the snapshot, ns of `CLOCK_MONOTONIC`.
     pub now_ns: u64,
-    /// Time in which two or more tenants wanted the GPU, ns.
-    pub contended_ns: u64,
-    /// Time in which no tenant wanted the GPU, ns.
-    pub idle_ns: u64,
-    /// Number of hand-offs.
-    pub handoffs: u64,
-    /// The sum of the known costs of hand-offs, ns.
-    pub handoff_total_ns: u64,
+    /// The GPU's counters.
+    pub counters: Counters,
     /// The accounts of the tenants.
     pub accounts: Vec<(TenantId, SavedAccount)>,
     /// The points up to which the arbiter charged processes, with their times in ns. The time is
@@ -29,16 +23,12 @@ pub struct Snapshot {
 
 impl From<arbiter::Snapshot> for Snapshot {
     fn from(snapshot: arbiter::Snapshot) -> Self {
-        let Counters { contended_ns, idle_ns, handoffs, handoff_total_ns } = snapshot.counters;
         let meters = snapshot.meters.into_iter().map(|(tenant, (pid, start_ticks), meter, at_ns)| {
             (tenant, ProcessKey { pid, start_ticks }, meter, at_ns)
         });
         Self {
             now_ns: snapshot.now_ns,
-            contended_ns,
-            idle_ns,
-            handoffs,
-            handoff_total_ns,
+            counters: snapshot.counters,
             accounts: snapshot.accounts,
             meters: meters.collect(),
         }
@@ -48,11 +38,10 @@ impl From<arbiter::Snapshot> for Snapshot {
 impl Restored {
     /// Returns the state in the form that the arbiter's core takes over.
     pub(super) fn of_core(&self) -> arbiter::Restored {
-        let Snapshot { contended_ns, idle_ns, handoffs, handoff_total_ns, .. } = self.counters;
         let baselines = self.baselines.iter();
         arbiter::Restored {
             saved_ns: self.saved_ns,
-            counters: Counters { contended_ns, idle_ns, handoffs, handoff_total_ns },
+            counters: self.counters,
             accounts: self.accounts.iter().map(|(seat, saved)| (seat.of_core(), *saved)).collect(),
             baselines: baselines
                 .map(|(tenant, process, baseline)| (*tenant, process_id(*process), *baseline))

@@ -56,10 +56,6 @@ pub struct Worker {
     pub sessions: BTreeMap<SessionId, Session>,
     readings: Readings,
     actions: Actions,
-    /// The times that the latest turns took, with the reading of the meters and all actions.
-    pub turns_took: Latency,
-    /// The number of turns since the start of the thread.
-    pub turns: u64,
     /// The sessions about whose processes the core asked, and the answers: whether the process is
     /// stopped.
     stopped: BTreeMap<SessionId, bool>,
@@ -116,8 +112,6 @@ impl Worker {
             sessions: BTreeMap::new(),
             readings: Readings::default(),
             actions: Actions::default(),
-            turns_took: Latency::default(),
-            turns: 0,
             stopped: BTreeMap::new(),
             first_ask: 0,
             stirred,
@@ -184,8 +178,7 @@ impl Worker {
             let peers = peers.as_mut().map(|peers| peers as &mut dyn Peers);
             self.core.turn(now_ns, &self.readings, batch.orders.drain(..), peers, &mut self.actions);
             self.act();
-            self.turns_took.add(monotonic_ns().saturating_sub(now_ns));
-            self.turns += 1;
+            self.core.took(monotonic_ns().saturating_sub(now_ns));
             for session in batch.leaving.drain(..) {
                 self.sessions.remove(&session);
                 self.events.remove(session);

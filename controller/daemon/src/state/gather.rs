@@ -28,13 +28,7 @@ pub fn state(boot: &str, gpus: &Gpus, tenants: &Tenants, snapshots: &[Snapshot])
     let mut saved_gpus = Vec::new();
     for (gpu, snapshot) in gpus.iter().zip(snapshots) {
         let uuid = || gpu.uuid_text.clone();
-        saved_gpus.push(SavedGpu {
-            uuid: uuid(),
-            contended_ns: snapshot.contended_ns,
-            idle_ns: snapshot.idle_ns,
-            handoffs: snapshot.handoffs,
-            handoff_total_ns: snapshot.handoff_total_ns,
-        });
+        saved_gpus.push(SavedGpu { uuid: uuid(), counters: snapshot.counters });
         for (tenant, account) in &snapshot.accounts {
             if let Some(tenant) = saved.get_mut(tenant) {
                 tenant.accounts.push(OnGpu { uuid: uuid(), saved: *account });
@@ -93,13 +87,7 @@ pub fn restore(
     let mut restored: Vec<Restored> = gpus.iter().map(|_| Restored::default()).collect();
     for gpu in &state.gpus {
         if let Some(restored) = gpus.number_named(&gpu.uuid).and_then(|at| restored.get_mut(at)) {
-            restored.counters = Snapshot {
-                contended_ns: gpu.contended_ns,
-                idle_ns: gpu.idle_ns,
-                handoffs: gpu.handoffs,
-                handoff_total_ns: gpu.handoff_total_ns,
-                ..Snapshot::default()
-            };
+            restored.counters = gpu.counters;
         }
     }
     for saved in &state.tenants {

@@ -14,7 +14,7 @@ pub(crate) mod saver;
 
 pub use file::{Saved, StateFile};
 
-use crate::arbiter::{SavedAccount, SavedMeter};
+use crate::arbiter::{Counters, SavedAccount, SavedMeter};
 use crate::identity::Key;
 use crate::tenant::Allotment;
 use deepres_model::allocation::Allocation;
@@ -89,14 +89,9 @@ pub struct AwayProcess {
 pub struct SavedGpu {
     /// The GPU's UUID, `GPU-…`.
     pub uuid: String,
-    /// Time in which the GPU was contended, ns.
-    pub contended_ns: u64,
-    /// Time in which no tenant wanted the GPU, ns.
-    pub idle_ns: u64,
-    /// Number of hand-offs.
-    pub handoffs: u64,
-    /// The sum of the known costs of hand-offs, ns.
-    pub handoff_total_ns: u64,
+    /// The GPU's counters.
+    #[serde(flatten)]
+    pub counters: Counters,
 }
 
 /// The saved data of one tenant.

@@ -384,6 +384,8 @@ pub struct Core {
     arrears: Option<Arrears>,
     handoffs: u64,
     latency: Latency,
+    turns: u64,
+    turns_took: Latency,
     /// Time in which two or more tenants wanted the GPU, ns.
     contended_ns: u64,
     /// Time in which no tenant wanted the GPU, ns.
@@ -435,6 +437,8 @@ impl Core {
             baselines: BTreeMap::new(),
             arrears: None,
             handoffs: 0,
+            turns: 0,
+            turns_took: Latency::default(),
             latency: Latency::default(),
             contended_ns: 0,
             idle_ns: 0,
@@ -571,6 +575,17 @@ impl Core {
         }
     }
 
+    /// Records that a turn took `took_ns`, with the reading of the meters and all actions.
+    pub fn took(&mut self, took_ns: u64) {
+        self.turns += 1;
+        self.turns_took.add(took_ns);
+    }
+
+    /// Returns the times that the latest turns took.
+    pub fn turns_took(&self) -> &Latency {
+        &self.turns_took
+    }
+
     /// Allocates the memory that the last turn lacked. If several sessions of a tenant launch, the
     /// core remembers the moments at which each session was on the GPU.
     pub fn make_room(&mut self) {
@@ -664,6 +679,8 @@ impl Core {
             idle_ns: self.idle_ns,
             handoffs: self.handoffs,
             handoff_total_ns: self.latency.total_ns,
+            turns: self.turns,
+            turn_total_ns: self.turns_took.total_ns,
         }
     }
 

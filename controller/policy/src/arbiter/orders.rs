@@ -53,6 +53,8 @@ impl Core {
         self.idle_ns = restored.counters.idle_ns;
         self.handoffs = restored.counters.handoffs;
         self.latency.total_ns = restored.counters.handoff_total_ns;
+        self.turns = restored.counters.turns;
+        self.turns_took.total_ns = restored.counters.turn_total_ns;
         let in_flight_ns = restored.accounts.iter().map(|(_, saved)| saved.uncharged_ns).max();
         // If a process had not come back to the previous daemon, that daemon charged it only up to
         // an earlier moment.

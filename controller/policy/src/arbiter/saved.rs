@@ -90,8 +90,9 @@ impl From<SavedMeter> for Reading {
     }
 }
 
-/// The counters of a GPU that the daemon saves: contended time, idle time and hand-offs.
+/// The counters of a GPU, which the daemon saves.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 pub struct Counters {
     /// Time in which two or more tenants wanted the GPU, ns.
     pub contended_ns: u64,
@@ -101,6 +102,10 @@ pub struct Counters {
     pub handoffs: u64,
     /// The sum of the known costs of hand-offs, ns.
     pub handoff_total_ns: u64,
+    /// Number of the arbiter's turns.
+    pub turns: u64,
+    /// The sum of the times that the turns took, ns.
+    pub turn_total_ns: u64,
 }
 
 /// The state of a GPU that the daemon is to save.
