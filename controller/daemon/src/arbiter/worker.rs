@@ -14,9 +14,7 @@ use deepres_model::admin::ShareStatus;
 use deepres_model::clock::monotonic_ns;
 use deepres_model::process::ProcessKey;
 use deepres_policy::TenantId;
-use deepres_policy::arbiter::{
-    Actions, Core, Event, Gate, Latency, Order, Peers, Readings, SessionId, TenantReading,
-};
+use deepres_policy::arbiter::{Actions, Core, Event, Gate, Order, Peers, Readings, SessionId, TenantReading};
 use deepres_policy::lease::Grant;
 use deepres_policy::priority::Weights;
 use std::collections::BTreeMap;
