@@ -2,15 +2,18 @@
 //!
 //! The hypervisor of a virtual machine gives an idle CPU to other machines. On a busy host, the
 //! hypervisor returns the CPU about a millisecond after a timer should have woken it. A GPU's own
-//! clock does not wait for the CPU. Therefore a thread of the lowest policy (SCHED_IDLE, sched(7))
-//! uses the spare time of each CPU. A thread of the test that wakes up then runs at once, as on a
-//! machine of its own.
+//! clock does not wait for the CPU. Therefore the tests ask the kernel to tolerate no latency of its
+//! idle states (Documentation/power/pm_qos_interface.rst). An idle CPU then polls instead of going
+//! to sleep. A thread of the test that wakes up runs at once, as on a machine of its own.
 //!
-//! The kernel lets any other thread take the CPU from such a thread, so the thread does not yield.
-//! Under Linux 6.18, a thread that yielded again and again kept kernel threads from running for a
-//! minute, disks included (compare the kernel's commit 1319ea57529e).
+//! If the process lacks the right to ask, a thread of the lowest policy (SCHED_IDLE, sched(7)) uses
+//! the spare time of each CPU. Such a thread is worse: with autogroups (sched(7)), the kernel gives it
+//! the weight of its whole session against threads of other sessions. These wait for milliseconds.
+//! The thread does not yield, because under Linux 6.18 a thread that yielded again and again kept
+//! kernel threads from running for a minute (compare the kernel's commit 1319ea57529e).
 
-use std::{hint, sync::OnceLock, thread};
+use std::io::Write as _;
+use std::{fs, hint, io, mem, sync::OnceLock, thread};
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
@@ -18,6 +21,9 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 pub fn keep() {
     static STARTED: OnceLock<()> = OnceLock::new();
     STARTED.get_or_init(|| {
+        if tolerate_no_latency().is_ok() {
+            return;
+        }
         for cpu in cpus() {
             spawn(move || {
                 if bind_to(cpu) && set_scheduling(libc::SCHED_IDLE, 0) {
@@ -29,6 +35,16 @@ pub fn keep() {
             });
         }
     });
+}
+
+/// Makes idle CPUs poll until the process ends.
+fn tolerate_no_latency() -> io::Result<()> {
+    const LATENCY_US: i32 = 0;
+    let mut request = fs::File::options().write(true).open("/dev/cpu_dma_latency")?;
+    request.write_all(&LATENCY_US.to_ne_bytes())?;
+    // The kernel forgets the request when the file is closed.
+    mem::forget(request);
+    Ok(())
 }
 
 /// Starts a thread that improves measurements. If the kernel refuses another thread, the function
