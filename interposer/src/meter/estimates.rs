@@ -34,6 +34,8 @@ const MORE_PER_DOUBLING: u8 = 32;
 /// The most steps above the limit [`MOST_TIMES_KNOWN`]. These steps raise the limit to 128 times
 /// its lowest value.
 const MOST_MORE: u8 = 224;
+/// The number of times beside other tenants' work of which the table takes the least.
+const BESIDE: u8 = 8;
 /// The divisor of the mean for the shortest time of a kernel whose times scatter. The table assumes
 /// no shorter time, so a bound above the quotient does not contradict the mean.
 const TIMES_SCATTERED: u64 = 2;
@@ -56,6 +58,9 @@ struct History {
     measured: AtomicU8,
     /// Whether the table has a measurement of the key, and not only bounds.
     is_measured: AtomicBool,
+    /// The least of the latest times beside other tenants' work, ns, and the number of these times.
+    least_beside_ns: AtomicU64,
+    beside: AtomicU8,
 }
 
 impl History {
@@ -148,6 +153,22 @@ impl Estimates {
         }
     }
 
+    /// Records that a launch took `took_ns`, beside other tenants' work. The time may include their
+    /// turns, so it is a bound. The least of [`BESIDE`] times includes no turn of others as a rule. If
+    /// it is above the mean, it counts as a measurement, because the launch takes longer than before.
+    pub fn beside(&self, meter: MeterThread, key: u64, took_ns: u64) {
+        self.bound(meter, key, took_ns);
+        let Some(history) = self.history(key) else { return };
+        let times = history.beside.load(Ordering::Relaxed);
+        let before_ns = if times == 0 { u64::MAX } else { history.least_beside_ns.load(Ordering::Relaxed) };
+        let least_ns = before_ns.min(took_ns);
+        history.least_beside_ns.store(least_ns, Ordering::Relaxed);
+        history.beside.store((times + 1) % BESIDE, Ordering::Relaxed);
+        if times + 1 == BESIDE && self.get(key).is_some_and(|known_ns| known_ns < least_ns) {
+            self.take(key, least_ns, true);
+        }
+    }
+
     /// Records that a launch took `took_ns`. Returns the time by which the table counts the launch,
     /// ns. Returns `None` for the first launch with this key.
     pub fn learn(&self, _meter: MeterThread, key: u64, took_ns: u64) -> Option<u64> {
@@ -195,6 +216,7 @@ impl Estimates {
             place.key.store(key, Ordering::Relaxed);
             more.store(0, Ordering::Relaxed);
             measured.store(1, Ordering::Relaxed);
+            history.beside.store(0, Ordering::Relaxed);
         }
         None
     }
@@ -280,6 +302,20 @@ mod tests {
         // Bounds count too, because the meter may never measure an exact time.
         (0..SETTLED).for_each(|_| estimates.bound(METER, keyed(2), 7_000));
         assert_eq!(estimates.settled(keyed(2)), Some(7_000));
+    }
+
+    #[test]
+    fn times_beside_other_work_do_not_lengthen_an_estimate_unless_all_are_long() {
+        let estimates = Estimates::default();
+        (0..SETTLED).for_each(|_| _ = estimates.learn(METER, keyed(1), 1_000));
+        for launch in 0..1_000 {
+            estimates.beside(METER, keyed(1), if launch % 5 == 0 { 1_000 } else { 90_000 });
+        }
+        assert_eq!(estimates.get(keyed(1)), Some(1_000));
+        for launch in 0..1_000 {
+            estimates.beside(METER, keyed(1), if launch % 5 == 0 { 5_000 } else { 90_000 });
+        }
+        assert!(estimates.get(keyed(1)).is_some_and(|ns| (4_800..=5_000).contains(&ns)));
     }
 
     #[test]

@@ -460,6 +460,8 @@ impl Meter {
             if measured.is_exact && !is_beside {
                 known_ns = context.gpu.estimates.learn(self.here, key, took_ns).unwrap_or(0);
                 record::took(key, took_ns);
+            } else if is_beside {
+                context.gpu.estimates.beside(self.here, key, measured.most_ns.unsigned_abs());
             } else {
                 context.gpu.estimates.bound(self.here, key, measured.most_ns.unsigned_abs());
             }

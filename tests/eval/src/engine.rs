@@ -94,8 +94,8 @@ struct Process {
     program: Program,
     batch: Option<Batch>,
     to_launch: VecDeque<Kernel>,
-    /// When the program's thread comes to the next launch, ns.
-    next_launch_ns: u64,
+    /// The number of launches to which the program's thread has come.
+    come_to: usize,
     in_flight: usize,
     /// GPU time that the rest of the tenant's job takes, if known.
     left_ns: Option<u64>,
@@ -183,7 +183,7 @@ pub fn run<'a>(
         program: Program::new(tenant, scenario.seed),
         batch: None,
         to_launch: VecDeque::new(),
-        next_launch_ns: 0,
+        come_to: 0,
         in_flight: 0,
         left_ns: tenant.size_ns,
     };
@@ -296,15 +296,15 @@ impl Engine<'_> {
         self.gaps.work_begins(tenant, self.device.used_ns());
         let process = &mut self.processes[tenant];
         process.to_launch.extend(&batch.kernels);
-        process.next_launch_ns = now_ns;
         let at_once = if batch.launch_ns == 0 { batch.kernels.len() } else { 1 };
         process.batch = Some(batch);
         self.make_available(now_ns, tenant, at_once);
         self.launch(now_ns, tenant);
     }
 
-    /// Tells the observer that the program's thread has come to the next `kernels` launches.
+    /// Lets the program's thread come to the next `kernels` launches, and tells the observer.
     fn make_available(&mut self, now_ns: u64, tenant: Tenant, kernels: usize) {
+        self.processes[tenant].come_to += kernels;
         if let Some(witness) = &mut self.witness {
             let next = self.processes[tenant].to_launch.iter().take(kernels);
             witness.available(now_ns, tenant, next.map(|kernel| kernel.length_ns).sum());
@@ -318,15 +318,15 @@ impl Engine<'_> {
             .as_ref()
             .map_or((now_ns, None, 0), |batch| (batch.arrived_ns, batch.due_ns, batch.launch_ns));
         while process.in_flight < QUEUE_DEPTH
-            && process.next_launch_ns <= now_ns
+            && process.come_to > 0
             && let Some(kernel) = process.to_launch.front().copied()
             && self.gate.admit(now_ns, &Launch { tenant, length_ns: kernel.length_ns, arrived_ns, due_ns })
         {
             process.to_launch.pop_front();
             process.in_flight += 1;
-            process.next_launch_ns = now_ns + launch_ns;
+            process.come_to -= 1;
             if launch_ns > 0 && !process.to_launch.is_empty() {
-                self.launches.push(Reverse((process.next_launch_ns, tenant)));
+                self.launches.push(Reverse((now_ns + launch_ns, tenant)));
             }
             self.device.launch(tenant, kernel);
         }

@@ -496,7 +496,7 @@ impl Scheduler {
         let is_stuck = || self.tenants.get(id).is_some_and(|tenant| tenant.stuck.is_some());
         self.phase() == Phase::Draining(id)
             || self.beside() == Some(id)
-            || (self.company.is_parting() && !is_stuck())
+            || ((self.company.is_parting() || self.company.is_in_space()) && !is_stuck())
     }
 
     /// Returns whether a tenant may have shared the GPU since the last decision: it had work in
@@ -658,6 +658,7 @@ impl Scheduler {
         self.note_paces(now_ns);
         self.note_shared(elapsed_ns, now_ns);
         self.accrue(elapsed_ns);
+        self.charge_places(elapsed_ns);
         self.set_clocks();
         let clocks = &mut self.clocks;
         let wants = |tenant: &Tenant| tenant.seen.wants() && !tenant.is_paused;

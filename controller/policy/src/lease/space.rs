@@ -3,16 +3,21 @@
 //! If the parts of all active owners add up to the whole GPU at most, all of them are in the set.
 //! They take nothing from each other, so the scheduler charges nothing. Otherwise the scheduler
 //! chooses the set by the one rule: it goes through the owners that want the GPU in their order, and
-//! takes each owner whose part still fits. It charges each owner for its part of the SMs.
+//! takes each owner whose part still fits.
+//!
+//! The scheduler charges an owner for its *place*: the time in which the owner may use its part of
+//! the SMs, times the part. So an owner that pauses in its place pays for the pause, and so does an
+//! owner whose meter shows less than it uses.
 //!
 //! The scheduler chooses anew after a quantum, or when the request of an owner that waits is due
 //! before the requests of the set. If an owner of the set pauses, the others keep their places, and
 //! an owner that waits may take the free one. An owner that loses its place keeps its part until its
 //! work in flight has drained.
 
-use super::state::{Rank, Tenant};
+use super::clock::Clock;
+use super::state::{Rank, Stuck, Tenant};
 use super::together::LOOK_NS;
-use super::{DRAIN_POLL_NS, Grant, MAX_DRAIN_NS, Scheduler, short_pause_ns};
+use super::{DRAIN_POLL_NS, Grant, Scheduler, short_pause_ns};
 use crate::TenantId;
 use crate::tuning::Tuning;
 use deepres_abi::PPM;
@@ -26,20 +31,46 @@ impl Tenant {
         self.rank == Rank::Owner && self.is_here() && is_asking
     }
 
-    /// Returns whether the tenant may use its part of the SMs, or its work in flight still does. Work
-    /// that shows no progress for the longest drain does not count.
-    fn occupies(&self, now_ns: u64) -> bool {
-        let is_silent = now_ns.saturating_sub(self.last_progress_ns) > MAX_DRAIN_NS;
-        self.may_launch() || (self.seen.in_flight && !is_silent)
+    /// Returns whether the work in flight of an owner that lost its place still has its part.
+    fn drains(&self) -> bool {
+        self.seen.in_flight && !self.may_launch()
+    }
+
+    /// Charges the place that the tenant had for `passed_ns`.
+    fn charge_place(&mut self, passed_ns: u64, clock: &mut Clock) {
+        let area_ns = u128::from(passed_ns) * u128::from(self.part_ppm()) / u128::from(PPM);
+        let area_ns = u64::try_from(area_ns).unwrap_or(u64::MAX);
+        if self.wanted {
+            self.vtime += self.weighted(area_ns);
+        } else {
+            self.charge_beside(area_ns, clock);
+        }
     }
 }
 
 impl Scheduler {
+    /// Charges the places that owners had in the last `elapsed_ns`, unless all active owners fit.
+    pub(super) fn charge_places(&mut self, elapsed_ns: u64) {
+        if !self.company.has_places() {
+            return;
+        }
+        let clock = &mut self.clocks[Rank::Owner as usize];
+        for tenant in self.tenants.values_quietly().filter(|tenant| tenant.is_on_gpu()) {
+            tenant.charge_place(elapsed_ns, clock);
+        }
+    }
+
     /// Sets the gates of owners that fit in space, and returns the time of the next look, ns.
     /// `fits_whole`: the parts of all active owners fit.
     pub(super) fn space_step(&mut self, fits_whole: bool, now_ns: u64, tuning: &Tuning) -> u64 {
+        self.company.set_places(!fits_whole);
         for tenant in self.tenants.values_quietly() {
-            tenant.set_cost(if fits_whole { 0 } else { tenant.part_ppm() });
+            tenant.set_free(true, now_ns);
+            tenant.is_chosen &= tenant.rank == Rank::Owner && tenant.is_here();
+            if tenant.drains() && now_ns >= tenant.drains_until_ns {
+                // From now on, all owners take turns one by one.
+                tenant.stuck.get_or_insert(Stuck { since_ns: now_ns, used_ns: 0 });
+            }
         }
         if fits_whole {
             for tenant in self.tenants.values_quietly() {
@@ -48,16 +79,25 @@ impl Scheduler {
         } else if let Some(keeps) = self.chooses_anew(now_ns, tuning) {
             self.choose(keeps, now_ns, tuning);
         }
-        if self.set_gates(|tenant| tenant.may_launch() && !tenant.is_chosen, Grant::Closed) {
+        let mut after = None;
+        let loses = |tenant: &Tenant| tenant.may_launch() && !tenant.is_chosen;
+        while let Some(id) = self.tenants.next_after(after, loses) {
+            let limit_ns = self.drain_limit_ns(id, false, now_ns);
+            if let Some(tenant) = self.tenants.get_quietly(id) {
+                tenant.drains_until_ns = now_ns.saturating_add(limit_ns);
+            }
+            self.change(id, Grant::Closed, false);
+            after = Some(id);
+        }
+        if after.is_some() {
             // The last readings do not show launches that passed a gate just before it closed.
             return now_ns.saturating_add(1);
         }
-        let mut occupied_ppm = self.parts_ppm(|tenant| tenant.occupies(now_ns));
-        let mut after = None;
+        let mut occupied_ppm = self.parts_ppm(Tenant::is_on_gpu);
         while let Some(id) = self.tenants.next_after(after, |tenant| tenant.is_chosen && !tenant.may_launch())
         {
             let Some(tenant) = self.tenants.get(id) else { break };
-            let more_ppm = if tenant.occupies(now_ns) { 0 } else { u64::from(tenant.part_ppm()) };
+            let more_ppm = if tenant.is_on_gpu() { 0 } else { u64::from(tenant.part_ppm()) };
             if occupied_ppm + more_ppm <= u64::from(PPM) {
                 occupied_ppm += more_ppm;
                 self.change(id, Grant::Open, false);

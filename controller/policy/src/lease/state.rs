@@ -137,9 +137,10 @@ pub struct Tenant {
     /// Whether the tenant is in the set of owners that use the GPU at once, each on its part of the
     /// SMs.
     pub is_chosen: bool,
-    /// The charge for GPU time, parts per million of this time. Below the whole time if the tenant
-    /// leaves SMs to others, or takes nothing from them.
-    pub cost_ppm: u32,
+    /// Until when the work in flight of an owner that lost its place keeps its part of the SMs, ns.
+    pub drains_until_ns: u64,
+    /// Whether the scheduler charges no use of the GPU, because the tenant uses its own SMs.
+    pub is_free: bool,
     pub grant: Grant,
 }
 
@@ -187,7 +188,8 @@ impl Tenant {
             pace: Pace::new(now_ns),
             takes_turns: false,
             is_chosen: false,
-            cost_ppm: PPM,
+            drains_until_ns: 0,
+            is_free: false,
             grant: Grant::Closed,
         }
     }
@@ -358,19 +360,24 @@ impl Tenant {
         if self.seen.sm_ppm == 0 { PPM } else { self.seen.sm_ppm.min(PPM) }
     }
 
-    /// Sets the charge for GPU time, parts per million. What the scheduler charged so far for the
-    /// work in flight stays charged.
-    pub fn set_cost(&mut self, cost_ppm: u32) {
-        if self.cost_ppm != cost_ppm {
-            self.settle_accrued();
-            self.cost_ppm = cost_ppm;
+    /// Begins or ends the time in which the scheduler charges no use of the GPU.
+    pub fn set_free(&mut self, is_free: bool, now_ns: u64) {
+        if mem::replace(&mut self.is_free, is_free) == is_free {
+            return;
         }
+        if !is_free {
+            // The meter shows work in flight only at its end, and this part of it is free.
+            self.accrued_ns = self.accrued_ns.min(now_ns.saturating_sub(self.last_progress_ns));
+        }
+        self.settle_accrued();
     }
 
     /// Charges GPU time to the tenant.
     pub fn charge(&mut self, gpu_ns: u64) {
         self.largest_charge_ns = self.largest_charge_ns.max(gpu_ns);
-        let gpu_ns = gpu_ns * u64::from(self.cost_ppm) / u64::from(PPM);
+        if self.is_free {
+            return;
+        }
         if self.wanted {
             self.vtime += self.weighted(gpu_ns);
         } else {
@@ -400,8 +407,7 @@ impl Tenant {
             false => 0,
         };
         let more_ns = signed(accrued_ns) - signed(mem::replace(&mut self.accrued_ns, accrued_ns));
-        if self.wanted {
-            let more_ns = more_ns * i64::from(self.cost_ppm) / i64::from(PPM);
+        if self.wanted && !self.is_free {
             self.vtime += weighted(more_ns, self.weight_ppm);
         }
     }

@@ -140,11 +140,19 @@ pub struct Company {
     retry_ns: u64,
     /// The time at which the scheduler last chose a set of owners anew, ns.
     pub(super) chosen_ns: u64,
+    /// Whether not all active owners fit in space, so that places on the SMs are scarce.
+    has_places: bool,
 }
 
 impl Default for Company {
     fn default() -> Self {
-        Self { state: State::Apart { until_ns: 0 }, apart_ns: SPAN_NS, retry_ns: 0, chosen_ns: 0 }
+        Self {
+            state: State::Apart { until_ns: 0 },
+            apart_ns: SPAN_NS,
+            retry_ns: 0,
+            chosen_ns: 0,
+            has_places: false,
+        }
     }
 }
 
@@ -157,6 +165,16 @@ impl Company {
     /// Returns whether owners use the GPU together, each with a part of the SMs.
     pub fn is_in_space(&self) -> bool {
         matches!(self.state, State::Together { fit: Fit::Space, .. })
+    }
+
+    /// Returns whether owners use the GPU together in space, and not all of them fit.
+    pub fn has_places(&self) -> bool {
+        self.is_in_space() && self.has_places
+    }
+
+    /// Sets whether not all active owners fit in space.
+    pub fn set_places(&mut self, has_places: bool) {
+        self.has_places = has_places;
     }
 
     /// Returns whether the work in flight of several tenants drains.
@@ -330,12 +348,15 @@ impl Scheduler {
         if census.owners < 2 || census.has_solitary {
             return None;
         }
-        if census.fits_in_space() {
+        if census.fits_whole() {
             return Some(Fit::Space);
         }
         let is_known = !census.has_unknown && !census.has_owed;
         let fits = is_known && census.paces_ppm <= MOST_DEMAND_PPM && !self.has_answering();
-        (fits && now_ns >= self.company.retry_ns).then_some(Fit::Time)
+        if fits && now_ns >= self.company.retry_ns {
+            return Some(Fit::Time);
+        }
+        census.fits_in_space().then_some(Fit::Space)
     }
 
     /// Ends the present hold. Opens the gates of all active owners that fit in time.
@@ -348,7 +369,7 @@ impl Scheduler {
         }
         self.beside = None;
         self.company.state = State::Together { since_ns: now_ns, fit };
-        self.company.chosen_ns = 0;
+        (self.company.chosen_ns, self.company.has_places) = (0, false);
         let opens = |tenant: &Tenant| tenant.may_launch() || (fit == Fit::Time && tenant.is_active(now_ns));
         self.set_gates(opens, Grant::Open);
         for tenant in self.tenants.values_quietly().filter(|tenant| tenant.grant == Grant::Open) {
@@ -396,7 +417,7 @@ impl Scheduler {
         }
         let mut limit_ns = 0u64;
         let mut after = None;
-        while let Some(id) = self.tenants.next_after(after, |tenant| tenant.grant == Grant::Open) {
+        while let Some(id) = self.tenants.next_after(after, Tenant::is_on_gpu) {
             // The drains of all owners take turns on the device.
             limit_ns = limit_ns.saturating_add(self.drain_limit_ns(id, false, now_ns));
             self.change(id, Grant::Closed, false);
@@ -407,7 +428,7 @@ impl Scheduler {
         }
         for tenant in self.tenants.values_quietly() {
             tenant.is_chosen = false;
-            tenant.set_cost(PPM);
+            tenant.set_free(false, now_ns);
         }
         let give_up_ns = now_ns.saturating_add(limit_ns.min(MAX_DRAIN_NS));
         self.company.state = State::Parting { closed_ns: now_ns, give_up_ns };

@@ -141,11 +141,11 @@ fn jobs_run_at_once_in_sets_whose_parts_of_the_sms_fit() {
     await_value_within(phase, |phase| phase == "together", COMMAND_LIMIT);
     let alone = running(&host);
     assert!(alone.iter().sum::<f64>() > 1.5, "{alone:?}");
-    // The third job always has a place, and the first two take turns with the rest of the SMs.
+    // The sets are 40 % and 60 %, 40 % and 30 %, 60 % and 30 %, and each job has the same area.
     let _third = job(&host, &["--sm", "30%"]);
     let beside = running(&host);
     let area: f64 = beside.iter().zip([0.4, 0.6, 0.3]).map(|(part, width)| part * width).sum();
-    assert!(beside.len() == 3 && beside[2] > 0.8, "{beside:?}");
+    assert!(beside.len() == 3 && beside[2] > beside[1], "{beside:?}");
     assert!(beside.iter().all(|part| *part > 0.25) && (0.6..1.02).contains(&area), "{beside:?}");
 }
 
