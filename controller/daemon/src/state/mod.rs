@@ -211,14 +211,17 @@ impl State {
 
     /// Returns whether the state has any news compared with `other`.
     fn differs_from(&self, other: &Self) -> bool {
-        // Time alone is no news, and idle time is only time.
-        let idle_aside = |gpu: &SavedGpu| SavedGpu { idle_ns: 0, ..gpu.clone() };
+        // Time alone is no news, and neither are turns of an arbiter that has nothing to decide.
+        let news = |gpu: &SavedGpu| {
+            let counters = Counters { idle_ns: 0, turns: 0, turn_total_ns: 0, ..gpu.counters };
+            SavedGpu { counters, uuid: gpu.uuid.clone() }
+        };
         self.tenants != other.tenants
             || self.adopted != other.adopted
             || self.held != other.held
             || self.allocations != other.allocations
             || self.away != other.away
-            || !self.gpus.iter().map(idle_aside).eq(other.gpus.iter().map(idle_aside))
+            || !self.gpus.iter().map(news).eq(other.gpus.iter().map(news))
     }
 
     /// Returns the bytes of the state file.
@@ -273,7 +276,7 @@ mod tests {
             paused: true,
             ..SavedTenant::default()
         };
-        let gpu = SavedGpu { uuid, handoffs: 3, ..SavedGpu::default() };
+        let gpu = SavedGpu { uuid, counters: Counters { handoffs: 3, ..Counters::default() } };
         let adopted = vec![Adopted { process, tenant: Some("train".to_owned()) }];
         let away = vec![AwayProcess { tenant: "train".to_owned(), process }];
         let allocation = Allocation {
@@ -336,7 +339,8 @@ mod tests {
     fn time_that_passes_is_no_reason_to_write() {
         let (before, mut after) = (example(), example());
         after.saved_ns += 1;
-        after.gpus[0].idle_ns += 1;
+        after.gpus[0].counters.idle_ns += 1;
+        after.gpus[0].counters.turns += 1;
         assert!(!after.differs_from(&before));
         after.tenants[0].accounts[0].saved.totals.gpu_ns += 1;
         assert!(after.differs_from(&before));
