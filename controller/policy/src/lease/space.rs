@@ -36,6 +36,12 @@ impl Tenant {
         self.seen.in_flight && !self.may_launch()
     }
 
+    /// Returns whether the tenant has its part of the SMs: by an open gate, or by work in flight until
+    /// the limit of the drain.
+    fn occupies(&self, now_ns: u64) -> bool {
+        self.may_launch() || (self.drains() && now_ns < self.drains_until_ns)
+    }
+
     /// Charges the place that the tenant had for `passed_ns`.
     fn charge_place(&mut self, passed_ns: u64, clock: &mut Clock) {
         let area_ns = u128::from(passed_ns) * u128::from(self.part_ppm()) / u128::from(PPM);
@@ -68,7 +74,7 @@ impl Scheduler {
             tenant.set_free(true, now_ns);
             tenant.is_chosen &= tenant.rank == Rank::Owner && tenant.is_here();
             if tenant.drains() && now_ns >= tenant.drains_until_ns {
-                // From now on, all owners take turns one by one.
+                // If no use explains this time, all owners take turns one by one.
                 tenant.stuck.get_or_insert(Stuck { since_ns: now_ns, used_ns: 0 });
             }
         }
@@ -93,11 +99,11 @@ impl Scheduler {
             // The last readings do not show launches that passed a gate just before it closed.
             return now_ns.saturating_add(1);
         }
-        let mut occupied_ppm = self.parts_ppm(Tenant::is_on_gpu);
+        let mut occupied_ppm = self.parts_ppm(|tenant| tenant.occupies(now_ns));
         while let Some(id) = self.tenants.next_after(after, |tenant| tenant.is_chosen && !tenant.may_launch())
         {
             let Some(tenant) = self.tenants.get(id) else { break };
-            let more_ppm = if tenant.is_on_gpu() { 0 } else { u64::from(tenant.part_ppm()) };
+            let more_ppm = if tenant.occupies(now_ns) { 0 } else { u64::from(tenant.part_ppm()) };
             if occupied_ppm + more_ppm <= u64::from(PPM) {
                 occupied_ppm += more_ppm;
                 self.change(id, Grant::Open, false);

@@ -1691,6 +1691,7 @@ fn owners_take_turns_one_by_one_if_work_does_not_end_within_the_limit_of_a_drain
     (0..100).for_each(|_| space.pass_ms());
     let holder = if space.bench.is_open(A) { A } else { B };
     space.flying = vec![holder];
+    space.mute = vec![holder];
     for _ in 0..2_000 {
         space.pass_ms();
         if space.bench.scheduler.phase() != Phase::Together {

@@ -14,7 +14,6 @@
 //! - The paces add up to nearly the whole GPU.
 //! - An owner's pace falls well below its demand. Another tenant's work then holds it up, or the
 //!   owner's program has changed.
-//! - An owner's lag grows, because the owner gets less than its share.
 //!
 //! All owners part if another tenant wants the GPU that has other rules: a guest or a gang, and for
 //! owners that fit in time, an owner with an SLO.
@@ -23,8 +22,7 @@
 //! grows is paid back under leases. If owners part because of their paces, they stay apart for a
 //! while, and for twice as long if this happens again soon.
 
-use super::clock::signed;
-use super::state::{MAX_CREDIT_NS, Rank, SHORT_IDLE_NS, Stuck, Tenant};
+use super::state::{Rank, SHORT_IDLE_NS, Stuck, Tenant};
 use super::{Beside, DRAIN_POLL_NS, Grant, MAX_DRAIN_NS, Scheduler, Step, ns};
 use crate::entitlement::IDLE_NS;
 use crate::gang::Order;
@@ -45,9 +43,6 @@ const MOST_DEMAND_PPM: u64 = 800_000;
 const MOST_PACE_PPM: u64 = 900_000;
 /// The part of an owner's demand that its pace must reach, parts per million.
 const LEAST_PACE_PPM: u64 = 750_000;
-/// The largest lag of an owner that is together with others, ns. The lag grows while an owner gets
-/// less than its share, and keeps only [`MAX_CREDIT_NS`] over a pause.
-const MOST_LAG_NS: u64 = MAX_CREDIT_NS / 2;
 /// The time between two looks at the paces.
 pub const LOOK_NS: u64 = ns(Duration::from_millis(5));
 /// The time between two looks at the demands of owners that take turns.
@@ -206,8 +201,6 @@ pub struct Census {
     has_unknown: bool,
     /// Whether the pace of an owner is well below its demand.
     has_slow: bool,
-    /// Whether an owner is owed much GPU time.
-    has_owed: bool,
     /// Whether an owner takes turns with all others: its memory follows its turns, or its work did not
     /// end within a drain.
     has_solitary: bool,
@@ -311,7 +304,6 @@ impl Scheduler {
     }
 
     fn census(&self, now_ns: u64) -> Census {
-        let clock = self.clocks[Rank::Owner as usize].now();
         let mut census = Census { least_ppm: [PPM; 2], ..Census::default() };
         for tenant in self.tenants.values() {
             let is_open = tenant.grant == Grant::Open;
@@ -326,7 +318,6 @@ impl Scheduler {
             let [least_ppm, next_ppm] = census.least_ppm;
             census.least_ppm = [least_ppm.min(part_ppm), next_ppm.min(part_ppm.max(least_ppm))];
             census.has_solitary |= tenant.takes_turns || tenant.stuck.is_some();
-            census.has_owed |= tenant.lag_ns(clock) > signed(MOST_LAG_NS);
             match tenant.pace_ppm(now_ns) {
                 Some(ppm) => {
                     census.paces_ppm += ppm;
@@ -351,8 +342,7 @@ impl Scheduler {
         if census.fits_whole() {
             return Some(Fit::Space);
         }
-        let is_known = !census.has_unknown && !census.has_owed;
-        let fits = is_known && census.paces_ppm <= MOST_DEMAND_PPM && !self.has_answering();
+        let fits = !census.has_unknown && census.paces_ppm <= MOST_DEMAND_PPM && !self.has_answering();
         if fits && now_ns >= self.company.retry_ns {
             return Some(Fit::Time);
         }
@@ -400,7 +390,7 @@ impl Scheduler {
         if !fits || census.has_left || census.has_solitary || census.owners < 2 {
             return Some(Parting::Others);
         }
-        let is_harmed = census.has_slow || census.has_owed || census.paces_ppm > MOST_PACE_PPM;
+        let is_harmed = census.has_slow || census.paces_ppm > MOST_PACE_PPM;
         (fit == Fit::Time && is_harmed).then_some(Parting::Paces)
     }
 
