@@ -564,6 +564,8 @@ async fn a_damaged_checkpoint_ends_no_allocation() {
     // PodResources names no init containers, so only the checkpoint has this container.
     let pod = Pod::new("setup", vec![Container::new("init", SHARE, 50).init()]);
     node.kubelet.admit(pod).await.unwrap();
+    // From now on, the plugin ends the allocation if neither source has the container.
+    pass(15).await;
     let checkpoint = node.kubelet.plugins.join(CHECKPOINT);
     let text = std::fs::read_to_string(&checkpoint).unwrap();
     for damaged in ["", &text[..text.len() / 2]] {
