@@ -177,6 +177,12 @@ impl Gpus {
         self.0.iter().map(|(gpu, _)| gpu)
     }
 
+    /// Returns the UUIDs of these GPUs as text, `GPU-…`.
+    pub fn uuids_of(&self, gpus: GpuSet) -> impl Iterator<Item = &str> {
+        let chosen = self.iter().enumerate().filter(move |(number, _)| gpus.contains(*number));
+        chosen.map(|(_, gpu)| gpu.uuid_text.as_str())
+    }
+
     /// Returns the number of the GPU with this UUID; `None` if the daemon does not manage the GPU.
     pub fn number_of(&self, uuid: &Uuid) -> Option<usize> {
         self.iter().position(|gpu| gpu.uuid == *uuid)
