@@ -158,6 +158,9 @@ fn the_next_daemon_keeps_the_chosen_gpus() {
     let (kept_before, gpus) = kept(&daemon, "job", 2, 60);
     assert_eq!(gpus, [1, 2]);
     drop(gone);
+    // The next daemon would wait for a job whose end this daemon had not seen.
+    let is_gone = || daemon.status().tenants.iter().all(|tenant| tenant.name != "filler");
+    wait_until(Duration::from_secs(5), is_gone);
     let daemon = daemon.restart();
     drop(kept_before);
     let (_job, gpus) = keep(&daemon, "job", 2, 60, Some(&[1, 2])).unwrap();

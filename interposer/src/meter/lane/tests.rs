@@ -946,7 +946,7 @@ fn only_the_job_makes_a_green_context_current() {
 
 #[test]
 fn a_context_that_ends_gives_all_its_events_back() {
-    let (calls, lane) = (fake::calls(), green_lane());
+    let (calls, lane) = (fake::calls(), lane());
     for _ in 0..3 {
         put(&calls, lane, KERNEL, KERNEL_NS, Some(KERNEL_NS));
     }
