@@ -3,7 +3,7 @@
 //! Each lock has a level, its [`Rank`]. A thread that holds a lock waits only for locks of later
 //! levels. So no two threads wait for each other. A thread may try any lock, because a try does not
 //! wait. A thread does not wait for a lock of a level that it already holds, and so never for its
-//! own lock.
+//! own lock. To hold several locks of a level, a thread takes them by one call ([`lock_all`]).
 //!
 //! A build with debug assertions checks each wait. Each thread has a count of its held locks for
 //! each level. The counts have no destructor and no allocation. So the check works in any thread,
@@ -117,6 +117,19 @@ impl<const RANK: u8, T> Mutex<RANK, T> {
     }
 }
 
+/// Takes several locks of one level, in the order of `locks`, and returns the guards. All callers
+/// must have one order for the locks of the level, so that no two threads wait for each other.
+pub fn lock_all<'a, const RANK: u8, T: 'a>(
+    locks: impl Iterator<Item = &'a Mutex<RANK, T>>,
+) -> Vec<Guard<'a, T>> {
+    held::check(RANK);
+    let lock = |mutex: &'a Mutex<RANK, T>| {
+        let value = mutex.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Guard { value, _held: held::Held::new(RANK) }
+    };
+    locks.map(lock).collect()
+}
+
 impl<T> Deref for Guard<'_, T> {
     type Target = T;
 
@@ -225,5 +238,21 @@ mod tests {
         }
         assert!(takes(&|| drop(first.lock())), "nothing is held any more");
         assert_eq!(*second.lock(), 3);
+    }
+
+    #[test]
+    fn several_locks_of_a_level_are_taken_by_one_call() {
+        let (first, locks) = (First::new(1), [Second::new(2), Second::new(3)]);
+        let takes = |lock: &dyn Fn()| catch_unwind(AssertUnwindSafe(lock)).is_ok();
+        {
+            let held = lock_all(locks.iter());
+            assert_eq!(held.iter().map(|value| **value).collect::<Vec<_>>(), [2, 3]);
+            assert!(!takes(&|| drop(first.lock())) && !takes(&|| drop(lock_all(locks.iter().take(0)))));
+        }
+        {
+            let _held = locks[1].lock();
+            assert!(!takes(&|| drop(lock_all(locks.iter().take(1)))), "another thread may take all of them");
+        }
+        assert!(takes(&|| drop(first.lock())) && takes(&|| drop(lock_all(locks.iter()))));
     }
 }

@@ -669,7 +669,7 @@ impl Process {
 
     /// Runs `destroy` as [`Self::destroy_context`] does, but forgets no memory, because the memory
     /// belongs to another context. Returns the result of `destroy`, and whether the context is
-    /// gone.
+    /// gone. The green contexts whose events belong to the context end with it.
     pub fn end_context<T>(
         &self,
         handle: Context,
@@ -677,20 +677,21 @@ impl Process {
         is_destroyed: impl FnOnce(&T, Option<&mut Inner>) -> bool,
     ) -> (T, bool) {
         let _uncancelled = os::uncancelled();
-        let contexts = self.contexts();
-        let known = contexts.iter().find(|context| context.handle() == handle);
-        let mut inner = known.map(|context| context.lock());
-        // Another thread may have destroyed the context meanwhile.
-        let known = known.filter(|context| context.is_alive_as(handle));
-        inner = inner.filter(|_| known.is_some());
-        let lanes = inner.iter().flat_map(|inner| &inner.lanes);
-        for lane in lanes {
+        let ends = |context: &ContextState| {
+            !context.is_dead() && (context.handle() == handle || context.home() == handle)
+        };
+        let contexts: Vec<_> = self.contexts().into_iter().filter(|context| ends(context)).collect();
+        let locks = ContextState::lock_all(&contexts);
+        // Another thread may have destroyed a context meanwhile.
+        let mut ending: Vec<_> =
+            contexts.into_iter().zip(locks).filter(|(context, _)| ends(context)).collect();
+        for lane in ending.iter().flat_map(|(_, inner)| &inner.lanes) {
             lane.close_late(&self.calls, thread::id());
             lane.await_closed();
         }
-        if let (Some(context), Some(inner)) = (known, inner.as_mut()) {
-            // Without the relaxed capture mode, a query would end another thread's capture.
-            if let Some(_relaxed) = self.calls.relaxed() {
+        // Without the relaxed capture mode, a query would end another thread's capture.
+        if let Some(_relaxed) = (!ending.is_empty()).then(|| self.calls.relaxed()).flatten() {
+            for (context, inner) in &mut ending {
                 self.calls.in_context(context.home(), || {
                     context.charge_complete(&self.calls, inner);
                     Some(())
@@ -698,17 +699,33 @@ impl Process {
             }
         }
         let result = destroy();
-        let is_gone = is_destroyed(&result, inner.as_deref_mut());
+        let own = ending.iter_mut().find(|(context, _)| context.handle() == handle);
+        let is_gone = is_destroyed(&result, own.map(|(_, inner)| &mut **inner));
         if is_gone {
             // From now on, each thread looks its lanes up again. Such a look-up waits for the lock.
             thread::forget_lanes();
-            if let (Some(context), Some(inner)) = (known, inner.as_mut()) {
-                context.kill(inner);
+            let gone: Vec<_> = ending.iter().map(|(context, _)| context.handle()).collect();
+            for (context, mut inner) in ending {
+                self.kill_context(context, &mut inner, handle);
             }
-            drop(inner);
-            capture::forget_context(handle);
+            gone.into_iter().chain([handle]).for_each(capture::forget_context);
         }
         (result, is_gone)
+    }
+
+    /// Marks a context as destroyed, because the context `gone` has ended. Destroys the events of a
+    /// green context if its primary context lives on.
+    fn kill_context(&self, context: &ContextState, inner: &mut Inner, gone: Context) {
+        let mut orphans = Vec::new();
+        context.kill(inner, |event| orphans.push(event));
+        let home = context.home();
+        let lives = home != gone && self.calls.is_primary_active(context.ordinal as i32) == Some(true);
+        if let Some(_relaxed) = lives.then(|| self.calls.relaxed()).flatten() {
+            self.calls.in_context(home, || {
+                orphans.into_iter().for_each(|event| self.calls.destroy_event(event));
+                Some(())
+            });
+        }
     }
 
     /// Wakes the meter thread if it sleeps, because the caller opened a segment.

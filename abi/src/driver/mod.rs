@@ -191,9 +191,21 @@ pub fn by_symbol(symbol: &[u8]) -> Option<ApiId> {
 /// distinguishes the two cases.
 #[must_use]
 pub fn resolve(family: &[u8], version: u32, per_thread: bool) -> Option<ApiId> {
+    resolve_among(family, version, per_thread, |_| true)
+}
+
+/// Returns the answer of `cuGetProcAddress` as [`resolve`] does, for a driver that has only the
+/// variants for which `has` returns true.
+#[must_use]
+pub fn resolve_among(
+    family: &[u8],
+    version: u32,
+    per_thread: bool,
+    has: impl Fn(ApiId) -> bool,
+) -> Option<ApiId> {
     let variants = variants(family);
     let newest = |wanted: fn(StreamKind) -> bool| {
-        variants.clone().rev().find(|id| id.since() <= version && wanted(id.stream_kind()))
+        variants.clone().rev().find(|id| id.since() <= version && wanted(id.stream_kind()) && has(*id))
     };
     let legacy = || newest(|stream| stream != StreamKind::PerThread);
     if per_thread { newest(|stream| stream == StreamKind::PerThread).or_else(legacy) } else { legacy() }

@@ -328,9 +328,9 @@ fn print_processes(status: &Status, is_wide: bool, out: &mut impl Write) -> io::
     Ok(())
 }
 
-/// Prints the jobs that wait for guaranteed memory, the next first.
+/// Prints the jobs that wait for guaranteed memory or GPUs, the next first.
 fn print_waiting(status: &Status, out: &mut impl Write) -> io::Result<()> {
-    const FIELDS: [&str; 3] = ["tenant", "uid", "memory_bytes"];
+    const FIELDS: [&str; 4] = ["tenant", "uid", "memory_bytes", "gpus"];
     if status.waiting.is_empty() {
         return Ok(());
     }

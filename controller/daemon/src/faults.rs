@@ -4,11 +4,18 @@
 //! For each GPU, a thread asks NVML once a second. If the driver hangs at a question, it keeps only the
 //! thread of this GPU, and the GPU has a fault until the answer comes. One more thread waits for NVML's
 //! events. The thread for all other questions ([`crate::nvml`]) must answer at once, so it does neither.
+//!
+//! An Xid says that something happened, and not how long it matters. Newer drivers say what a GPU
+//! needs: NVML's field *GPU recovery action*. If such a driver says for a while that the GPU needs
+//! nothing, the GPU's Xid is no fault any more. Other drivers say nothing, so an Xid stays.
 
 use crate::nvml::{LIBRARY, STUCK};
 use nvml_wrapper::bitmasks::event::EventTypes;
+use nvml_wrapper::enums::device::SampleValue;
 use nvml_wrapper::enums::event::XidError;
 use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::structs::device::FieldId;
+use nvml_wrapper::sys_exports::field_id::NVML_FI_DEV_GET_GPU_RECOVERY_ACTION;
 use nvml_wrapper::{Device, EventSet, Nvml};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -24,6 +31,19 @@ const RETRY: Duration = Duration::from_secs(30);
 /// The Xids that a program causes, by NVIDIA's page of Xid errors. These Xids say nothing about the
 /// GPU, and NVIDIA's device plugin ignores the same Xids.
 const OF_PROGRAMS: [u64; 6] = [13, 31, 43, 45, 68, 109];
+/// What the driver says that a GPU needs, by the numbers of `nvmlDeviceGpuRecoveryAction_t`.
+const NEEDS: [Option<&str>; 5] = [
+    None,
+    Some("the GPU needs a reset"),
+    Some("the machine needs a reboot"),
+    Some("all copies between GPUs must end"),
+    Some("the GPU needs a reset after the end of its work"),
+];
+/// What a GPU needs if the number is not in [`NEEDS`].
+const UNKNOWN_NEED: Option<&str> = Some("the driver asks for a recovery that deepres does not know");
+/// The number of answers in a row that a GPU needs nothing after which its Xid is no fault. The
+/// driver may tell the Xid before it knows what the GPU needs.
+const CALM_ANSWERS: u32 = 10;
 /// The number by which NVML says that it does not know the Xid.
 const UNKNOWN_XID: u64 = 999;
 /// The fault of a GPU of which NVML told nothing when the daemon started.
@@ -104,7 +124,11 @@ impl Faults {
     fn ask_for(&self, uuid: &str) -> Result<(), NvmlError> {
         let nvml = self.during(uuid, open)?;
         loop {
-            let ask = || nvml.device_by_uuid(uuid).and_then(|device| device.memory_info()).map(drop);
+            let ask = || {
+                let device = nvml.device_by_uuid(uuid)?;
+                device.memory_info()?;
+                Ok(needs(&device))
+            };
             let answer = self.during(uuid, ask);
             self.change(uuid, |gpu| gpu.note_answer(answer));
             sleep(PERIOD);
@@ -148,6 +172,17 @@ fn keep_on(name: &str, act: impl Fn() -> Result<(), NvmlError> + Send + 'static)
 
 fn open() -> Result<Nvml, NvmlError> {
     Nvml::builder().lib_path(OsStr::new(LIBRARY)).init()
+}
+
+/// Returns the number of what a GPU needs; `None` if the driver does not say it.
+fn needs(device: &Device<'_>) -> Option<usize> {
+    let values = device.field_values_for(&[FieldId(NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)]).ok()?;
+    match values.into_iter().next()?.ok()?.value.ok()? {
+        SampleValue::U32(number) => usize::try_from(number).ok(),
+        SampleValue::U64(number) => usize::try_from(number).ok(),
+        SampleValue::I64(number) => usize::try_from(number).ok(),
+        SampleValue::F64(_) => None,
+    }
 }
 
 /// The source of the Xids: NVML's events of the GPUs.
@@ -228,24 +263,32 @@ struct Health {
     is_known: bool,
     /// Why NVML says nothing of the GPU.
     lost: Option<&'static str>,
+    /// What the GPU needs, as the driver says.
+    needs: Option<&'static str>,
     xid: Option<u64>,
+    /// The number of answers since the Xid that the GPU needs nothing.
+    calm: u32,
 }
 
 impl Health {
     fn note_xid(&mut self, xid: u64) {
         if !OF_PROGRAMS.contains(&xid) {
-            self.xid = Some(xid);
+            (self.xid, self.calm) = (Some(xid), 0);
         }
     }
 
-    /// Notes NVML's answer for the GPU. A GPU that comes back was reset, and forgets its Xid.
-    fn note_answer(&mut self, answer: Result<(), NvmlError>) {
+    /// Notes NVML's answer for the GPU, with the number of what the GPU needs. A GPU that comes back
+    /// was reset, and forgets its Xid.
+    fn note_answer(&mut self, answer: Result<Option<usize>, NvmlError>) {
         match answer {
-            Ok(()) => {
-                if self.lost.take().is_some() {
+            Ok(needs) => {
+                let was_reset = self.lost.take().is_some();
+                self.is_known = true;
+                self.needs = needs.and_then(|number| *NEEDS.get(number).unwrap_or(&UNKNOWN_NEED));
+                self.calm = if needs == Some(0) { self.calm.saturating_add(1) } else { 0 };
+                if was_reset || self.calm >= CALM_ANSWERS {
                     self.xid = None;
                 }
-                self.is_known = true;
             }
             Err(NvmlError::GpuLost) => self.lost = Some("the driver lost the GPU"),
             Err(NvmlError::ResetRequired) => self.lost = Some("the GPU needs a reset"),
@@ -261,7 +304,11 @@ impl Health {
         let hangs = self.asked.is_some_and(|looks| looks >= HANG_LOOKS);
         let hangs = || hangs.then(|| HANGS.to_owned());
         let lost = || self.lost.map(str::to_owned);
-        let xid = || self.xid.map(|xid| format!("Xid {xid}: reset the GPU, and restart the daemon"));
+        let xid = || match (self.xid, self.needs) {
+            (Some(xid), Some(needs)) => Some(format!("Xid {xid}: {needs}")),
+            (Some(xid), None) => Some(format!("Xid {xid}: reset the GPU, and restart the daemon")),
+            (None, needs) => needs.map(str::to_owned),
+        };
         self.untold.clone().or_else(hangs).or_else(lost).or_else(xid)
     }
 }
@@ -280,7 +327,7 @@ mod tests {
         let mut gpu = Health::default();
         gpu.note_answer(Err(NvmlError::NotFound));
         assert_eq!(fault(&gpu), None, "a GPU that NVML never knew is not lost");
-        gpu.note_answer(Ok(()));
+        gpu.note_answer(Ok(None));
         for (error, expected) in [
             (NvmlError::GpuLost, Some("the driver lost the GPU")),
             (NvmlError::ResetRequired, Some("the GPU needs a reset")),
@@ -289,7 +336,7 @@ mod tests {
         ] {
             gpu.note_answer(Err(error));
             assert_eq!(fault(&gpu).as_deref(), expected);
-            gpu.note_answer(Ok(()));
+            gpu.note_answer(Ok(None));
             assert_eq!(fault(&gpu), None);
         }
     }
@@ -297,15 +344,51 @@ mod tests {
     #[test]
     fn an_xid_of_the_hardware_is_a_fault_until_the_gpu_was_reset() {
         let mut gpu = Health::default();
-        gpu.note_answer(Ok(()));
+        gpu.note_answer(Ok(None));
         OF_PROGRAMS.into_iter().for_each(|xid| gpu.note_xid(xid));
         assert_eq!(fault(&gpu), None);
         gpu.note_xid(48);
-        gpu.note_answer(Ok(()));
+        gpu.note_answer(Ok(None));
         assert!(fault(&gpu).unwrap().starts_with("Xid 48"));
         gpu.note_answer(Err(NvmlError::GpuLost));
-        gpu.note_answer(Ok(()));
+        gpu.note_answer(Ok(None));
         assert_eq!(fault(&gpu), None);
+    }
+
+    #[test]
+    fn an_xid_is_no_fault_any_more_once_the_driver_says_for_a_while_that_the_gpu_needs_nothing() {
+        let mut gpu = Health::default();
+        gpu.note_xid(154);
+        for _ in 1..CALM_ANSWERS {
+            gpu.note_answer(Ok(Some(0)));
+        }
+        gpu.note_xid(63);
+        for _ in 1..CALM_ANSWERS {
+            gpu.note_answer(Ok(Some(0)));
+            assert!(fault(&gpu).unwrap().starts_with("Xid 63"));
+        }
+        // A driver that says nothing does not say that the GPU is well.
+        gpu.note_answer(Ok(None));
+        for _ in 1..CALM_ANSWERS {
+            gpu.note_answer(Ok(Some(0)));
+            assert!(fault(&gpu).is_some());
+        }
+        gpu.note_answer(Ok(Some(0)));
+        assert_eq!(fault(&gpu), None);
+    }
+
+    #[test]
+    fn a_gpu_has_a_fault_while_the_driver_says_that_it_needs_something() {
+        let mut gpu = Health::default();
+        for number in 1..NEEDS.len() + 2 {
+            gpu.note_answer(Ok(Some(number)));
+            let said = NEEDS.get(number).copied().unwrap_or(UNKNOWN_NEED);
+            assert_eq!(fault(&gpu).as_deref(), said);
+            gpu.note_xid(79);
+            assert_eq!(fault(&gpu), said.map(|said| format!("Xid 79: {said}")));
+            (0..CALM_ANSWERS).for_each(|_| gpu.note_answer(Ok(Some(0))));
+            assert_eq!(fault(&gpu), None);
+        }
     }
 
     #[test]

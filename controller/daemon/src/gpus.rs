@@ -19,6 +19,8 @@ use tokio::time::{Instant, timeout_at};
 const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 /// The prefix of a GPU's UUID.
 const UUID_PREFIX: &str = "GPU-";
+/// The prefix of the UUID of a MIG device. A MIG device is a GPU of its own to the daemon.
+const MIG_PREFIX: &str = "MIG-";
 /// A word in the name of every simulated GPU.
 const SIMULATED: &str = "simulated";
 /// The name of a GPU of which NVML told nothing.
@@ -29,7 +31,7 @@ const LOST_UUID: u128 = 0xffff_ffff << 96;
 /// A GPU of this host, as NVML describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gpu {
-    /// The UUID as text, `GPU-…`.
+    /// The UUID as text, `GPU-…`, or `MIG-…` for a MIG device.
     pub uuid_text: String,
     /// The UUID.
     pub uuid: Uuid,
@@ -177,6 +179,12 @@ impl Gpus {
         self.0.iter().map(|(gpu, _)| gpu)
     }
 
+    /// Returns the UUIDs of these GPUs as text, `GPU-…`.
+    pub fn uuids_of(&self, gpus: GpuSet) -> impl Iterator<Item = &str> {
+        let chosen = self.iter().enumerate().filter(move |(number, _)| gpus.contains(*number));
+        chosen.map(|(_, gpu)| gpu.uuid_text.as_str())
+    }
+
     /// Returns the number of the GPU with this UUID; `None` if the daemon does not manage the GPU.
     pub fn number_of(&self, uuid: &Uuid) -> Option<usize> {
         self.iter().position(|gpu| gpu.uuid == *uuid)
@@ -255,9 +263,11 @@ fn by_minor(minors: &[Option<u32>]) -> Vec<usize> {
     files.into_iter().map(|(_, gpu)| gpu).collect()
 }
 
-/// Reads `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`. Returns the bytes in the order of the digits.
+/// Reads `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`, or `MIG-…`. Returns the bytes in the order of the
+/// digits.
 fn parse_uuid(text: &str) -> Option<Uuid> {
-    let digits: String = text.strip_prefix(UUID_PREFIX)?.chars().filter(|digit| *digit != '-').collect();
+    let digits = text.strip_prefix(UUID_PREFIX).or_else(|| text.strip_prefix(MIG_PREFIX))?;
+    let digits: String = digits.chars().filter(|digit| *digit != '-').collect();
     let mut uuid = Uuid::default();
     if digits.len() != 2 * uuid.len() || !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
         return None;
@@ -277,6 +287,8 @@ mod tests {
         let gpu = Gpu::new("GPU-00010203-0405-0607-0809-0a0b0c0d0e0f", "Simulated H200", 1).unwrap();
         assert_eq!(gpu.uuid, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]);
         assert!(gpu.simulated);
+        let part = Gpu::new("MIG-00010203-0405-0607-0809-0a0b0c0d0e0f", "H200 MIG 1g.18gb", 1).unwrap();
+        assert_eq!(part.uuid, gpu.uuid);
     }
 
     #[test]
@@ -291,9 +303,13 @@ mod tests {
 
     #[test]
     fn what_is_no_uuid_is_refused() {
-        for text in
-            ["", "GPU-", "MIG-00010203-0405-0607-0809-0a0b0c0d0e0f", "GPU-éééééééé-0405-0607-0809-0a0b0c0d"]
-        {
+        // Drivers before release 470 name MIG devices in another form.
+        for text in [
+            "",
+            "GPU-",
+            "MIG-GPU-00010203-0405-0607-0809-0a0b0c0d0e0f/1/0",
+            "GPU-éééééééé-0405-0607-0809-0a0b0c0d",
+        ] {
             assert!(matches!(Gpu::new(text, "x", 1), Err(GpuError::Uuid(_))), "{text}");
         }
     }

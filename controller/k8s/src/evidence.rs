@@ -58,9 +58,15 @@ fn is_ours(resource: &str) -> bool {
 }
 
 impl Evidence {
-    /// Returns the containers in an answer of PodResources and in the text of a checkpoint. A text that
-    /// is no checkpoint has no containers.
-    pub fn new(listed: ListPodResourcesResponse, checkpoint: &str) -> Self {
+    /// Returns the containers in an answer of PodResources and in the text of a checkpoint. `None` stands
+    /// for a kubelet that has written no checkpoint.
+    ///
+    /// # Errors
+    /// The text is no checkpoint. It may be damaged, and says nothing about containers.
+    pub fn new(
+        listed: ListPodResourcesResponse,
+        checkpoint: Option<&str>,
+    ) -> Result<Self, serde_json::Error> {
         let mut all = BTreeMap::<Ids, Holders>::new();
         for pod in listed.pod_resources {
             for container in pod.containers {
@@ -79,13 +85,13 @@ impl Evidence {
                 }
             }
         }
-        let checkpoint = serde_json::from_str(checkpoint).map(|Checkpoint { data }| data.entries);
-        for entry in checkpoint.ok().flatten().into_iter().flatten().filter(|entry| is_ours(&entry.resource))
-        {
+        let checkpoint: Option<Checkpoint> = checkpoint.map(serde_json::from_str).transpose()?;
+        let entries = checkpoint.and_then(|checkpoint| checkpoint.data.entries).into_iter().flatten();
+        for entry in entries.filter(|entry| is_ours(&entry.resource)) {
             let ids: Ids = entry.ids.into_iter().flat_map(BTreeMap::into_values).flatten().collect();
             all.entry(ids).or_default().in_checkpoint.push(entry.pod);
         }
-        Self(all)
+        Ok(Self(all))
     }
 
     /// Returns the number of containers that have exactly these devices.
@@ -174,12 +180,12 @@ mod tests {
     #[test]
     fn a_container_counts_while_either_source_has_it() {
         let parts: &[(&str, &[&str])] = &[("deepres.dev/share", &["a"]), ("deepres.dev/share", &["b"])];
-        let evidence = Evidence::new(listed("pod", "main", parts), CHECKPOINT);
+        let evidence = Evidence::new(listed("pod", "main", parts), Some(CHECKPOINT)).unwrap();
         assert_eq!(evidence.count(&ids(&["a", "b"])), 2, "the init container and the main container");
         assert_eq!(evidence.count(&ids(&["a"])), 0);
         assert_eq!(evidence.holder(&ids(&["a", "b"])).unwrap().to_string(), "default/pod/main");
         assert!(evidence.is_doubtful());
-        let restarted = Evidence::new(ListPodResourcesResponse::default(), CHECKPOINT);
+        let restarted = Evidence::new(ListPodResourcesResponse::default(), Some(CHECKPOINT)).unwrap();
         assert_eq!(restarted.count(&ids(&["a", "b"])), 2);
         assert_eq!(restarted.holder(&ids(&["a", "b"])), None);
     }
@@ -191,7 +197,8 @@ mod tests {
             {"PodUID":"0d0f","ContainerName":"main","ResourceName":"deepres.dev/share","DeviceIDs":{"-1":["a"]}},
             {"PodUID":"1111","ContainerName":"main","ResourceName":"deepres.dev/share","DeviceIDs":{"-1":["c"]}}
             ]}}"#;
-        let evidence = Evidence::new(listed("pod", "main", &[("deepres.dev/share", &["a"])]), checkpoint);
+        let listed = listed("pod", "main", &[("deepres.dev/share", &["a"])]);
+        let evidence = Evidence::new(listed, Some(checkpoint)).unwrap();
         assert_eq!(evidence.after_init(&ids(&["a", "b"])), [&ids(&["a"])]);
         assert!(evidence.after_init(&ids(&["a"])).is_empty(), "the main container is no init container");
         assert!(evidence.after_init(&ids(&["c"])).is_empty(), "its pod has no other container");
@@ -199,12 +206,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_checkpoint_and_what_belongs_to_others_is_left_out() {
+    fn what_belongs_to_others_is_left_out_and_what_is_no_checkpoint_says_nothing() {
         let parts: &[(&str, &[&str])] = &[("deepres.dev/gpu", &["GPU-1"]), ("cpu.dev/x", &["x"])];
-        for garbage in ["", "{}", "[]", r#"{"Data":{"PodDeviceEntries":null}}"#, "\0"] {
-            let evidence = Evidence::new(listed("pod", "main", parts), garbage);
-            assert_eq!(evidence.ids().collect::<Vec<_>>(), ["GPU-1"], "{garbage}");
+        for empty in [None, Some(r#"{"Data":{"PodDeviceEntries":null}}"#)] {
+            let evidence = Evidence::new(listed("pod", "main", parts), empty).unwrap();
+            assert_eq!(evidence.ids().collect::<Vec<_>>(), ["GPU-1"], "{empty:?}");
             assert!(!evidence.is_doubtful());
+        }
+        for garbage in ["", "{}", "[]", "\0", &CHECKPOINT[..CHECKPOINT.len() / 2]] {
+            assert!(Evidence::new(listed("pod", "main", parts), Some(garbage)).is_err(), "{garbage}");
         }
     }
 }

@@ -232,9 +232,16 @@ struct Giving {
 }
 
 /// A call of Allocate.
-struct Call<'a>(&'a Node);
+struct Call(Arc<Node>);
 
-impl Drop for Call<'_> {
+impl Call {
+    fn new(node: &Arc<Node>) -> Self {
+        node.giving().calls += 1;
+        Self(Arc::clone(node))
+    }
+}
+
+impl Drop for Call {
     fn drop(&mut self) {
         self.0.giving().calls -= 1;
         self.0.gives();
@@ -316,11 +323,14 @@ impl Node {
     /// when the daemon has named its GPUs.
     pub async fn watch(&self, on_gpus: impl FnOnce(Vec<Resource>)) -> Infallible {
         let mut on_gpus = Some(on_gpus);
+        // Until a new plugin registers, the kubelet refuses all pods. So the first list of devices waits
+        // for the daemon alone. The records name what containers have, and only the kubelet's word ends
+        // an allocation.
+        let mut evidence = None;
         loop {
-            let evidence = self.evidence().await;
             let mut state = self.state.lock().await;
             self.meet_daemon(&mut state).await;
-            if let Some((asked, evidence)) = evidence {
+            if let Some((asked, evidence)) = evidence.take() {
                 self.compare(&mut state, evidence, asked).await;
                 self.end_inits(&mut state).await;
             }
@@ -329,15 +339,17 @@ impl Node {
             state.shares.set_shut(shut);
             self.let_start(&mut state).await;
             self.publish(&mut state);
-            if state.answered.is_some()
-                && let Some(on_gpus) = on_gpus.take()
-            {
+            let is_first = state.answered.is_some() && on_gpus.is_some();
+            if let Some(on_gpus) = on_gpus.take_if(|_| is_first) {
                 let all =
                     [(Resource::Share, !state.shares.is_empty()), (Resource::Gpu, !state.whole.is_empty())];
                 on_gpus(all.into_iter().filter(|(_, has)| *has).map(|(resource, _)| resource).collect());
             }
             drop(state);
-            sleep(self.options.timing.look).await;
+            if !is_first {
+                sleep(self.options.timing.look).await;
+            }
+            evidence = self.evidence().await;
         }
     }
 
@@ -385,21 +397,26 @@ impl Node {
         }
         // The plugin reads the checkpoint first. A container whose end comes in between counts once
         // more; a new container is young.
+        let unreadable = |error: &dyn std::error::Error| {
+            // Without the file, containers could seem gone that run.
+            tracing::warn!(
+                "the plugin cannot read the kubelet's checkpoint, and ends no allocation: {error}"
+            );
+        };
         let checkpoint = match std::fs::read_to_string(self.options.kubelet_dir.join(CHECKPOINT)) {
-            Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+            Ok(text) => Some(text),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => {
-                // Without the file, containers could seem gone that run.
-                tracing::warn!(
-                    "the plugin cannot read the kubelet's checkpoint, and ends no allocation: {error}"
-                );
+                unreadable(&error);
                 return None;
             }
         };
         let listed: Result<ListPodResourcesResponse, _> =
             kubelet.as_mut()?.unary(path::POD_RESOURCES, Empty {}).await;
         match listed {
-            Ok(listed) => Some(Evidence::new(listed, &checkpoint)),
+            Ok(listed) => {
+                Evidence::new(listed, checkpoint.as_deref()).inspect_err(|error| unreadable(error)).ok()
+            }
             Err(error) => {
                 tracing::debug!(%error, "the kubelet does not list its pods");
                 *kubelet = None;
@@ -651,13 +668,17 @@ impl Node {
         resource: Resource,
         ids: Vec<String>,
     ) -> Result<ContainerAllocateResponse, Refusal> {
-        let node = Arc::clone(self);
-        to_its_end(async move { node.give(resource, &ids).await }).await
+        // The task begins later, and a look before it must not ask for a list.
+        let call = Call::new(self);
+        let work = async move {
+            let answer = call.0.give(resource, &ids).await;
+            drop(call);
+            answer
+        };
+        to_its_end(work).await
     }
 
     async fn give(&self, resource: Resource, ids: &[String]) -> Result<ContainerAllocateResponse, Refusal> {
-        self.giving().calls += 1;
-        let _call = Call(self);
         let mut state = self.state.lock().await;
         let (gpus, slots, waits) = match resource {
             Resource::Share => {
@@ -871,6 +892,23 @@ mod tests {
             node.state.lock().await.records[0].record.phase = Phase::Over;
             reset(node.start(ids)).await;
             until_recorded(&node, Phase::Runs).await;
+        });
+    }
+
+    #[test]
+    fn the_kubelet_gives_from_the_moment_of_its_call() {
+        let folder = tempfile::tempdir().unwrap();
+        let node = Arc::new(Node::new(options(folder.path(), Directory::at("/run/deepres"))).unwrap());
+        runtime().block_on(async {
+            let mut call = pin!(node.allocate(Resource::Share, vec!["share-0000".to_owned()]));
+            tokio::select! {
+                biased;
+                _ = &mut call => panic!("the call did not wait"),
+                () = std::future::ready(()) => {}
+            }
+            assert_eq!(node.giving().calls, 1);
+            call.await.unwrap_err();
+            assert!(node.giving().calls == 0 && node.giving().until.is_some());
         });
     }
 

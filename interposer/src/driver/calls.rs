@@ -133,6 +133,7 @@ calls! {
     stream_query: cuStreamQuery,
     exchange_capture_mode: cuThreadExchangeStreamCaptureMode,
     event_create: cuEventCreate,
+    event_destroy: cuEventDestroy_v2,
     event_record: cuEventRecord,
     event_query: cuEventQuery,
     event_elapsed: cuEventElapsedTime,
@@ -294,6 +295,12 @@ impl Calls {
         // SAFETY: the result has room.
         let result = unsafe { (self.event_create)(&mut event, 0) };
         (result == CUDA_SUCCESS && !event.is_null()).then_some(Event(event as usize))
+    }
+
+    /// Destroys `event`, which nothing uses any more.
+    pub fn destroy_event(&self, event: Event) {
+        // SAFETY: the event belongs to deepres, its context is alive, and the caller forgets it.
+        unsafe { (self.event_destroy)(event.0 as *mut c_void) };
     }
 
     /// Records `event` on `stream`. Returns whether the driver did so.

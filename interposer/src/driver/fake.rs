@@ -22,6 +22,8 @@ struct State {
     streams: HashMap<usize, u64>,
     /// The time at which the stream reaches each recorded event, ns.
     events: Vec<u64>,
+    /// The number of events that were destroyed.
+    destroyed: usize,
     /// The streams of all records of events, in their order.
     records: Vec<usize>,
     /// The number of records before the last launch and the launch before it.
@@ -59,6 +61,11 @@ pub fn pushed() -> usize {
     STATE.with_borrow(|state| state.pushed)
 }
 
+/// Returns the number of events that live.
+pub fn live_events() -> usize {
+    STATE.with_borrow(|state| state.events.len() - state.destroyed)
+}
+
 /// Makes every later swap of a capture mode fail.
 pub fn refuse_exchange() {
     STATE.with_borrow_mut(|state| state.refuses_exchange = true);
@@ -85,6 +92,7 @@ pub fn calls() -> Calls {
         cuThreadExchangeStreamCaptureMode => exchange;
         cuStreamQuery => stream_query;
         cuEventCreate => event_create;
+        cuEventDestroy_v2 => event_destroy;
         cuEventRecord => event_record;
         cuEventQuery => event_query;
         cuEventElapsedTime => event_elapsed;
@@ -167,6 +175,11 @@ unsafe extern "C" fn event_create(event: *mut *mut c_void, _: u32) -> u32 {
     });
     // SAFETY: `Calls` passes room for a handle.
     unsafe { *event = number as *mut c_void };
+    CUDA_SUCCESS
+}
+
+unsafe extern "C" fn event_destroy(_: *mut c_void) -> u32 {
+    STATE.with_borrow_mut(|state| state.destroyed += 1);
     CUDA_SUCCESS
 }
 

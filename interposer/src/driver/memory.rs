@@ -1,6 +1,7 @@
 //! Driver calls of deepres about memory: the place of an address, pools, and the memory of graphs. A
 //! driver without the functions for pools or graphs has no such memory.
 
+use std::ops::Range;
 use std::ptr::null_mut;
 
 use deepres_abi::driver::result::CUDA_SUCCESS;
@@ -11,8 +12,8 @@ use deepres_abi::driver::types::{
     CU_MEMPOOL_ATTR_ALLOCATION_TYPE, CU_MEMPOOL_ATTR_LOCATION_ID, CU_MEMPOOL_ATTR_LOCATION_TYPE,
     CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, CU_MEMPOOL_ATTR_USED_MEM_CURRENT,
     CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_IS_MANAGED, CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
-    CUDA_MEM_ALLOC_NODE_PARAMS, CUdeviceptr, CUgraph, CUgraphNode, CUmemLocation, CUmemoryPool, CUresult,
-    c_void,
+    CU_POINTER_ATTRIBUTE_RANGE_SIZE, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, CUDA_MEM_ALLOC_NODE_PARAMS,
+    CUdeviceptr, CUgraph, CUgraphNode, CUmemLocation, CUmemoryPool, CUresult, c_void,
 };
 
 use super::calls::{Calls, Context};
@@ -24,19 +25,42 @@ const ATTEMPTS: u32 = 3;
 /// Returns the ordinal of the device that has the memory at `address`. Returns `None` for memory of
 /// the host, for managed memory, and for an address that the driver does not know.
 pub fn device_at(address: CUdeviceptr) -> Option<i32> {
-    let ask = real!(cuPointerGetAttributes)?;
+    describe(address, 3).0
+}
+
+/// Returns the answer of [`device_at`], and the addresses for which the answer is the same: those of
+/// the allocation at `address`. The range is empty if the driver knows no allocation there.
+pub fn allocation_at(address: CUdeviceptr) -> (Option<i32>, Range<CUdeviceptr>) {
+    describe(address, 5)
+}
+
+/// Asks the driver for the first `count` attributes of an address: the first three name the device,
+/// and the others the range.
+fn describe(address: CUdeviceptr, count: u32) -> (Option<i32>, Range<CUdeviceptr>) {
+    let Some(ask) = real!(cuPointerGetAttributes) else { return (None, 0..0) };
     let (mut kind, mut is_managed, mut ordinal) = (0_u32, 0_u64, 0_i32);
+    let (mut start, mut bytes): (CUdeviceptr, usize) = (0, 0);
     let mut attributes = [
         CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
         CU_POINTER_ATTRIBUTE_IS_MANAGED,
         CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+        CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+        CU_POINTER_ATTRIBUTE_RANGE_SIZE,
     ];
-    let mut places =
-        [(&raw mut kind).cast::<c_void>(), (&raw mut is_managed).cast(), (&raw mut ordinal).cast()];
-    // SAFETY: both lists have this length, and each result has room for its attribute.
-    let result =
-        unsafe { ask(attributes.len() as u32, attributes.as_mut_ptr(), places.as_mut_ptr(), address) };
-    (result == CUDA_SUCCESS && kind == CU_MEMORYTYPE_DEVICE && is_managed == 0).then_some(ordinal)
+    let mut places: [*mut c_void; 5] = [
+        (&raw mut kind).cast(),
+        (&raw mut is_managed).cast(),
+        (&raw mut ordinal).cast(),
+        (&raw mut start).cast(),
+        (&raw mut bytes).cast(),
+    ];
+    // SAFETY: both lists have at least this length, and each result has room for its attribute.
+    let result = unsafe { ask(count, attributes.as_mut_ptr(), places.as_mut_ptr(), address) };
+    if result != CUDA_SUCCESS {
+        return (None, 0..0);
+    }
+    let device = (kind == CU_MEMORYTYPE_DEVICE && is_managed == 0).then_some(ordinal);
+    (device, start..start.saturating_add(bytes as u64))
 }
 
 /// A pool of the driver.

@@ -16,6 +16,8 @@ use crate::resolve::{self, elf};
 
 /// The size of the longest symbol of the table with its terminating NUL, rounded up.
 const SYMBOL_BYTES: usize = 128;
+/// The highest number of a variant for which deepres searches, as in `cuCtxCreate_v4`.
+const NEWEST_VARIANT: u32 = 9;
 /// The beginning of the soname of the driver's library, up to its version.
 const SONAME_START: &[u8] = b"libcuda.so";
 /// The beginning of the sonames of libraries that come with the driver. Among them, NVML looks up
@@ -96,6 +98,24 @@ fn adopt(found: usize) {
     // This thread keeps the library even if another thread was first. A failed look-up leaves an
     // error in `dlerror`, and the successful `dlmopen` in `keep` clears the error.
     resolve::keep(bound);
+}
+
+/// Returns whether the hooks call a driver, and the table has all variants of `family` that this driver
+/// exports.
+pub fn has_no_unknown_variant(family: &[u8]) -> bool {
+    let instance = elf::Object::containing(INSTANCE.load(Ordering::Acquire));
+    let Some((driver, family)) = instance.filter(is_driver).zip(std::str::from_utf8(family).ok()) else {
+        return false;
+    };
+    let is_known = |name: String| {
+        let mut buffer = [0_u8; SYMBOL_BYTES];
+        let exported = c_string(&name, &mut buffer).and_then(|name| driver.symbol(name));
+        exported.is_none() || deepres_abi::driver::by_symbol(name.as_bytes()).is_some()
+    };
+    let numbered = (2..=NEWEST_VARIANT).map(|number| format!("{family}_v{number}"));
+    numbered.chain([family.to_owned()]).all(|variant| {
+        ["", "_ptsz", "_ptds"].into_iter().all(|streams| is_known(format!("{variant}{streams}")))
+    })
 }
 
 /// Returns whether `found` belongs to the driver that hooks call, or to a library that forwards to

@@ -9,6 +9,9 @@
 //!
 //! A batch may have copies of both kinds. The hook of a batch then makes a batch of each kind.
 
+use std::collections::BTreeMap;
+use std::ops::Range;
+
 use deepres_abi::driver::ApiId;
 use deepres_abi::driver::result::CUDA_SUCCESS;
 use deepres_abi::driver::types::*;
@@ -18,7 +21,7 @@ use super::{Hooked, MISSING};
 use crate::blocked_calls;
 use crate::capture;
 use crate::driver::calls::Stream;
-use crate::driver::memory::device_at;
+use crate::driver::memory::{allocation_at, device_at};
 use crate::driver::real;
 use crate::launch;
 use crate::meter::estimates;
@@ -86,17 +89,59 @@ impl Side {
 /// `other`. An array counts as on the device of the other side. If the driver does not tell where
 /// an address lies, the copy is no kernel.
 fn between(one: Side, two: Side, other: Kind) -> Kind {
+    between_by(one, two, other, device_at)
+}
+
+/// Returns the kind of a copy as [`between`] does. `device_at` says which device has an address.
+fn between_by(
+    one: Side,
+    two: Side,
+    other: Kind,
+    mut device_at: impl FnMut(CUdeviceptr) -> Option<i32>,
+) -> Kind {
     // The outer level is `None` for the host, and the inner level for any device.
-    let device = |side| match side {
+    let mut device = |side| match side {
         Side::Host => None,
         Side::Array => Some(None),
         Side::Address(address) => device_at(address).map(Some),
     };
-    let is_within = || {
+    let mut is_within = || {
         let (one, two) = (device(one)?, device(two)?);
         Some(one.zip(two).is_none_or(|(one, two)| one == two))
     };
     if process::current().is_some() && is_within() == Some(true) { Kind::Kernel } else { other }
+}
+
+/// The devices of the allocations that a batch uses. The driver tells the device of each allocation
+/// once, because a batch may have thousands of copies between few allocations.
+#[derive(Default)]
+struct Devices {
+    /// The end and the device of each allocation, by its first address.
+    known: BTreeMap<CUdeviceptr, (CUdeviceptr, Option<i32>)>,
+}
+
+impl Devices {
+    /// Returns the device that has the memory at an address. `ask` asks the driver.
+    fn at(
+        &mut self,
+        address: CUdeviceptr,
+        ask: impl FnOnce(CUdeviceptr) -> (Option<i32>, Range<CUdeviceptr>),
+    ) -> Option<i32> {
+        let known = self.known.range(..=address).next_back();
+        if let Some((_, (_, device))) = known.filter(|(_, (end, _))| address < *end) {
+            return *device;
+        }
+        let (device, range) = ask(address);
+        if range.contains(&address) {
+            self.known.insert(range.start, (range.end, device));
+        }
+        device
+    }
+
+    /// Returns the kind of a copy between two sides, as [`between`] does.
+    fn between(&mut self, one: Side, two: Side, other: Kind) -> Kind {
+        between_by(one, two, other, |address| self.at(address, allocation_at))
+    }
 }
 
 /// The copies of a batch, which the driver makes in any order.
@@ -106,7 +151,7 @@ trait Batch {
     /// Returns the number of copies.
     fn count(&self) -> usize;
     /// Returns the kind and the bytes of a copy.
-    fn piece(&self, number: usize) -> (Kind, u64);
+    fn piece(&self, number: usize, devices: &mut Devices) -> (Kind, u64);
     /// Returns the batch of the copies with these numbers, in this order.
     fn part(&self, numbers: &[usize]) -> Self::Part;
 }
@@ -138,9 +183,9 @@ impl Batch for Linear<'_> {
         self.targets.len()
     }
 
-    fn piece(&self, number: usize) -> (Kind, u64) {
+    fn piece(&self, number: usize, devices: &mut Devices) -> (Kind, u64) {
         let sides = [self.targets, self.sources].map(|list| Side::Address(list[number]));
-        (between(sides[0], sides[1], Kind::Copy), self.sizes[number] as u64)
+        (devices.between(sides[0], sides[1], Kind::Copy), self.sizes[number] as u64)
     }
 
     fn part(&self, numbers: &[usize]) -> LinearPart {
@@ -168,8 +213,8 @@ impl Batch for &[CUDA_MEMCPY3D_BATCH_OP] {
         self.len()
     }
 
-    fn piece(&self, number: usize) -> (Kind, u64) {
-        kind_and_size(&self[number])
+    fn piece(&self, number: usize, devices: &mut Devices) -> (Kind, u64) {
+        kind_and_size(&self[number], devices)
     }
 
     fn part(&self, numbers: &[usize]) -> Self::Part {
@@ -178,13 +223,13 @@ impl Batch for &[CUDA_MEMCPY3D_BATCH_OP] {
 }
 
 /// Returns the kind and the number of elements of a copy in a batch.
-fn kind_and_size(copy: &CUDA_MEMCPY3D_BATCH_OP) -> (Kind, u64) {
+fn kind_and_size(copy: &CUDA_MEMCPY3D_BATCH_OP, devices: &mut Devices) -> (Kind, u64) {
     let side = |operand: &CUmemcpy3DOperand| match operand.r#type {
         CU_MEMCPY_OPERAND_TYPE_ARRAY => Side::Array,
         _ => Side::Address(operand.op[0]),
     };
     let CUextent3D { width, height, depth } = copy.extent;
-    let kind = between(side(&copy.dst), side(&copy.src), Kind::Copy);
+    let kind = devices.between(side(&copy.dst), side(&copy.src), Kind::Copy);
     (kind, product([width as u64, height as u64, depth as u64]))
 }
 
@@ -199,23 +244,24 @@ fn in_batches<B: Batch>(
     call: impl Fn() -> CUresult,
     part: impl Fn(B::Part, *mut usize) -> CUresult,
 ) -> CUresult {
-    // The bytes of the copies that are no kernels, and of those that are.
-    let mut bytes = [None::<u64>; 2];
-    for (kind, more) in (0..batch.count()).map(|number| batch.piece(number)) {
-        let sum = &mut bytes[usize::from(kind == Kind::Kernel)];
-        *sum = Some(sum.unwrap_or(0).saturating_add(more));
-    }
-    let whole = |kind, bytes| measured(of.api, kind, stream, bytes, &call);
-    let (copied, within) = match bytes {
-        [Some(copied), Some(within)] => (copied, within),
-        [copied, None] => return whole(Kind::Copy, copied.unwrap_or(UNKNOWN_BYTES)),
-        [None, Some(within)] => return whole(Kind::Kernel, within),
-    };
+    let mut devices = Devices::default();
+    let pieces: Vec<_> = (0..batch.count()).map(|number| batch.piece(number, &mut devices)).collect();
     let (kernels, copies): (Vec<usize>, Vec<usize>) =
-        (0..batch.count()).partition(|number| batch.piece(*number).0 == Kind::Kernel);
-    // A captured batch stays one node. The driver's answers may also have changed meanwhile.
-    if capture::is_active() || kernels.is_empty() || copies.is_empty() {
-        return whole(Kind::Kernel, within);
+        (0..pieces.len()).partition(|number| pieces[*number].0 == Kind::Kernel);
+    let sum =
+        |numbers: &[usize]| numbers.iter().fold(0_u64, |sum, number| sum.saturating_add(pieces[*number].1));
+    let (within, copied) = (sum(&kernels), sum(&copies));
+    let whole = |kind| measured(of.api, kind, stream, within.saturating_add(copied), &call);
+    // A captured batch stays one node.
+    let is_captured = || {
+        let process = process::current().filter(|_| capture::is_active());
+        process.is_some_and(|process| process.calls.may_be_capturing(stream))
+    };
+    if kernels.is_empty() {
+        return whole(Kind::Copy);
+    }
+    if copies.is_empty() || is_captured() {
+        return whole(Kind::Kernel);
     }
     let make = |kind, bytes, numbers: &[usize]| {
         measured(of.api, kind, stream, bytes, || {
@@ -375,8 +421,9 @@ copies! {
     { kind_of(copy, Kind::Copy) } (.., copy, stream) on stream => bytes_of(copy),
         cuMemcpy2DAsync cuMemcpy2DAsync_v2 cuMemcpy2DAsync_v2_ptsz cuMemcpy3DAsync
         cuMemcpy3DAsync_v2 cuMemcpy3DAsync_v2_ptsz cuMemcpy3DPeerAsync cuMemcpy3DPeerAsync_ptsz;
-    { described(copy).map_or(Kind::Copy, |copy| kind_and_size(copy).0) } (copy, _, stream)
-        on stream => described(copy).map_or(UNKNOWN_BYTES, |copy| kind_and_size(copy).1),
+    { described(copy).map_or(Kind::Copy, |copy| kind_and_size(copy, &mut Devices::default()).0) }
+        (copy, _, stream) on stream
+        => described(copy).map_or(UNKNOWN_BYTES, |copy| kind_and_size(copy, &mut Devices::default()).1),
         cuMemcpy3DWithAttributesAsync cuMemcpy3DWithAttributesAsync_ptsz;
 }
 
@@ -504,6 +551,27 @@ mod tests {
     fn a_batch_moves_what_its_pieces_have_together() {
         assert_eq!(sum([1 << 20, 3, 1 << 10].as_ptr(), 2), (1 << 20) + 3);
         assert_eq!(sum(std::ptr::null(), 2), UNKNOWN_BYTES);
+    }
+
+    #[test]
+    fn the_driver_is_asked_once_for_each_allocation_of_a_batch() {
+        let mut asked = Vec::new();
+        let mut ask = |address: CUdeviceptr| {
+            asked.push(address);
+            match address {
+                100..200 => (Some(0), 100..200),
+                200..300 => (Some(1), 200..300),
+                300..400 => (None, 300..400),
+                // The driver knows nothing of this memory.
+                _ => (None, 0..0),
+            }
+        };
+        let mut devices = Devices::default();
+        let mut at = |address| devices.at(address, &mut ask);
+        assert_eq!([250, 299, 200].map(&mut at), [Some(1); 3]);
+        assert_eq!([199, 100].map(&mut at), [Some(0); 2]);
+        assert_eq!([350, 399, 400, 400, 99].map(&mut at), [None; 5]);
+        assert_eq!(asked, [250, 199, 350, 400, 400, 99]);
     }
 
     #[test]

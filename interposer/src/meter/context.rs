@@ -9,7 +9,7 @@ use super::measure::Middle;
 use super::segment::Segment;
 use super::thread::MeterThread;
 use crate::driver::calls::{Calls, Context, Event, Stream};
-use crate::lock_order::{Guard, Mutex, Rank};
+use crate::lock_order::{Guard, Mutex, Rank, lock_all};
 use crate::os;
 
 /// The distance of an event from the base event at which the context gets a new base event. The
@@ -129,6 +129,11 @@ impl ContextState {
         self.inner.lock()
     }
 
+    /// Locks several contexts, which are in the order of the process's list.
+    pub fn lock_all(contexts: &[&'static Self]) -> Vec<Guard<'static, Inner>> {
+        lock_all(contexts.iter().map(|context| &context.inner))
+    }
+
     /// Returns whether the context is destroyed.
     pub fn is_dead(&self) -> bool {
         self.is_dead.load(Ordering::Acquire)
@@ -187,12 +192,12 @@ impl ContextState {
 
     /// Marks the context as destroyed. From now on, no thread may touch anything of the context.
     /// Charges the work that the meter thread has not seen complete: by its estimates, or by the
-    /// time that passed if this time is less. The events of a green context end with the primary
-    /// context.
-    pub fn kill(&self, inner: &mut Inner) {
+    /// time that passed if this time is less. `end` gets the events of the context.
+    pub fn kill(&self, inner: &mut Inner, mut end: impl FnMut(Event)) {
         inner.lanes.iter().for_each(|lane| lane.retire(inner));
         self.charge_unseen(inner);
-        inner.lanes.iter().for_each(|lane| lane.forget_events(inner));
+        inner.lanes.iter().for_each(|lane| lane.forget_events(inner, &mut end));
+        inner.base.take().into_iter().for_each(|base| end(base.event));
         *inner = Inner { lanes: std::mem::take(&mut inner.lanes), ..Inner::default() };
         // From now on, another context may get this state.
         self.is_dead.store(true, Ordering::Release);

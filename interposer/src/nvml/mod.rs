@@ -326,11 +326,11 @@ fn uuid_of(device: Device) -> Option<Uuid> {
     parse(CStr::from_bytes_until_nul(&text).ok()?.to_str().ok()?)
 }
 
-/// Reads a UUID of the form `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`. The daemon does not manage
-/// parts of a GPU (`MIG-…`), so the function refuses them.
+/// Reads a UUID of the form `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`, or `MIG-…` for a MIG device.
 fn parse(text: &str) -> Option<Uuid> {
     let mut uuid = Uuid::default();
-    let mut digits = text.strip_prefix("GPU-")?.bytes().filter(|byte| *byte != b'-');
+    let digits = text.strip_prefix("GPU-").or_else(|| text.strip_prefix("MIG-"))?;
+    let mut digits = digits.bytes().filter(|byte| *byte != b'-');
     for byte in &mut uuid {
         let (high, low) = (digits.next()?, digits.next()?);
         let nibble = |digit: u8| char::from(digit).to_digit(16).map(|value| value as u8);
@@ -434,8 +434,9 @@ mod tests {
     fn uuids_are_read_as_nvml_writes_them() {
         let uuid = parse("GPU-00112233-4455-6677-8899-aabbccddeeff").unwrap();
         assert_eq!((uuid[0], uuid[1], uuid[15]), (0, 0x11, 0xff));
+        assert_eq!(parse("MIG-00112233-4455-6677-8899-aabbccddeeff"), Some(uuid));
         for text in [
-            "MIG-00112233-4455-6677-8899-aabbccddeeff",
+            "MIG-GPU-00112233-4455-6677-8899-aabbccddeeff/1/0",
             "GPU-0011",
             "GPU-00112233-4455-6677-8899-aabbccddeeff0",
             "",

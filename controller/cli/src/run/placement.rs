@@ -5,8 +5,8 @@ use deepres_daemon::Gpu;
 
 /// The variable with the GPUs that CUDA shows a program.
 pub const VISIBLE_VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
-/// The prefix of a GPU's UUID in the variable.
-const UUID_PREFIX: &str = "GPU-";
+/// The prefixes of the UUIDs of GPUs and MIG devices in the variable.
+const UUID_PREFIXES: [&str; 2] = ["GPU-", "MIG-"];
 
 /// Returns the GPUs among which the daemon may choose: those that the environment shows, or all of
 /// the machine. A lost GPU is none of them.
@@ -22,7 +22,8 @@ fn among(mut gpus: Vec<Gpu>, visible: Option<&str>) -> Result<Vec<Gpu>> {
     gpus.retain(|gpu| !gpu.is_lost);
     let Some(visible) = visible else { return Ok(gpus) };
     let names: Vec<&str> = visible.split(',').map(str::trim).collect();
-    if let Some(other) = names.iter().find(|name| !name.starts_with(UUID_PREFIX)) {
+    let is_uuid = |name: &str| UUID_PREFIXES.iter().any(|prefix| name.starts_with(prefix));
+    if let Some(other) = names.iter().find(|name| !is_uuid(name)) {
         bail!(
             "{VISIBLE_VARIABLE} has `{other}`, which is not the UUID of a GPU; unset it, or name GPUs by UUID (`nvidia-smi -L`)"
         );

@@ -7,9 +7,15 @@
 //! The arbiter never reads a bell, because the tenant could make the read block. The counter of a
 //! bell therefore stays above 0. So the set reports a bell once more when the arbiter listens to it
 //! again, and the ringer pays for one look that may see nothing new.
+//!
+//! Many ringers together could make the arbiter look without a pause, each at its pace. So after an
+//! answer, the arbiter answers no bell for as long as the look took. One look answers all bells that
+//! are due. Looks for bells therefore take at most half of the thread's time, however many ringers
+//! there are, and a ring waits for this reason at most as long as a look takes.
 
 use deepres_model::clock::monotonic_ns;
 use deepres_policy::TenantId;
+use deepres_policy::arbiter::pace::price_ns;
 use deepres_policy::arbiter::{Pace, SessionId};
 use deepres_policy::lease::trust::UserId;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
@@ -114,6 +120,10 @@ pub struct Events {
     ringers: BTreeMap<Ringer, Ringing>,
     /// The answers that the ringers have paid for: the times, ns, and the ringers.
     due: BTreeSet<(u64, Ringer)>,
+    /// The time of an answer whose look has not ended yet, ns.
+    looks_since_ns: Option<u64>,
+    /// The time before which the arbiter answers no bell, ns.
+    rests_until_ns: u64,
 }
 
 impl Events {
@@ -129,8 +139,16 @@ impl Events {
             timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
         epoll::add(&epoll, own, EventData::new_u64(OWN_BELL), AT_EACH_RING)?;
         epoll::add(&epoll, &timer, EventData::new_u64(TIMER), AT_EACH_RING)?;
-        let (bells, ringers, due) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
-        Ok(Self { epoll, timer, armed_ns: 0, bells, ringers, due })
+        Ok(Self {
+            epoll,
+            timer,
+            armed_ns: 0,
+            bells: BTreeMap::new(),
+            ringers: BTreeMap::new(),
+            due: BTreeSet::new(),
+            looks_since_ns: None,
+            rests_until_ns: 0,
+        })
     }
 
     /// Adds the bell of a session. `ringer` pays for the looks that answer it.
@@ -158,13 +176,15 @@ impl Events {
     }
 
     /// Sleeps until the arbiter must answer a bell, or until `wake_ns` (`CLOCK_MONOTONIC`). Returns
-    /// whether the arbiter must answer a bell.
+    /// whether the arbiter must answer a bell. The answer is the caller's next look, which has ended
+    /// when the caller calls this function again.
     ///
     /// # Errors
     /// The system's error; no error is expected.
     pub fn wait(&mut self, wake_ns: Option<u64>) -> io::Result<bool> {
+        self.rest(monotonic_ns());
         loop {
-            let answer_ns = self.due.first().map(|(answer_ns, _)| *answer_ns);
+            let answer_ns = self.due.first().map(|(answer_ns, _)| self.rests_until_ns.max(*answer_ns));
             self.arm([wake_ns, answer_ns].into_iter().flatten().min().unwrap_or(0))?;
             let mut ready = [MaybeUninit::uninit(); BATCH];
             let rang = match epoll::wait(&self.epoll, &mut ready, None) {
@@ -208,15 +228,28 @@ impl Events {
             Heard::Ring => {
                 listen(&self.epoll, session, &rung.bell, SHUT);
                 rung.heard = Heard::Shut;
+                ringing.pace.shut(now_ns);
             }
             // The bell has an error.
             Heard::Shut => {}
         }
     }
 
+    /// Rests after a look that has ended at `now_ns`, if the look was an answer.
+    fn rest(&mut self, now_ns: u64) {
+        if let Some(since_ns) = self.looks_since_ns.take() {
+            // A daemon that was stopped during the look does not rest for as long.
+            let took_ns = now_ns.saturating_sub(since_ns).min(price_ns(self.bells.len()));
+            self.rests_until_ns = now_ns.saturating_add(took_ns);
+        }
+    }
+
     /// Gives the answers that are due: listens again to all bells of their ringers. Returns whether
     /// there is an answer, so that the arbiter must look.
     fn answer(&mut self, now_ns: u64) -> bool {
+        if now_ns < self.rests_until_ns {
+            return false;
+        }
         let mut answers = false;
         while let Some(&(answer_ns, ringer)) = self.due.first()
             && answer_ns <= now_ns
@@ -233,6 +266,7 @@ impl Events {
                 }
             }
         }
+        self.looks_since_ns = answers.then_some(now_ns);
         answers
     }
 
@@ -261,7 +295,7 @@ fn listen(epoll: &OwnedFd, session: SessionId, bell: &Bell, flags: EventFlags) {
 mod tests {
     use super::*;
     use deepres_model::clock::NS_PER_MS;
-    use deepres_policy::arbiter::pace::{PRICE_NS, SAVED_NS, SESSION_NS};
+    use deepres_policy::arbiter::pace::{PRICE_NS, SAVED_NS};
     use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
     use std::io::Write;
     use std::os::unix::net::UnixStream;
@@ -403,8 +437,45 @@ mod tests {
         assert_eq!(longest_delay_ns(1, 0), 0);
         for (sessions, apart_ns) in [(32, 0), (32, 10_000), (32, 100_000), (300, 0), (300, 10_000)] {
             let longest_ns = longest_delay_ns(sessions, apart_ns);
-            assert!(longest_ns <= PRICE_NS + SESSION_NS * sessions as u64, "{longest_ns} ns, {sessions}");
+            assert!(longest_ns <= price_ns(sessions), "{longest_ns} ns, {sessions}");
         }
+    }
+
+    #[test]
+    fn a_ringer_pays_for_each_bell_that_the_arbiter_shuts() {
+        const BELLS: u64 = 100;
+        let (mut events, _bells) = events(&[OF_MALLORY; BELLS as usize]);
+        let (now_ns, mut paid) = (monotonic_ns(), Pace::default());
+        paid.look(now_ns, BELLS as usize);
+        for _ in 0..3 {
+            (0..BELLS).for_each(|session| events.hear(session, now_ns));
+        }
+        (0..BELLS).for_each(|_| paid.shut(now_ns));
+        assert_eq!(events.ringers[&OF_MALLORY].pace, paid);
+    }
+
+    #[test]
+    fn the_bells_of_many_ringers_take_half_of_the_time_at_most() {
+        let ringers: Vec<Ringer> = (0..100).map(Ringer::User).collect();
+        let (mut events, _bells) = events(&ringers);
+        let took_ns = PRICE_NS / 10;
+        let (begin_ns, mut now_ns, mut looked_ns) = (monotonic_ns(), monotonic_ns(), 0);
+        for _ in 0..50 {
+            (0..ringers.len() as u64).for_each(|session| events.hear(session, now_ns));
+            while !events.answer(now_ns) {
+                now_ns += took_ns / 10;
+            }
+            // One look answers the bells of all ringers.
+            assert_eq!(events.due.len(), 0);
+            now_ns += took_ns;
+            looked_ns += took_ns;
+            events.rest(now_ns);
+        }
+        assert!(2 * looked_ns <= now_ns - begin_ns + took_ns, "{looked_ns} ns of {} ns", now_ns - begin_ns);
+        // A look that lasted for long, because the daemon was stopped.
+        events.looks_since_ns = Some(now_ns);
+        events.rest(now_ns + NS_PER_SECOND);
+        assert!(events.rests_until_ns <= now_ns + NS_PER_SECOND + price_ns(ringers.len()));
     }
 
     #[test]

@@ -131,8 +131,7 @@ impl Names<'_> {
             return (!is_home).then(|| Extent { path: place.path.clone(), name: place.name() });
         }
         let namespace = facts.namespace.filter(|_| facts.owner == ROOT)?;
-        let path = format!("user:[{namespace}]");
-        Some(Extent { name: format!("user-namespace-{namespace}"), path })
+        Some(Extent { path: read::namespace_path(namespace), name: read::namespace_name(namespace) })
     }
 }
 

@@ -65,10 +65,25 @@ pub fn namespace(pid: u32) -> Option<u64> {
     (own != of_process).then_some(of_process)
 }
 
+/// A user namespace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Namespace {
+    /// The namespace's number.
+    pub number: u64,
+    /// The user who made the namespace.
+    pub owner: u32,
+}
+
 /// Returns the user who made the outermost user namespace of a process below the daemon's own.
 /// Returns `None` if the process is in the daemon's own namespace, or if the kernel does not tell
 /// the user.
 pub fn namespace_owner(pid: u32) -> Option<u32> {
+    outermost_namespace(pid).map(|namespace| namespace.owner)
+}
+
+/// Returns the outermost user namespace of a process below the daemon's own. Returns `None` if the
+/// process is in the daemon's own namespace, or if the kernel does not tell the user.
+pub fn outermost_namespace(pid: u32) -> Option<Namespace> {
     let number = |namespace: BorrowedFd<'_>| {
         Some(File::from(namespace.try_clone_to_owned().ok()?).metadata().ok()?.ino())
     };
@@ -89,16 +104,27 @@ pub fn namespace_owner(pid: u32) -> Option<u32> {
             let mut owner: libc::uid_t = 0;
             // SAFETY: this request writes one user id, for which there is room.
             let status = unsafe { libc::ioctl(namespace.as_raw_fd(), NS_GET_OWNER_UID, &raw mut owner) };
-            return (status == 0).then_some(owner);
+            return (status == 0).then_some(Namespace { number: number(namespace.as_fd())?, owner });
         }
         namespace = above;
     }
     None
 }
 
+/// Returns the path that stands for a user namespace, as for a container's cgroup.
+pub fn namespace_path(number: u64) -> String {
+    format!("user:[{number}]")
+}
+
+/// Returns the name of a user namespace for display.
+pub fn namespace_name(number: u64) -> String {
+    format!("user-namespace-{number}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::identity::source::Source;
     use std::process::{Command, Stdio};
 
     #[test]
@@ -148,7 +174,11 @@ mod tests {
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
         if inside.try_wait().unwrap().is_none() {
-            assert_eq!(owner(inside.id(), 65_534), rustix::process::geteuid().as_raw());
+            let user = rustix::process::geteuid().as_raw();
+            assert_eq!(owner(inside.id(), 65_534), user);
+            // A container without a cgroup of its own (LXC, nspawn) is not the host's root.
+            let source = Source::of(inside.id(), user);
+            assert!(matches!(&source, Source::Place { .. }) && source.has_limit(), "{source:?}");
         }
         inside.kill().unwrap();
         inside.wait().unwrap();

@@ -11,9 +11,10 @@ pub enum Source {
     /// The processes of a user, also in containers, except the containers of [`Source::Place`].
     User(u32),
     /// A container of a user without a limit. Such containers count separately, because root inside
-    /// a container is not root on the host.
+    /// a container is not root on the host. Some containers (LXC, nspawn) have no cgroup that tells
+    /// them apart, but a user namespace.
     Place {
-        /// The container's cgroup.
+        /// The container's cgroup or user namespace.
         path: String,
         /// The container's name for display.
         name: String,
@@ -23,11 +24,20 @@ pub enum Source {
 impl Source {
     /// Returns the source of a process of this user.
     pub fn of(pid: u32, user: u32) -> Self {
-        let place = if is_exempt(user) { read::place(pid) } else { None };
+        if !is_exempt(user) {
+            return Self::User(user);
+        }
         // A daemon in a container serves the processes of that container. So its own container is
         // no source.
-        let place = place.filter(|place| read::place(std::process::id()).as_ref() != Some(place));
-        place.map_or(Self::User(user), |place| Self::Place { name: place.name(), path: place.path })
+        let place = read::place(pid).filter(|place| read::place(std::process::id()).as_ref() != Some(place));
+        let place = place.map(|place| Self::Place { name: place.name(), path: place.path });
+        // In a namespace, a process can make any number of further namespaces. The outermost
+        // namespace is the container's.
+        let of_namespace = || {
+            let number = read::outermost_namespace(pid)?.number;
+            Some(Self::Place { path: read::namespace_path(number), name: read::namespace_name(number) })
+        };
+        place.or_else(of_namespace).unwrap_or(Self::User(user))
     }
 
     /// Returns a number that distinguishes this source from other sources; `None` for a source

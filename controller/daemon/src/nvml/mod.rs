@@ -12,9 +12,10 @@ use crate::probes::reader::thread_ns;
 use deepres_abi::MAX_GPUS;
 use deepres_policy::placement::Topology;
 use mailbox::Mailbox;
-use nvml_wrapper::Nvml;
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::{Device, Nvml};
+use nvml_wrapper_sys::bindings as sys;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::sync::{Arc, LazyLock};
@@ -41,7 +42,7 @@ pub struct OnGpu {
     pub processes: BTreeMap<u32, u64>,
 }
 
-/// A question. A question names GPUs by UUID, `GPU-…`.
+/// A question. A question names GPUs by UUID, `GPU-…` or `MIG-…`.
 #[derive(PartialEq)]
 enum Question {
     Gpus,
@@ -173,19 +174,60 @@ fn of_each<T>(
 }
 
 fn list(nvml: &Nvml) -> Result<Vec<Gpu>, GpuError> {
-    let count = nvml.device_count()?;
-    if count == 0 {
+    let mut described = Vec::new();
+    for index in 0..nvml.device_count()? {
+        match devices(nvml, index) {
+            Ok(devices) => described.extend(devices.iter().map(describe)),
+            Err(error) => described.push(Err(error.into())),
+        }
+    }
+    if described.is_empty() {
         return Err(GpuError::None);
     }
-    if count as usize > MAX_GPUS {
-        tracing::warn!("this machine has {count} GPUs: the daemon manages the first {MAX_GPUS}");
+    if described.len() > MAX_GPUS {
+        tracing::warn!("this machine has {} GPUs: the daemon manages the first {MAX_GPUS}", described.len());
+        described.truncate(MAX_GPUS);
     }
-    let describe = |index| -> Result<Gpu, GpuError> {
-        let device = nvml.device_by_index(index)?;
-        let gpu = Gpu::new(&device.uuid()?, &device.name()?, device.memory_info()?.total)?;
-        Ok(Gpu { minor: device.minor_number().ok(), ..gpu })
+    numbered(described)
+}
+
+fn describe(device: &Device<'_>) -> Result<Gpu, GpuError> {
+    let gpu = Gpu::new(&device.uuid()?, &device.name()?, device.memory_info()?.total)?;
+    Ok(Gpu { minor: device.minor_number().ok(), ..gpu })
+}
+
+/// Returns the devices of the GPU with this index that programs can use: the GPU, or its MIG devices
+/// if the GPU is in MIG mode.
+fn devices(nvml: &Nvml, index: u32) -> Result<Vec<Device<'_>>, NvmlError> {
+    let device = nvml.device_by_index(index)?;
+    let is_divided = device.mig_mode().is_ok_and(|mode| mode.current != 0);
+    Ok(if is_divided { mig_devices(nvml, &device) } else { vec![device] })
+}
+
+/// Returns the MIG devices of a GPU in MIG mode. nvml-wrapper has no call for them.
+fn mig_devices<'nvml>(nvml: &'nvml Nvml, device: &Device<'nvml>) -> Vec<Device<'nvml>> {
+    // SAFETY: NVML is loaded already, so no code of the library runs now.
+    let Ok(raw) = (unsafe { sys::NvmlLib::new(LIBRARY) }) else { return Vec::new() };
+    let (Ok(count), Ok(find)) =
+        (&raw.nvmlDeviceGetMaxMigDeviceCount, &raw.nvmlDeviceGetMigDeviceHandleByIndex)
+    else {
+        return Vec::new();
     };
-    numbered((0..count.min(MAX_GPUS as u32)).map(describe).collect())
+    let mut most = 0;
+    // SAFETY: the handle is only passed to NVML, which outlives it.
+    let parent = unsafe { device.handle() };
+    // SAFETY: the result has room.
+    if unsafe { count(parent, &mut most) } != sys::nvmlReturn_enum_NVML_SUCCESS {
+        return Vec::new();
+    }
+    let part = |index| {
+        let mut part = std::ptr::null_mut();
+        // SAFETY: the result has room. Places without a MIG device have an error.
+        let result = unsafe { find(parent, index, &mut part) };
+        // SAFETY: NVML gave the handle.
+        (result == sys::nvmlReturn_enum_NVML_SUCCESS).then(|| unsafe { Device::new(part, nvml) })
+    };
+    (0..most).filter_map(part).collect()
 }
 
 /// Returns the GPUs by their numbers. A GPU that the driver lost, or that needs a reset, only keeps its
@@ -225,7 +267,7 @@ fn on_gpu(nvml: &Nvml, uuid: &str) -> Result<OnGpu, NvmlError> {
 
 fn computing(nvml: &Nvml) -> BTreeSet<u32> {
     let count = nvml.device_count().unwrap_or(0);
-    let gpus = (0..count).filter_map(|index| nvml.device_by_index(index).ok());
+    let gpus = (0..count).filter_map(|index| devices(nvml, index).ok()).flatten();
     let processes = gpus.filter_map(|gpu| gpu.running_compute_processes().ok()).flatten();
     processes.map(|process| process.pid).collect()
 }

@@ -1,7 +1,7 @@
 //! Admits processes and lets them go: finds or makes the tenant of a process, settles the tenant's
 //! terms, and begins or ends the session.
 
-use super::waiting::Waiter;
+use super::waiting::{Lack, Waiter};
 use super::{Order, Registry};
 use crate::arbiter::{Bell, SessionId, SessionSeat};
 use crate::identity::source::Source;
@@ -363,10 +363,12 @@ impl Registry {
                     key: identity.key.clone(),
                     name: identity.name.clone(),
                     user: guest.facts.owner,
-                    memory_bytes: asked.or(self.config.defaults.wish()).memory_bytes.unwrap_or(0),
+                    lack: Lack::Memory(asked.or(self.config.defaults.wish()).memory_bytes.unwrap_or(0)),
                 };
                 self.waiting.note(waiter, monotonic_ns());
             }
+            // The job may wait for GPUs.
+            Ok(_) if role == Role::Keeper && hello.wants_gpus != 0 => {}
             _ => self.waiting.remove(&identity.key),
         }
         let terms = terms?;
@@ -449,7 +451,8 @@ impl Registry {
     /// guaranteed memory.
     fn waits_for_others(&self, wish: &Wish, key: &Key) -> Option<Refused> {
         let (Some(Class::Guaranteed), Some(bytes)) = (wish.class, wish.memory_bytes) else { return None };
-        (self.waiting.before(key, monotonic_ns()) > 0).then(|| {
+        let lacks_memory = |lack| matches!(lack, Lack::Memory(_));
+        self.waiting.is_behind(key, monotonic_ns(), lacks_memory).then(|| {
             let reason = format!(
                 "the daemon cannot guarantee {} of memory now: other jobs came before, and wait for guaranteed memory; ask for class fair",
                 Bytes(bytes)

@@ -4,10 +4,12 @@
 //! GPUs it chose, and of all other tenants on each GPU on which their sessions are. A GPU with a fault
 //! gets no job.
 
+use super::waiting::{Lack, Waiter};
 use super::{Refused, Registry};
 use crate::tenant::Placed;
 use deepres_abi::PPM;
 use deepres_abi::wire::{Hello, RefusalKind};
+use deepres_model::clock::monotonic_ns;
 use deepres_policy::placement::{GpuSet, Placement, Request, Room, place};
 use std::num::NonZero;
 
@@ -40,7 +42,7 @@ impl Registry {
                 return Err(Refused::new(RefusalKind::Request, reason));
             }
             None if hello.sessions_before > 0 => Placed { gpus: among, why: EARLIER.to_owned() },
-            None => self.choose(name, wanted, among)?,
+            None => self.choose_in_turn(name, wanted, among, hello.waits != 0)?,
         };
         let gpus = placed.gpus;
         if let Some(tenant) = self.tenants.get_mut(name) {
@@ -50,20 +52,58 @@ impl Registry {
         Ok(gpus)
     }
 
-    /// Chooses GPUs `among` the GPUs that the job can see.
-    fn choose(&self, name: &str, wanted: NonZero<usize>, among: GpuSet) -> Result<Placed, Refused> {
+    /// Chooses GPUs `among` the GPUs that the job can see, unless other jobs came before and wait for
+    /// some of these GPUs. Notes whether the job waits.
+    fn choose_in_turn(
+        &mut self,
+        name: &str,
+        wanted: NonZero<usize>,
+        among: GpuSet,
+        waits: bool,
+    ) -> Result<Placed, Refused> {
         let Some(tenant) = self.tenants.get(name) else { return Err(refused("the tenant is gone")) };
+        let (key, user, now_ns) = (tenant.owner.key.clone(), tenant.owner.user, monotonic_ns());
         let granted = tenant.terms.granted();
-        let rooms: Vec<Room> = self.gpus.numbers().map(|gpu| self.room(name, gpu)).collect();
         let request = Request {
             gpus: wanted,
             share_ppm: granted.share_ppm.value.unwrap_or(0),
             memory_bytes: granted.memory_bytes.value.unwrap_or(0),
             among: among & self.gpus.well(),
         };
-        let Placement { gpus, why } = place(&self.gpus.topology(), &rooms, &request)
-            .map_err(|refusal| refused(&refusal.to_string()))?;
+        let lacks_same =
+            |lack| matches!(lack, Lack::Gpus { among: other, .. } if !(other & among).is_empty());
+        let chosen = if self.waiting.is_behind(&key, now_ns, lacks_same) {
+            Err(refused("other jobs came before, and wait for GPUs"))
+        } else {
+            self.choose(name, &request)
+        };
+        // A job that could not run on the empty machine has no place in the order. For example, a GPU
+        // that it needs has a fault.
+        if chosen.is_err() && waits && self.has_room_without_others(&request) {
+            let lack = Lack::Gpus { count: wanted.get(), among };
+            self.waiting.note(Waiter { key, name: name.to_owned(), user, lack }, now_ns);
+        } else {
+            self.waiting.remove(&key);
+        }
+        chosen
+    }
+
+    fn choose(&self, name: &str, request: &Request) -> Result<Placed, Refused> {
+        let rooms: Vec<Room> = self.gpus.numbers().map(|gpu| self.room(name, gpu)).collect();
+        let Placement { gpus, why } =
+            place(&self.gpus.topology(), &rooms, request).map_err(|refusal| refused(&refusal.to_string()))?;
         Ok(Placed { gpus, why: why.to_string() })
+    }
+
+    /// Returns whether the GPUs would have room for a job if they had no other job.
+    fn has_room_without_others(&self, request: &Request) -> bool {
+        let room = |gpu| Room {
+            share_ppm: PPM,
+            memory_bytes: self.memory.for_tenants(&self.gpus, gpu),
+            ..Room::default()
+        };
+        let rooms: Vec<Room> = self.gpus.numbers().map(room).collect();
+        place(&self.gpus.topology(), &rooms, request).is_ok()
     }
 
     /// Chooses `count` whole GPUs among the GPUs with these UUIDs. Returns the UUIDs of the chosen GPUs
@@ -80,9 +120,7 @@ impl Registry {
         let request = Request { gpus, share_ppm: PPM, memory_bytes: 0, among: among & self.gpus.well() };
         let Placement { gpus, why } =
             place(&self.gpus.topology(), &rooms, &request).map_err(|refusal| refusal.to_string())?;
-        let uuids = self.gpus.iter().map(|gpu| gpu.uuid_text.clone());
-        let chosen = uuids.enumerate().filter(|(gpu, _)| gpus.contains(*gpu)).map(|(_, uuid)| uuid);
-        Ok((chosen.collect(), why.to_string()))
+        Ok((self.gpus.uuids_of(gpus).map(str::to_owned).collect(), why.to_string()))
     }
 
     /// Returns the room on a GPU beside all living tenants but `own`. A tenant takes the memory that it

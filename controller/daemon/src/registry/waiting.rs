@@ -1,8 +1,9 @@
-//! The jobs that wait for guaranteed memory (`deepres run --wait`). The first job that came is the
-//! first to get memory.
+//! The jobs that wait for guaranteed memory or for GPUs (`deepres run --wait`). The first job that
+//! came is the first to get them.
 
 use crate::identity::Key;
 use deepres_model::admin::WaitingStatus;
+use deepres_policy::placement::GpuSet;
 use std::time::Duration;
 
 /// A waiting job asks twice a second. A job that did not ask for this long has given up.
@@ -10,7 +11,21 @@ const GIVEN_UP_NS: u64 = Duration::from_secs(3).as_nanos() as u64;
 /// The most jobs of one user with a place in the order.
 const MOST_OF_USER: usize = 64;
 
-/// A job that waits for guaranteed memory.
+/// The thing for which a job waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lack {
+    /// Guaranteed memory, bytes.
+    Memory(u64),
+    /// A number of GPUs with room.
+    Gpus {
+        /// The number.
+        count: usize,
+        /// The GPUs among which the daemon chooses.
+        among: GpuSet,
+    },
+}
+
+/// A job that waits.
 #[derive(Debug, Clone)]
 pub struct Waiter {
     /// The key of the job's tenant.
@@ -19,8 +34,8 @@ pub struct Waiter {
     pub name: String,
     /// The job's user.
     pub user: u32,
-    /// The guaranteed memory for which the job waits, bytes.
-    pub memory_bytes: u64,
+    /// The thing for which the job waits.
+    pub lack: Lack,
 }
 
 /// A waiting job, with the times of its first and its last question, ns.
@@ -36,9 +51,10 @@ struct Place {
 pub struct Waiting(Vec<Place>);
 
 impl Waiting {
-    /// Returns the number of jobs that wait at `now_ns` and came before the job of this key.
-    pub fn before(&self, key: &Key, now_ns: u64) -> usize {
-        self.at(now_ns).take_while(|place| place.job.key != *key).count()
+    /// Returns whether a job waits at `now_ns` that came before the job of this key, and that lacks
+    /// what `is_same` names.
+    pub fn is_behind(&self, key: &Key, now_ns: u64, is_same: impl Fn(Lack) -> bool) -> bool {
+        self.at(now_ns).take_while(|place| place.job.key != *key).any(|place| is_same(place.job.lack))
     }
 
     /// Notes that a job asked in vain at `now_ns`, and asks again. A user with too many waiting jobs
@@ -62,7 +78,14 @@ impl Waiting {
         let status = |place: &Place| WaitingStatus {
             tenant: place.job.name.clone(),
             uid: place.job.user,
-            memory_bytes: place.job.memory_bytes,
+            memory_bytes: match place.job.lack {
+                Lack::Memory(bytes) => Some(bytes),
+                Lack::Gpus { .. } => None,
+            },
+            gpus: match place.job.lack {
+                Lack::Memory(_) => None,
+                Lack::Gpus { count, .. } => Some(count),
+            },
             since_ns: place.since_ns,
         };
         self.at(now_ns).map(status).collect()
@@ -88,7 +111,12 @@ mod tests {
     }
 
     fn job(number: usize) -> Waiter {
-        Waiter { key: key(number), name: format!("job-{number}"), user: 1_000, memory_bytes: 1 }
+        Waiter { key: key(number), name: format!("job-{number}"), user: 1_000, lack: Lack::Memory(1) }
+    }
+
+    /// Returns whether each of these jobs is behind another job.
+    fn behind<const JOBS: usize>(waiting: &Waiting, now_ns: u64, jobs: [usize; JOBS]) -> [bool; JOBS] {
+        jobs.map(|number| waiting.is_behind(&key(number), now_ns, |_| true))
     }
 
     #[test]
@@ -96,15 +124,29 @@ mod tests {
         let mut waiting = Waiting::default();
         (0..3).for_each(|number| waiting.note(job(number), number as u64));
         waiting.note(job(0), 10);
-        let before =
-            |waiting: &Waiting, now_ns| [0, 1, 2, 3].map(|number| waiting.before(&key(number), now_ns));
-        assert_eq!(before(&waiting, 11), [0, 1, 2, 3]);
-        assert_eq!(before(&waiting, GIVEN_UP_NS + 1), [0, 2, 1, 2], "job 1 asked at 1 for the last time");
+        assert_eq!(behind(&waiting, 11, [0, 1, 2, 3]), [false, true, true, true]);
         waiting.remove(&key(0));
+        assert_eq!(behind(&waiting, 11, [1, 2]), [false, true]);
         waiting.note(job(2), 12);
-        assert_eq!(before(&waiting, GIVEN_UP_NS + 2), [1, 1, 0, 1]);
+        // Job 1 asked at 1 for the last time.
+        assert_eq!(behind(&waiting, GIVEN_UP_NS + 2, [1, 2, 3]), [true, false, true]);
         let status = waiting.status(GIVEN_UP_NS + 2);
         assert_eq!((status.len(), &*status[0].tenant, status[0].since_ns), (1, "job-2", 2));
+    }
+
+    #[test]
+    fn only_jobs_that_lack_the_same_are_before_a_job() {
+        let mut waiting = Waiting::default();
+        let among = GpuSet::first(2);
+        waiting.note(job(0), 0);
+        waiting.note(Waiter { lack: Lack::Gpus { count: 2, among }, ..job(1) }, 0);
+        let is_behind = |number, lack| waiting.is_behind(&key(number), 0, |other| other == lack);
+        assert!(
+            !is_behind(1, Lack::Gpus { count: 2, among }) && is_behind(2, Lack::Gpus { count: 2, among })
+        );
+        assert!(is_behind(1, Lack::Memory(1)) && !is_behind(2, Lack::Memory(2)));
+        let of_status = waiting.status(0).into_iter().map(|job| (job.memory_bytes, job.gpus));
+        assert_eq!(of_status.collect::<Vec<_>>(), [(Some(1), None), (None, Some(2))]);
     }
 
     #[test]
@@ -112,7 +154,7 @@ mod tests {
         let mut waiting = Waiting::default();
         (0..1_000).for_each(|number| waiting.note(job(number), 0));
         waiting.note(Waiter { user: 1_001, ..job(2_000) }, 0);
-        assert_eq!(waiting.before(&key(2_000), 0), MOST_OF_USER);
-        assert_eq!(waiting.status(0).len(), MOST_OF_USER + 1);
+        let status = waiting.status(0);
+        assert_eq!((status.len(), status[MOST_OF_USER].uid), (MOST_OF_USER + 1, 1_001));
     }
 }

@@ -1,12 +1,12 @@
 //! Gathers the state that the daemon saves from the registry and the arbiters, and restores both.
 
-use super::{OnGpu, SavedGpu, SavedSession, SavedTenant, State};
+use super::{OnGpu, SavedGpu, SavedPlacement, SavedSession, SavedTenant, State};
 use crate::arbiter::{Baseline, JobUse, Restored, Snapshot};
 use crate::gpus::Gpus;
 use crate::identity::Key;
 use crate::memory::TenantMemory;
 use crate::registry::Tenants;
-use crate::tenant::{Members, Owner, Tenant, Terms};
+use crate::tenant::{Members, Owner, Placed, Tenant, Terms};
 use deepres_abi::wire::TENANT_NAME_BYTES;
 use deepres_model::authority::Wish;
 use deepres_model::clock::monotonic_ns;
@@ -23,7 +23,7 @@ use std::sync::Arc;
 /// id of this run of the machine.
 pub fn state(boot: &str, gpus: &Gpus, tenants: &Tenants, snapshots: &[Snapshot]) -> State {
     let mut saved: BTreeMap<TenantId, SavedTenant> =
-        tenants.iter().map(|(name, tenant)| (tenant.id, saved(name, tenant))).collect();
+        tenants.iter().map(|(name, tenant)| (tenant.id, saved(name, tenant, gpus))).collect();
     let mut meters: BTreeMap<(TenantId, ProcessKey), SavedSession> = BTreeMap::new();
     let mut saved_gpus = Vec::new();
     for (gpu, snapshot) in gpus.iter().zip(snapshots) {
@@ -52,7 +52,7 @@ pub fn state(boot: &str, gpus: &Gpus, tenants: &Tenants, snapshots: &[Snapshot])
     State::new(boot, saved_ns.unwrap_or_else(monotonic_ns), saved_gpus, saved.into_values().collect())
 }
 
-fn saved(name: &str, tenant: &Tenant) -> SavedTenant {
+fn saved(name: &str, tenant: &Tenant, gpus: &Gpus) -> SavedTenant {
     let Owner { key, found, container, user, groups } = tenant.owner.clone();
     SavedTenant {
         name: name.to_owned(),
@@ -62,6 +62,10 @@ fn saved(name: &str, tenant: &Tenant) -> SavedTenant {
         container,
         groups,
         job_used_ns: tenant.job.ns(),
+        placed: tenant.placed.as_ref().map(|placed| SavedPlacement {
+            gpus: gpus.uuids_of(placed.gpus).map(str::to_owned).collect(),
+            why: placed.why.clone(),
+        }),
         is_here: !tenant.is_deserted(),
         members: tenant.members.processes(),
         accounts: tenant.elsewhere.clone(),
@@ -101,6 +105,10 @@ pub fn restore(
         }
         let mut tenant = tenant(*next_id, saved, defaults, caps_of(saved))?;
         *next_id += 1;
+        if let Some(placed) = saved.placed.as_ref().filter(|_| tenant.placed.is_none()) {
+            let numbers: Option<_> = placed.gpus.iter().map(|uuid| gpus.number_named(uuid)).collect();
+            tenant.placed = numbers.map(|gpus| Placed { gpus, why: placed.why.clone() });
+        }
         // The tenant's processes opt in to oversubscription again when they come back. If the
         // tenant was suspended, the previous daemon's mover has brought it back meanwhile.
         let seat = tenant.seat();

@@ -29,7 +29,7 @@ use std::fmt;
 /// The major version of the layout. The daemon refuses files of another major version.
 const MAJOR: u32 = 1;
 /// The minor version of the layout. A change that adds a field raises the minor version.
-const MINOR: u32 = 6;
+const MINOR: u32 = 7;
 
 /// The version of the state file's layout.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -128,6 +128,9 @@ pub struct SavedTenant {
     /// The part of the GPUs that the cluster gave to the tenant's job.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allotment: Option<Allotment>,
+    /// The GPUs that the daemon chose for the tenant's job.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub placed: Option<SavedPlacement>,
     /// Whether the tenant had a session or a keeper, or the daemon awaited one.
     pub is_here: bool,
     /// The processes of the tenant's sessions and keepers, and the processes that may come back. If
@@ -137,6 +140,15 @@ pub struct SavedTenant {
     pub accounts: Vec<OnGpu<SavedAccount>>,
     /// The tenant's processes that had a session or may come back.
     pub sessions: Vec<SavedSession>,
+}
+
+/// The GPUs that the daemon chose for a job.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavedPlacement {
+    /// The UUIDs of the GPUs, `GPU-…`.
+    pub gpus: Vec<String>,
+    /// The reason, as a sentence.
+    pub why: String,
 }
 
 /// A saved value of a tenant or process for one GPU.
@@ -272,6 +284,7 @@ mod tests {
                 at_ns: None,
                 meters: vec![OnGpu { uuid: uuid.clone(), saved: meter }],
             }],
+            placed: Some(SavedPlacement { gpus: vec![uuid.clone()], why: "it has room".to_owned() }),
             is_here: true,
             paused: true,
             ..SavedTenant::default()

@@ -220,7 +220,7 @@ function tenants() {
     const [one, other] = [value(a), value(b)];
     return one < other ? -way : one > other ? way : a.tenant.name < b.tenant.name ? -1 : 1;
   });
-  put($("count"), all.length + " shown of " + status.tenants.length + " tenants" + (status.waiting ? "; " + status.waiting + " jobs wait for memory" : ""));
+  put($("count"), all.length + " shown of " + status.tenants.length + " tenants" + (status.waiting ? "; " + status.waiting + " jobs wait" : ""));
   const body = $("tenants").tBodies[0], seen = new Set(), focused = document.activeElement;
   all.forEach((one, place) => {
     const name = key(one.tenant.name, one.account.gpu);

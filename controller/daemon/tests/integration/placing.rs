@@ -1,11 +1,12 @@
 //! The choice of GPUs for jobs that ask for a number of GPUs.
 
 use deepres_abi::class::Class;
-use deepres_abi::wire::{RefusalKind, Role, UNMANAGED};
+use deepres_abi::wire::{Hello, RefusalKind, Role, UNMANAGED};
 use deepres_daemon::Gpu;
 use deepres_daemon_harness::{Daemon, Refused, Tenant, new_gpu, shake_hands, wait_until};
 use deepres_model::config::Config;
 use deepres_model::wish::Wish;
+use std::cell::RefCell;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 use zerocopy::IntoBytes;
@@ -22,21 +23,41 @@ fn keep(
     percent: u32,
     before: Option<&[usize]>,
 ) -> Result<(OwnedFd, Vec<usize>), Refused> {
+    let all: Vec<usize> = (0..daemon.gpus.len()).collect();
+    let mut hello = hello(daemon, tenant, gpus, percent);
+    hello.sessions_before = u32::from(before.is_some());
+    say_hello(daemon, hello, before.unwrap_or(&all))
+}
+
+/// Asks as a tenant that waits for GPUs among these.
+fn wait(
+    daemon: &Daemon,
+    tenant: &str,
+    gpus: u32,
+    percent: u32,
+    among: &[usize],
+) -> Result<(OwnedFd, Vec<usize>), Refused> {
+    let mut hello = hello(daemon, tenant, gpus, percent);
+    hello.waits = 1;
+    say_hello(daemon, hello, among)
+}
+
+fn hello(daemon: &Daemon, tenant: &str, gpus: u32, percent: u32) -> Hello {
+    let share_ppm = (percent > 0).then_some(percent * PERCENT);
     let mut hello = daemon.hello(Role::Keeper, tenant);
     hello.wants_gpus = gpus;
-    let share_ppm = (percent > 0).then_some(percent * PERCENT);
     hello.wishes = Wish { share_ppm, ..Wish::default() }.encode();
-    let mut numbers: Vec<usize> = (0..daemon.gpus.len()).collect();
-    if let Some(before) = before {
-        numbers = before.to_vec();
-        hello.sessions_before = 1;
-        hello.gpu_count = before.len() as u32;
-        for (place, number) in before.iter().enumerate() {
-            hello.gpu_uuids[place] = daemon.gpus[*number].uuid;
-        }
+    hello
+}
+
+/// Sends a hello with the GPUs of these numbers. Returns the connection and the chosen GPUs.
+fn say_hello(daemon: &Daemon, mut hello: Hello, among: &[usize]) -> Result<(OwnedFd, Vec<usize>), Refused> {
+    hello.gpu_count = among.len() as u32;
+    for (place, number) in among.iter().enumerate() {
+        hello.gpu_uuids[place] = daemon.gpus[*number].uuid;
     }
     let (connection, welcome, _) = shake_hands(&daemon.directory.tenant_socket(), hello.as_bytes())?;
-    let chosen = numbers.iter().zip(welcome.gpu_index).filter(|(_, index)| *index != UNMANAGED);
+    let chosen = among.iter().zip(welcome.gpu_index).filter(|(_, index)| *index != UNMANAGED);
     Ok((connection, chosen.map(|(number, _)| *number).collect()))
 }
 
@@ -137,11 +158,60 @@ fn the_next_daemon_keeps_the_chosen_gpus() {
     let (kept_before, gpus) = kept(&daemon, "job", 2, 60);
     assert_eq!(gpus, [1, 2]);
     drop(gone);
+    // The next daemon would wait for a job whose end this daemon had not seen.
+    let is_gone = || daemon.status().tenants.iter().all(|tenant| tenant.name != "filler");
+    wait_until(Duration::from_secs(5), is_gone);
     let daemon = daemon.restart();
     drop(kept_before);
     let (_job, gpus) = keep(&daemon, "job", 2, 60, Some(&[1, 2])).unwrap();
     assert_eq!(gpus, [1, 2]);
     assert_eq!(kept(&daemon, "new", 1, 60).1, [0]);
+}
+
+#[test]
+fn the_next_daemon_knows_the_chosen_gpus_of_a_job_that_is_not_back_yet() {
+    let daemon = Daemon::start(2, Config::default());
+    let (_job, gpus) = kept(&daemon, "job", 1, 60);
+    assert_eq!(gpus, [0]);
+    // The job has no session, and its keeper does not come back in this test.
+    let daemon = daemon.restart();
+    let status = daemon.status();
+    let job = status.tenants.iter().find(|tenant| tenant.name == "job").unwrap();
+    assert_eq!(job.placement.as_ref().unwrap().gpus, [0]);
+    assert_eq!(kept(&daemon, "new", 1, 60).1, [1]);
+}
+
+#[test]
+fn jobs_that_wait_for_gpus_get_them_in_the_order_in_which_they_came() {
+    let daemon = Daemon::start(3, Config::default());
+    let (filler, gpus) = kept(&daemon, "filler", 1, 60);
+    assert_eq!(gpus, [0]);
+    let large = || wait(&daemon, "large", 2, 50, &[0, 1]);
+    let small = || wait(&daemon, "small", 1, 30, &[0, 1]);
+    let (kind, reason) = large().unwrap_err();
+    assert!(kind == RefusalKind::NoRoom as u32 && reason.contains("have room"), "{reason}");
+    // There is room for these jobs, and the large job came before.
+    for refused in [small(), keep(&daemon, "hasty", 1, 30, None)] {
+        let (kind, reason) = refused.map(drop).unwrap_err();
+        assert!(kind == RefusalKind::NoRoom as u32 && reason.contains("other jobs came before"), "{reason}");
+    }
+    assert_eq!(wait(&daemon, "apart", 1, 30, &[2]).unwrap().1, [2], "the large job does not want this GPU");
+    // No end of another job would help this job, so nobody waits for it.
+    assert!(wait(&daemon, "impossible", 2, 50, &[2]).is_err());
+    let waiting = || daemon.status().waiting;
+    let told: Vec<_> = waiting().into_iter().map(|job| (job.tenant, job.gpus, job.memory_bytes)).collect();
+    assert_eq!(told, [("large".to_owned(), Some(2), None), ("small".to_owned(), Some(1), None)]);
+    drop(filler);
+    let placed = RefCell::new(None);
+    wait_until(Duration::from_secs(5), || {
+        assert!(small().is_err(), "the large job came before");
+        *placed.borrow_mut() = large().ok();
+        placed.borrow().is_some()
+    });
+    let (_large, gpus) = placed.take().unwrap();
+    assert_eq!(gpus, [0, 1]);
+    small().unwrap();
+    assert!(waiting().is_empty());
 }
 
 #[test]

@@ -7,6 +7,7 @@ use deepres_daemon_harness::{Daemon, Tenant, hello};
 use deepres_k8s::api::{
     AllocateRequest, AllocateResponse, ContainerAllocateRequest, Empty, PreStartContainerRequest, path,
 };
+use deepres_k8s::evidence::CHECKPOINT;
 use deepres_k8s::grpc::Client;
 use deepres_k8s::node::Timing;
 use deepres_model::wish::Wish;
@@ -536,6 +537,45 @@ async fn a_plugin_that_restarts_makes_its_socket_again() {
     std::fs::remove_file(node.kubelet.plugins.join("deepres-share.sock")).unwrap();
     let before = node.kubelet.registered().len();
     node.until("the plugin noticed the loss", || node.kubelet.registered().len() > before).await;
+}
+
+#[tokio::test]
+async fn a_plugin_that_restarts_has_its_devices_before_the_kubelet_names_its_pods() {
+    let mut node = Node::start(2, 0).await;
+    let pod = node.kubelet.admit(Pod::of_shares("a", 60)).await.unwrap();
+    node.stop_plugin();
+    node.until("the devices are unhealthy", || node.kubelet.allocatable(SHARE) == 0).await;
+    node.kubelet.hold_lists(true);
+    let given_up = node.kubelet.lists_given_up();
+    node.start_plugin();
+    node.until("the devices are back", || node.kubelet.allocatable(SHARE) == 160).await;
+    assert_eq!(node.kubelet.lists_given_up(), given_up, "the plugin waited for the kubelet");
+    // Until the kubelet answers, the plugin knows a container by its own record.
+    assert_eq!(node.kubelet.start_pod("a").await, Some(Vec::new()));
+    assert_eq!(node.variable(&pod.containers[0].devices[1], "DEEPRES_SHARE"), "60%");
+    node.kubelet.end("a");
+    node.kubelet.hold_lists(false);
+    node.until("the allocation is gone", || node.specifications().is_empty()).await;
+}
+
+#[tokio::test]
+async fn a_damaged_checkpoint_ends_no_allocation() {
+    let node = Node::start(1, 0).await;
+    // PodResources names no init containers, so only the checkpoint has this container.
+    let pod = Pod::new("setup", vec![Container::new("init", SHARE, 50).init()]);
+    node.kubelet.admit(pod).await.unwrap();
+    // From now on, the plugin ends the allocation if neither source has the container.
+    pass(15).await;
+    let checkpoint = node.kubelet.plugins.join(CHECKPOINT);
+    let text = std::fs::read_to_string(&checkpoint).unwrap();
+    for damaged in ["", &text[..text.len() / 2]] {
+        std::fs::write(&checkpoint, damaged).unwrap();
+        pass(40).await;
+        assert_eq!((node.specifications().len(), node.tokens().len()), (1, 1), "{damaged:?}");
+    }
+    node.kubelet.end("setup");
+    std::fs::write(&checkpoint, r#"{"Data":{"PodDeviceEntries":[]}}"#).unwrap();
+    node.until("the allocation ends with the pod", || node.specifications().is_empty()).await;
 }
 
 #[tokio::test]

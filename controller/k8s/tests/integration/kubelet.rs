@@ -95,6 +95,10 @@ struct State {
     given: BTreeMap<String, BTreeSet<String>>,
     /// The time that passes before the call of Allocate and after its answer.
     slow: std::time::Duration,
+    /// Whether the kubelet answers no question for its pods now.
+    holds_lists: bool,
+    /// Number of questions for pods that a client gave up.
+    lists_given_up: usize,
     /// Random choices of the kubelet.
     random: u64,
     checkpoint: PathBuf,
@@ -219,6 +223,11 @@ impl Service {
     }
 
     async fn list(self: Arc<Self>, _: Empty) -> Result<ListPodResourcesResponse, Status> {
+        let question = Question(&self);
+        while self.state().holds_lists {
+            sleep(std::time::Duration::from_millis(1)).await;
+        }
+        std::mem::forget(question);
         let mut state = self.state();
         state.update();
         let devices = |one: &Container| ContainerDevices {
@@ -237,6 +246,15 @@ impl Service {
             containers: containers(pod),
         };
         Ok(ListPodResourcesResponse { pod_resources: state.pods.values().map(pod).collect() })
+    }
+}
+
+/// A question for pods without an answer yet.
+struct Question<'a>(&'a Service);
+
+impl Drop for Question<'_> {
+    fn drop(&mut self) {
+        self.0.state().lists_given_up += 1;
     }
 }
 
@@ -308,6 +326,16 @@ impl Kubelet {
     /// Makes the kubelet take its time before a call of Allocate and after its answer.
     pub fn slow_down(&self, slow: std::time::Duration) {
         self.state().slow = slow;
+    }
+
+    /// Makes the kubelet answer no question for its pods, or answer them again.
+    pub fn hold_lists(&self, holds: bool) {
+        self.state().holds_lists = holds;
+    }
+
+    /// Returns the number of questions for pods that a client gave up.
+    pub fn lists_given_up(&self) -> usize {
+        self.state().lists_given_up
     }
 
     /// Lists the pods, as any client of the node may.

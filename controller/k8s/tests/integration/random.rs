@@ -3,9 +3,10 @@
 
 use crate::behaviour::hello_of;
 use crate::kubelet::{Container, Pod};
-use crate::node::{Node, SECOND, pass};
+use crate::node::{Node, SECOND, pass, timing};
 use deepres_abi::wire::Role;
 use deepres_daemon_harness::shake_hands;
+use deepres_k8s::node::Timing;
 use deepres_model::wish::Wish;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Instant;
@@ -111,7 +112,9 @@ fn check_shares(node: &Node, pod: &Pod) {
 /// Returns the number of pods that the scheduler admitted, of those that ran, and of those that
 /// failed while a part of the node restarted.
 async fn run(pods: usize, seed: u64, apart_s: u64, restart_each: usize) -> (usize, usize, usize) {
-    let mut node = Node::start(GPUS, 0).await;
+    // A daemon of a test does not restart faster than another, so it may be away for as long.
+    let times = Timing { away: Timing::default().away, ..timing() };
+    let mut node = Node::start_with(GPUS, 0, times).await;
     let mut random = Random(seed);
     let mut scheduler = Scheduler {
         allocatable: node.kubelet.allocatable(SHARE),

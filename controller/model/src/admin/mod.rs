@@ -220,7 +220,7 @@ status! {
         pub gpus: Vec<GpuStatus>,
         /// The tenants, by name.
         pub tenants: Vec<TenantStatus> as Gauge,
-        /// The jobs that wait for guaranteed memory, in the order in which they get it.
+        /// The jobs that wait for guaranteed memory or GPUs, in the order in which they get them.
         #[serde(default)]
         pub waiting: Vec<WaitingStatus> as Gauge,
         /// The unmanaged processes.
@@ -257,15 +257,18 @@ status! {
         pub suspend_limit_ns: u64,
     }
 
-    /// A job that waits for guaranteed memory (`deepres run --wait`).
+    /// A job that waits for guaranteed memory or for GPUs (`deepres run --wait`).
     #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
     pub struct WaitingStatus {
         /// The name for the job's tenant.
         pub tenant: String => "WAITING",
         /// The job's user.
         pub uid: u32 => "UID",
-        /// The guaranteed memory for which the job waits, bytes.
-        pub memory_bytes: u64 => "MEMORY",
+        /// The guaranteed memory for which the job waits, bytes. `None`: the job waits for GPUs.
+        pub memory_bytes: Option<u64> => "MEMORY",
+        /// The number of GPUs for which the job waits. `None`: the job waits for memory.
+        #[serde(default)]
+        pub gpus: Option<usize> => "GPUS",
         /// The time since which the job waits, ns of `CLOCK_MONOTONIC`.
         pub since_ns: u64,
     }

@@ -6,6 +6,9 @@
 //! the ringer pays once for all of them. So a ring waits at most one price, and a ringer of many
 //! processes waits no longer than a ringer of one.
 //!
+//! A bell that rings again before its answer is shut until the answer. To shut a bell and to listen
+//! to it again takes time, so each shut bell costs the ringer a price too.
+//!
 //! A look with a cause costs as much as a look without a cause. The cause would be a change of the
 //! ringer's own meter page, and a process can change its meter page as often as it rings.
 
@@ -18,9 +21,17 @@ pub const PRICE_NS: u64 = Duration::from_micros(200).as_nanos() as u64;
 /// The increase of the price for each session on the GPU, ns. A look reads the meter of each session
 /// in less than a quarter of this time.
 pub const SESSION_NS: u64 = Duration::from_micros(1).as_nanos() as u64;
+/// The price of a bell that the arbiter shuts, ns. The arbiter makes two system calls for the bell,
+/// and takes two events of it beyond the first ring. That is less than this time.
+pub const SHUT_NS: u64 = Duration::from_micros(5).as_nanos() as u64;
 /// The time that a quiet ringer has saved at most, ns: a hundred looks. A hand-off may wake a
 /// hundred threads, and each of these threads may ring.
 pub const SAVED_NS: u64 = Duration::from_millis(20).as_nanos() as u64;
+
+/// Returns the price of a look at this many sessions, ns.
+pub fn price_ns(sessions: usize) -> u64 {
+    PRICE_NS.saturating_add(SESSION_NS.saturating_mul(sessions as u64))
+}
 
 /// The looks that one ringer has paid for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -34,10 +45,17 @@ impl Pace {
     /// the look, ns: `now_ns`, or a later time. Until that time, further rings cost nothing, and the
     /// caller does not call this function again.
     pub fn look(&mut self, now_ns: u64, sessions: usize) -> u64 {
-        let price_ns = PRICE_NS.saturating_add(SESSION_NS.saturating_mul(sessions as u64));
-        let spent_ns = self.spent_ns.max(now_ns.saturating_sub(SAVED_NS));
-        self.spent_ns = spent_ns.saturating_add(price_ns);
+        self.charge(now_ns, price_ns(sessions));
         self.spent_ns.max(now_ns)
+    }
+
+    /// Charges a bell that the arbiter shuts at `now_ns`. The next look is later by this price.
+    pub fn shut(&mut self, now_ns: u64) {
+        self.charge(now_ns, SHUT_NS);
+    }
+
+    fn charge(&mut self, now_ns: u64, price_ns: u64) {
+        self.spent_ns = self.spent_ns.max(now_ns.saturating_sub(SAVED_NS)).saturating_add(price_ns);
     }
 
     /// Returns whether the ringer has saved all the time that it can save.
@@ -53,10 +71,6 @@ mod tests {
 
     const START_NS: u64 = 1_000_000_000;
     const MS: u64 = 1_000_000;
-
-    fn price_ns(sessions: usize) -> u64 {
-        PRICE_NS + SESSION_NS * sessions as u64
-    }
 
     #[test]
     fn a_bell_that_rings_without_end_has_an_answer_for_each_price_and_at_once_after_a_pause() {
@@ -74,6 +88,18 @@ mod tests {
         now_ns += price_ns(1);
         assert_eq!(pace.look(now_ns, 1), now_ns);
         assert!(pace.is_as_new(now_ns + SAVED_NS));
+    }
+
+    #[test]
+    fn shut_bells_delay_the_next_look_and_quiet_ringers_save_no_more_by_them() {
+        let mut pace = Pace::default();
+        let bells = SAVED_NS / SHUT_NS;
+        (0..bells).for_each(|_| pace.shut(START_NS));
+        assert_eq!(pace.look(START_NS, 1), START_NS + price_ns(1));
+        assert_eq!(
+            pace.look(START_NS + SAVED_NS + 2 * price_ns(1), 1),
+            START_NS + SAVED_NS + 2 * price_ns(1)
+        );
     }
 
     #[test]

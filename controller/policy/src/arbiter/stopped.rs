@@ -12,8 +12,8 @@ use deepres_abi::meter::Reading;
 /// it, ns. This is also the time between two such questions.
 const QUIET_NS: u64 = Duration::from_millis(5).as_nanos() as u64;
 
-/// The least time between two such questions about a process that is stopped and whose meter page
-/// changes, ns. Another process that shares the page could otherwise cause a question in each turn.
+/// The least time between two questions that a change of a stopped process's meter page causes, ns.
+/// Another process that shares the page could otherwise cause a question in each turn.
 const AGAIN_NS: u64 = Duration::from_millis(1).as_nanos() as u64;
 
 /// The progress of one process, and whether the process is stopped.
@@ -25,6 +25,8 @@ pub struct Stopped {
     /// The last time at which the process made progress or was idle, ns.
     quiet_since_ns: u64,
     asked_ns: u64,
+    /// The time of the last question that a change of the meter page caused, ns.
+    asked_by_change_ns: u64,
     /// Whether the meter page changed since the last question about the stopped process.
     has_changed: bool,
 }
@@ -71,8 +73,12 @@ impl Stopped {
             return (now, false);
         }
         self.has_changed |= gets_on;
-        let pause_ns = if self.is_stopped && self.has_changed { AGAIN_NS } else { QUIET_NS };
-        let asks = now_ns.saturating_sub(self.asked_ns.max(self.quiet_since_ns)) >= pause_ns;
+        let by_change =
+            self.is_stopped && self.has_changed && now_ns.saturating_sub(self.asked_by_change_ns) >= AGAIN_NS;
+        let asks = by_change || now_ns.saturating_sub(self.asked_ns.max(self.quiet_since_ns)) >= QUIET_NS;
+        if by_change {
+            self.asked_by_change_ns = now_ns;
+        }
         if asks {
             (self.asked_ns, self.has_changed) = (now_ns, false);
         }
@@ -125,6 +131,17 @@ mod tests {
             before = now;
         }
     }
+
+    #[test]
+    fn a_process_that_goes_on_is_asked_about_at_once_also_after_a_routine_question() {
+        let mut stopped = Stopped::default();
+        let start_ns = 1_000_000_000;
+        assert!(look(&mut stopped, true, start_ns, Some(true)).1, "a routine question");
+        assert!(!look(&mut stopped, true, start_ns + 1, Some(true)).1);
+        let now = Reading { updated_ns: start_ns + 2, ..waits() };
+        assert!(stopped.look(&waits(), now, true, start_ns + 2, None).1);
+    }
+
     #[test]
     fn a_stopped_process_whose_page_changes_is_asked_about_at_a_pace() {
         let mut stopped = Stopped::default();
@@ -138,7 +155,6 @@ mod tests {
             }
             before = now;
         }
-        assert!(asked_ns[0] >= start_ns + AGAIN_NS);
         assert!(asked_ns.windows(2).all(|pair| pair[1] - pair[0] >= AGAIN_NS), "{asked_ns:?}");
         assert!(asked_ns.len() >= 9, "a process that goes on is noticed: {asked_ns:?}");
         // One change suffices, though no look within the pause may ask.

@@ -40,9 +40,9 @@ impl Lane {
         }
     }
 
-    /// Forgets the lane's events, which the driver destroyed with their context.
-    pub fn forget_events(&self, _locked: &Inner) {
-        self.ring.forget_events();
+    /// Gives the lane's events to `end`, and forgets them. No work of the lane is left.
+    pub fn forget_events(&self, _locked: &Inner, end: impl FnMut(Event)) {
+        self.ring.forget_events(end);
     }
 
     /// Drops the open segment, and charges its launches by their estimates. If another thread is

@@ -142,10 +142,10 @@ impl Ring {
         self.tail.store(tail.wrapping_add(1), Ordering::Release);
     }
 
-    /// Forgets all events, which the driver destroyed with their context. The caller holds the
-    /// context's lock.
-    pub(super) fn forget_events(&self) {
-        self.places.iter().for_each(|segment| segment.set_events(Event::NONE, Event::NONE));
+    /// Gives all events to `end`, and forgets them. The caller holds the context's lock.
+    pub(super) fn forget_events(&self, end: impl FnMut(Event)) {
+        let events = self.places.iter().flat_map(|segment| <[Event; 2]>::from(segment.take_events()));
+        events.filter(|event| *event != Event::NONE).for_each(end);
         self.taken.store(self.head.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 }

@@ -945,6 +945,23 @@ fn only_the_job_makes_a_green_context_current() {
 }
 
 #[test]
+fn a_context_that_ends_gives_all_its_events_back() {
+    let (calls, lane) = (fake::calls(), lane());
+    for _ in 0..3 {
+        put(&calls, lane, KERNEL, KERNEL_NS, Some(KERNEL_NS));
+    }
+    fake::finish();
+    let mut inner = lane.context.lock();
+    let (_, newest) = lane.over(&inner, &calls);
+    // The first segment's end event becomes the base event.
+    inner.locate(&calls, &lane, newest.unwrap(), 1_000_000_000).unwrap();
+    assert!(fake::live_events() > 3);
+    lane.context.kill(&mut inner, |event| calls.destroy_event(event));
+    assert_eq!(fake::live_events(), 0);
+    assert!(lane.ring.events().is_empty());
+}
+
+#[test]
 fn a_segment_on_the_legacy_stream_of_a_green_context_ends_after_its_usual_time() {
     let (calls, lane) = (fake::calls(), green_lane());
     open(&calls, lane, 2);

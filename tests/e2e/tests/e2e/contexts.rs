@@ -179,3 +179,25 @@ fn work_of_a_green_context_is_gated_and_metered_though_only_the_job_makes_it_cur
     client.does("cuda.cuDevicePrimaryCtxRelease_v2(0)");
     assert_eq!(contexts_mib(&host), 0);
 }
+
+#[test]
+#[ignore = "deep: takes long"]
+fn a_reset_of_the_primary_context_ends_its_green_contexts_and_charges_their_work() {
+    const KERNEL_NS: u64 = 300_000_000;
+    let host = Host::new().simgpu(&format!("kernel = [{{ name = \"busy\", ns = {KERNEL_NS} }}]\n"));
+    let _daemon = host.daemon();
+    let mut client = start(&host, &[]);
+    for round in 1..=2 {
+        client.does("retain()");
+        client.define(WORK);
+        client.define(GREEN);
+        // The driver waits for the kernel, and the meter has no estimate of it.
+        client.does("launch(busy, green_stream)");
+        client.does("reset()");
+        let account = await_value(|| host.account(TENANT), |account| account["kernel_launches"] == round);
+        let charged_ns = account["gpu_ns"].as_u64().unwrap_or(0);
+        let ran_ns = host.record(client.pid()).gpus[0].kernel_busy_ns;
+        assert_eq!(ran_ns, round * KERNEL_NS);
+        assert!(charged_ns.abs_diff(ran_ns) <= ran_ns / 5, "charged {charged_ns} ns, ran {ran_ns} ns");
+    }
+}

@@ -45,6 +45,7 @@ mod memory;
 mod metered;
 mod metering;
 mod metrics;
+mod mig;
 mod mps;
 mod notebooks;
 mod nvml;

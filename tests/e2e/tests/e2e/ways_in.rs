@@ -33,6 +33,20 @@ fn a_client_is_counted_launch_by_launch_however_it_reaches_the_driver() {
     }
 }
 
+/// A driver may answer look-ups with addresses that are no exports'. Name and version of a look-up
+/// then lead to the hook.
+#[test]
+fn a_client_is_counted_though_the_driver_answers_look_ups_with_addresses_of_no_export() {
+    let (host, _daemon) = Host::new().with_daemon();
+    let mut command = host.run(&["--name", "stubs"], c_client_by("launches", Way::ProcAddress), &[]);
+    command.env("SIMGPU_STUBS", "1");
+    assert_every_launch_is_counted(&host, "stubs", command);
+    assert_every_look_up_is_answered_with_our_hook(&Client {
+        variables: &[("SIMGPU_STUBS", "1")],
+        ..Client::new(&c_client_by("launches", Way::ProcAddress))
+    });
+}
+
 /// Runs `launches` in every way with only these libraries preloaded, and compares the counts.
 fn assert_every_way_is_counted_beside(preloaded: &[&Path]) {
     let (host, _daemon) = Host::new().with_daemon();

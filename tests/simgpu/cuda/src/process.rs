@@ -53,7 +53,10 @@ fn attach() -> std::result::Result<Process, Status> {
     // SAFETY: the handler only stores to an atomic, which is safe between fork and exec.
     unsafe { libc::pthread_atfork(None, None, Some(after_fork_in_child)) };
     let visible = match std::env::var("CUDA_VISIBLE_DEVICES") {
-        Ok(list) => select(&list, host.gpu_count(), |gpu| uuid_text(host.uuid(gpu))),
+        Ok(list) => select(&list, host.gpu_count(), |gpu| {
+            let text = uuid_text(host.uuid(gpu));
+            if host.config().mig { text.replacen("GPU-", "MIG-", 1) } else { text }
+        }),
         Err(_) => (0..host.gpu_count()).collect(),
     };
     status::refuse_as(visible.is_empty(), status::NO_DEVICE)?;
@@ -125,7 +128,9 @@ pub fn uuid_text(bytes: [u8; 16]) -> String {
 fn select(list: &str, count: usize, uuid: impl Fn(usize) -> String) -> Vec<usize> {
     let find = |entry: &str| match entry.parse::<usize>() {
         Ok(ordinal) => Some(ordinal).filter(|ordinal| *ordinal < count),
-        Err(_) if entry.starts_with("GPU-") => (0..count).find(|gpu| uuid(*gpu).starts_with(entry)),
+        Err(_) if entry.starts_with("GPU-") || entry.starts_with("MIG-") => {
+            (0..count).find(|gpu| uuid(*gpu).starts_with(entry))
+        }
         Err(_) => None,
     };
     let mut chosen = Vec::new();

@@ -42,6 +42,7 @@ pub enum CopyKind {
 #[expect(missing_docs, reason = "default.toml is where the keys are documented, once")]
 pub struct Config {
     pub gpus: usize,
+    pub mig: bool,
     pub mode: Mode,
     pub gpus_per_switch: usize,
     pub gpus_per_node: usize,

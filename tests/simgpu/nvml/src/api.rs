@@ -1,8 +1,8 @@
 //! The exported functions. NVIDIA's NVML API reference documents them.
 
 use crate::library::{
-    answer, field, handle, init, not_supported, process_name, read_text, shut_down, uuid_text,
-    version_mismatch, write, write_list, write_text,
+    answer, field, handle, init, not_supported, process_name, read_text, shut_down, version_mismatch, whole,
+    write, write_list, write_text,
 };
 use nvml_wrapper_sys::bindings::{self as sys, nvmlDevice_t, nvmlReturn_t};
 use simgpu_engine::topology::{Ancestor, P2p, Remote};
@@ -17,6 +17,8 @@ const PCI_DEVICE_ID: c_uint = 0x2335_10de;
 /// CUDA cores of an SM of compute capability 9.0.
 const CORES_PER_SM: c_uint = 128;
 const KHZ_PER_MHZ: u32 = 1000;
+/// The most MIG devices of a GPU (published).
+const MOST_PARTS: c_uint = 7;
 /// Temperature of a GPU that is neither idle nor hot. The simulation models neither heat nor power.
 const TEMPERATURE_C: c_uint = 40;
 const IDLE_POWER_MW: u64 = 75_000;
@@ -126,16 +128,19 @@ fn bus_id_legacy(PciAddress { domain, bus, device }: PciAddress) -> String {
 
 export_versions! {
     nvmlDeviceGetCount, nvmlDeviceGetCount_v2(count: *mut c_uint) |library| {
+        let gpus = if library.config().mig { 1 } else { library.config().gpus };
         // SAFETY: see above.
-        unsafe { write(count, library.config().gpus as c_uint) }
+        unsafe { write(count, gpus as c_uint) }
     }
 
     nvmlDeviceGetHandleByIndex, nvmlDeviceGetHandleByIndex_v2(index: c_uint, device: *mut nvmlDevice_t) |library| {
-        if index as usize >= library.config().gpus {
+        let gpus = if library.config().mig { 1 } else { library.config().gpus };
+        if index as usize >= gpus {
             return Err(sys::nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT);
         }
+        let found = if library.config().mig { whole() } else { handle(index as usize) };
         // SAFETY: see above.
-        unsafe { write(device, handle(index as usize)) }
+        unsafe { write(device, found) }
     }
 
     nvmlDeviceGetHandleByPciBusId, nvmlDeviceGetHandleByPciBusId_v2(id: *const c_char, device: *mut nvmlDevice_t) |library| {
@@ -323,7 +328,9 @@ export_values! {
     nvmlDeviceGetPerformanceState(sys::nvmlPstates_t) |library, device| { sys::nvmlPStates_enum_NVML_PSTATE_0 }
     nvmlDeviceGetPersistenceMode(sys::nvmlEnableState_t) |library, device| { sys::nvmlEnableState_enum_NVML_FEATURE_ENABLED }
     nvmlDeviceGetComputeMode(sys::nvmlComputeMode_t) |library, device| { sys::nvmlComputeMode_enum_NVML_COMPUTEMODE_DEFAULT }
-    nvmlDeviceIsMigDeviceHandle(c_uint) |library, device| { 0 }
+    nvmlDeviceIsMigDeviceHandle(c_uint) |library, device| {
+        c_uint::from(library.config().mig && !library.is_divided(device))
+    }
 }
 
 export! {
@@ -418,7 +425,8 @@ export! {
     nvmlDeviceGetHandleByUUID(uuid: *const c_char, device: *mut nvmlDevice_t) |library| {
         // SAFETY: see above.
         let uuid = unsafe { read_text(uuid) }?;
-        let found = library.find(|_, gpu| uuid.eq_ignore_ascii_case(&uuid_text(gpu.uuid)))?;
+        let found = library
+            .find(|index, _| library.uuid(handle(index)).is_ok_and(|own| own.eq_ignore_ascii_case(uuid)))?;
         // SAFETY: see above.
         unsafe { write(device, found) }
     }
@@ -431,7 +439,7 @@ export! {
 
     nvmlDeviceGetUUID(device: nvmlDevice_t, uuid: *mut c_char, length: c_uint) |library| {
         // SAFETY: see above.
-        unsafe { write_text(uuid, length, &uuid_text(library.gpu(device)?.uuid)) }
+        unsafe { write_text(uuid, length, &library.uuid(device)?) }
     }
 
     nvmlDeviceGetCudaComputeCapability(device: nvmlDevice_t, major: *mut c_int, minor: *mut c_int) |library| {
@@ -570,9 +578,44 @@ export! {
         Ok(())
     }
 
-    nvmlDeviceGetMigMode(device: nvmlDevice_t, _current: *mut c_uint, _pending: *mut c_uint) |library| {
+    nvmlDeviceGetMigMode(device: nvmlDevice_t, current: *mut c_uint, pending: *mut c_uint) |library| {
         library.index(device)?;
-        not_supported()
+        if !library.is_divided(device) {
+            return not_supported();
+        }
+        // SAFETY: see above.
+        unsafe {
+            write(current, sys::NVML_DEVICE_MIG_ENABLE)?;
+            write(pending, sys::NVML_DEVICE_MIG_ENABLE)
+        }
+    }
+
+    nvmlDeviceGetMaxMigDeviceCount(device: nvmlDevice_t, count: *mut c_uint) |library| {
+        library.index(device)?;
+        let most = if library.is_divided(device) { MOST_PARTS } else { 0 };
+        // SAFETY: see above.
+        unsafe { write(count, most) }
+    }
+
+    nvmlDeviceGetMigDeviceHandleByIndex(device: nvmlDevice_t, index: c_uint, part: *mut nvmlDevice_t) |library| {
+        library.index(device)?;
+        if !library.is_divided(device) || index >= MOST_PARTS {
+            return Err(sys::nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT);
+        }
+        if index as usize >= library.config().gpus {
+            return Err(sys::nvmlReturn_enum_NVML_ERROR_NOT_FOUND);
+        }
+        // SAFETY: see above.
+        unsafe { write(part, handle(index as usize)) }
+    }
+
+    nvmlDeviceGetDeviceHandleFromMigDeviceHandle(part: nvmlDevice_t, device: *mut nvmlDevice_t) |library| {
+        library.index(part)?;
+        if !library.config().mig || library.is_divided(part) {
+            return Err(sys::nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT);
+        }
+        // SAFETY: see above.
+        unsafe { write(device, whole()) }
     }
 
     nvmlDeviceGetTopologyCommonAncestor(one: nvmlDevice_t, other: nvmlDevice_t, level: *mut sys::nvmlGpuTopologyLevel_t) |library| {

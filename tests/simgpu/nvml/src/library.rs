@@ -34,6 +34,8 @@ static LIBRARY: Mutex<Option<Library>> = Mutex::new(None);
 
 /// The bytes whose addresses are the handles of the GPUs.
 static HANDLES: [u8; MAX_GPUS] = [0; MAX_GPUS];
+/// The byte whose address is the handle of the GPU with the MIG devices.
+static WHOLE: u8 = 0;
 
 /// Runs a call under the process's fault rules and turns its result into a return code. Never
 /// unwinds into the caller.
@@ -95,8 +97,24 @@ impl Library {
         self.observer.recent()
     }
 
-    /// Returns the index of a handle's GPU.
+    /// Returns whether a handle's GPU is the one with the MIG devices.
+    pub fn is_divided(&self, device: nvmlDevice_t) -> bool {
+        self.config().mig && device == whole()
+    }
+
+    /// Returns the UUID of a handle's GPU in NVML's form.
+    pub fn uuid(&self, device: nvmlDevice_t) -> Answer<String> {
+        let text = uuid_text(self.gpu(device)?.uuid);
+        let is_part = self.config().mig && !self.is_divided(device);
+        Ok(if is_part { text.replacen("GPU-", "MIG-", 1) } else { text })
+    }
+
+    /// Returns the index of a handle's GPU. The GPU with the MIG devices has the figures of the first
+    /// of them.
     pub fn index(&self, device: nvmlDevice_t) -> Answer<usize> {
+        if self.is_divided(device) {
+            return Ok(0);
+        }
         (0..self.config().gpus).find(|&index| handle(index) == device).ok_or(INVALID_ARGUMENT)
     }
 
@@ -117,6 +135,11 @@ impl Library {
 /// Returns the handle of a GPU.
 pub fn handle(index: usize) -> nvmlDevice_t {
     std::ptr::from_ref(&HANDLES[index]).cast_mut().cast()
+}
+
+/// Returns the handle of the GPU with the MIG devices.
+pub fn whole() -> nvmlDevice_t {
+    std::ptr::from_ref(&WHOLE).cast_mut().cast()
 }
 
 /// Writes a result to the caller's pointer.
