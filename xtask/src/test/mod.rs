@@ -182,11 +182,9 @@ fn beside() -> Result<Tally> {
 fn models(tally: &mut Tally, arguments: &[&str]) -> Result<()> {
     let mut models = build::cargo();
     models
-        .args(["test", "--release", "--package", "deepres-abi", "--test", "loom", "--target-dir"])
+        .args(["test", "--profile", "loom", "--package", "deepres-abi", "--test", "loom", "--target-dir"])
         .arg(build::target().join("loom"))
-        .env("RUSTFLAGS", "--cfg loom")
-        // Optimisation across crates would take longer than the models run.
-        .env("CARGO_PROFILE_RELEASE_LTO", "off");
+        .env("RUSTFLAGS", "--cfg loom");
     cargo_tests(tally, &mut models, arguments)
 }
 
