@@ -41,6 +41,8 @@ const END_TO_END: &str = "deepres-e2e e2e";
 /// The number of end-to-end tests that run at once. A test waits for much of its time, so this
 /// number of tests keeps two processors busy.
 const TOGETHER: &str = "--test-threads=8";
+/// Packages whose tests neither wait nor depend on time.
+const TIMELESS: [&str; 2] = ["deepres-eval", "deepres-policy"];
 /// The module name of end-to-end tests that measure. Each of these tests runs alone on the machine.
 const MEASURED: &str = "::measured::";
 
@@ -94,17 +96,23 @@ fn quick(tally: &mut Tally, filter: Option<&str>) -> Result<()> {
         if is_whole {
             beside.push(start_beside(scope, style)?);
         }
-        end_to_end.together(tally, &filter)?;
-        for program in others() {
-            together(tally, program, &filter, &[])?;
+        let (timeless, timed): (Vec<Program>, Vec<Program>) =
+            others().cloned().partition(|program| TIMELESS.contains(&program.package()));
+        let filter = &filter[..];
+        beside.push(start_beside(scope, move |tally| {
+            timeless.iter().try_for_each(|program| together(tally, program, filter, &[]))
+        })?);
+        end_to_end.together(tally, filter)?;
+        for program in &timed {
+            together(tally, program, filter, &[])?;
         }
         for checks in beside {
             tally.add(checks.join().expect("a check that fails gives an error")?);
         }
         for program in others() {
-            measured(tally, program, &filter, &[], &[])?;
+            measured(tally, program, filter, &[], &[])?;
         }
-        end_to_end.measured(tally, &filter)
+        end_to_end.measured(tally, filter)
     })
 }
 
