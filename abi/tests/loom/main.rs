@@ -1,5 +1,5 @@
 //! Checks every interleaving of the lock-free parts, by the model checker loom: `RUSTFLAGS="--cfg
-//! loom" cargo test -p deepres-abi --release --test loom`.
+//! loom" cargo test -p deepres-abi --profile loom --test loom`.
 //!
 //! The checked code is the shipped code: the crate behind its facade of atomics. The tests model
 //! only things outside the crate (a futex, an eventfd, a clock), by loom's own mutexes and

@@ -2,7 +2,9 @@
 //! controllers. On three figures, deepres must not be worse. This file names the exceptions, and
 //! docs/evaluation.md shows the exceptions. If an exception is no longer needed, a test fails.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use anyhow::Result;
 
@@ -136,19 +138,40 @@ pub const OPERATING_POINTS: (&str, [u32; 6]) =
 /// The operating point at which no figure is worse than under the TGS-like controller.
 pub const GENTLE_PPM: u32 = 5_000;
 
-/// Returns the rows of the operating points, and the row of the TGS-like controller.
+/// Rows of one scenario, which one of several threads computes.
+type Rows = Arc<OnceLock<Vec<Row>>>;
+
+/// Returns the rows of a scenario with guests under [`POLICIES`]. The program computes these rows
+/// once for each file and seed, because the page and several claims are about the same rows.
+///
+/// # Errors
+/// The scenario cannot be read.
+pub fn rows(file: &'static str, seed: u64) -> Result<Vec<Row>> {
+    static ROWS: Mutex<BTreeMap<(&str, u64), Rows>> = Mutex::new(BTreeMap::new());
+    let scenario = Scenario { seed, ..Scenario::ours(file)? };
+    let rows = {
+        let mut all = ROWS.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(all.entry((file, seed)).or_default())
+    };
+    Ok(rows.get_or_init(|| metrics::rows(&scenario, &POLICIES)).clone())
+}
+
+/// Returns the rows of the operating points, and the row of the TGS-like controller. The program
+/// computes these rows once.
 ///
 /// # Errors
 /// The scenario cannot be read.
 pub fn operating_points() -> Result<(Vec<(u32, Row)>, Row)> {
-    let scenario = Scenario::ours(OPERATING_POINTS.0)?;
-    let row = |scenario: &Scenario, policy| metrics::evaluate(scenario, &[policy]).remove(0).row;
-    let ours = OPERATING_POINTS.1.into_iter().map(|max_harm_ppm| {
+    static OURS: OnceLock<Vec<(u32, Row)>> = OnceLock::new();
+    let (file, points) = OPERATING_POINTS;
+    let scenario = Scenario::ours(file)?;
+    let ours = |max_harm_ppm| {
         let mut scenario = scenario.clone();
         scenario.policy.max_harm_ppm = max_harm_ppm;
-        (max_harm_ppm, row(&scenario, Policy::Deepres))
-    });
-    Ok((ours.collect(), row(&scenario, Policy::TgsLike)))
+        (max_harm_ppm, metrics::rows(&scenario, &POLICIES[..1]).remove(0))
+    };
+    let ours = OURS.get_or_init(|| points.into_iter().map(ours).collect()).clone();
+    Ok((ours, rows(file, scenario.seed)?.remove(1)))
 }
 
 /// Returns the part of the page about scenarios with guests.
@@ -171,9 +194,7 @@ pub fn page() -> Result<String> {
     let mut reasons: Vec<&str> = Vec::new();
     let mut missed: Vec<String> = Vec::new();
     for file in SCENARIOS {
-        let scenario = Scenario::ours(file)?;
-        let rows: Vec<Row> =
-            metrics::evaluate(&scenario, &POLICIES).into_iter().map(|evaluated| evaluated.row).collect();
+        let rows = rows(file, Scenario::ours(file)?.seed)?;
         if let Some(harvested) = rows[0].harvested_fraction.filter(|harvested| *harvested < WISHED_HARVEST) {
             missed.push(format!("{} ({harvested:.3})", rows[0].scenario));
         }

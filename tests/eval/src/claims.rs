@@ -2,13 +2,9 @@
 //! are the same on every machine.
 
 use crate::beside::{self, Figure};
-use crate::metrics::{self, Row};
+use crate::metrics::{self, Row, rows};
 use crate::policy::{Policy, deepres};
 use crate::scenario::{SECOND, Scenario};
-
-fn rows(scenario: &Scenario, policies: &[Policy]) -> Vec<Row> {
-    metrics::evaluate(scenario, policies).into_iter().map(|evaluated| evaluated.row).collect()
-}
 
 fn seeded(file: &str, seed: u64) -> Scenario {
     Scenario { seed, ..Scenario::ours(file).unwrap() }
@@ -17,6 +13,11 @@ fn seeded(file: &str, seed: u64) -> Scenario {
 /// Returns the row of deepres.
 fn ours(scenario: &Scenario) -> Row {
     rows(scenario, &[Policy::Deepres]).remove(0)
+}
+
+/// Returns the row of deepres in a scenario with guests.
+fn ours_beside(file: &'static str, seed: u64) -> Row {
+    beside::rows(file, seed).unwrap().remove(0)
 }
 
 #[test]
@@ -76,7 +77,7 @@ fn a_guest_harvests_four_fifths_of_productions_pauses_for_less_than_a_hundredth_
         "two-productions.toml",
     ] {
         for seed in 0..3 {
-            let row = ours(&seeded(file, seed));
+            let row = ours_beside(file, seed);
             let (speed, harvested) = (row.production_speed.unwrap(), row.harvested_fraction.unwrap());
             assert!(speed >= 0.99 && harvested >= 0.8, "{file}, {seed}: {speed}, {harvested}");
         }
@@ -102,7 +103,7 @@ fn however_long_its_kernels_are_a_guest_has_as_many_as_fit_into_every_pause() {
 
 #[test]
 fn pauses_that_cannot_be_foreseen_cost_production_no_more_than_it_allows() {
-    let row = ours(&Scenario::ours("bursty-without-slo.toml").unwrap());
+    let row = ours_beside("bursty-without-slo.toml", 0);
     assert!(row.production_speed.unwrap() >= 0.99, "{:?}", row.production_speed);
     assert!(row.harvested_fraction.unwrap() >= 0.4, "{:?}", row.harvested_fraction);
 }
@@ -133,7 +134,7 @@ fn a_guest_whose_kernels_are_too_long_for_the_pauses_keeps_none_from_another() {
 #[test]
 fn of_pauses_of_a_few_hand_offs_a_guest_has_some() {
     for seed in 0..3 {
-        let row = ours(&seeded("short-gaps.toml", seed));
+        let row = ours_beside("short-gaps.toml", seed);
         // Guests may cost 1 % of the time. The guard knows each cost but for some microseconds.
         assert!(row.production_speed.unwrap() >= 0.9895, "{seed}: {:?}", row.production_speed);
         assert!(row.harvested_fraction.unwrap() >= 0.44, "{seed}: {:?}", row.harvested_fraction);
@@ -145,7 +146,7 @@ fn in_no_scenario_with_guests_is_any_figure_worse_than_the_others_but_for_the_ex
     let mut wrong = Vec::new();
     let mut excused = 0;
     for file in beside::SCENARIOS {
-        let rows = [0, 1, 2].map(|seed| rows(&seeded(file, seed), &beside::POLICIES));
+        let rows = [0, 1, 2].map(|seed| beside::rows(file, seed).unwrap());
         for (place, baseline) in beside::POLICIES.into_iter().enumerate().skip(1) {
             for figure in Figure::ALL {
                 let worse = rows.iter().filter(|rows| figure.is_worse(&rows[0], &rows[place]));
@@ -186,7 +187,7 @@ fn a_guest_adds_no_more_than_its_longest_kernel_and_a_hand_off_to_a_service() {
     for (file, longest_ms) in
         [("bursty-production.toml", 1.1), ("bursty-without-slo.toml", 1.1), ("long-requests.toml", 1.1)]
     {
-        let row = ours(&Scenario::ours(file).unwrap());
+        let row = ours_beside(file, 0);
         let guest = row.tenants.last().unwrap();
         let service = row.p99_added_ms.unwrap();
         assert!(service <= longest_ms + 0.1, "{file}: {service}");

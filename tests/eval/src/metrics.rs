@@ -115,6 +115,11 @@ pub fn evaluate(scenario: &Scenario, policies: &[Policy]) -> Vec<Evaluated> {
     compare(scenario, policies, false)
 }
 
+/// Returns the rows of [`evaluate`].
+pub fn rows(scenario: &Scenario, policies: &[Policy]) -> Vec<Row> {
+    evaluate(scenario, policies).into_iter().map(|evaluated| evaluated.row).collect()
+}
+
 /// Runs a scenario under each policy. Returns all figures of each policy, in the order of the
 /// policies.
 pub fn evaluate_in_full(scenario: &Scenario, policies: &[Policy]) -> Vec<Evaluated> {

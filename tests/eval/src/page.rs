@@ -198,10 +198,7 @@ fn page(plans: &str) -> Result<String> {
     let mut page = HEAD.to_owned();
     for comparison in COMPARISONS {
         let scenario = Scenario::ours(comparison.scenario)?;
-        let rows: Vec<Row> = metrics::evaluate(&scenario, comparison.policies)
-            .into_iter()
-            .map(|evaluated| evaluated.row)
-            .collect();
+        let rows = metrics::rows(&scenario, comparison.policies);
         let Comparison { system, claim, source, figures, not_shown, .. } = comparison;
         writeln!(page, "## {system}\n\n**Claim:** {claim}\nSource: {source}.\n\n{}\n", scenario.shows)?;
         let names: Vec<&str> = figures.iter().map(|figure| figure.name).collect();

@@ -12,7 +12,7 @@ mod unmeasured;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::sync::OnceLock;
-use std::thread;
+use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
@@ -41,6 +41,8 @@ const END_TO_END: &str = "deepres-e2e e2e";
 /// The number of end-to-end tests that run at once. A test waits for much of its time, so this
 /// number of tests keeps two processors busy.
 const TOGETHER: &str = "--test-threads=8";
+/// Packages whose tests neither wait nor depend on time.
+const TIMELESS: [&str; 2] = ["deepres-eval", "deepres-policy"];
 /// The module name of end-to-end tests that measure. Each of these tests runs alone on the machine.
 const MEASURED: &str = "::measured::";
 
@@ -72,41 +74,63 @@ pub fn run(options: &Options) -> Result<ExitCode> {
 
 /// Runs the quick track. With a filter, runs only tests whose names contain the filter.
 fn quick(tally: &mut Tally, filter: Option<&str>) -> Result<()> {
-    prepare(false)?;
     let is_whole = filter.is_none();
-    if is_whole {
-        heading("cargo xtask ebpf");
-        tally.check("cargo xtask ebpf", ebpf::build().map(drop));
-        tally.check("the deep track", deep::check_last_pass());
-        for manifest in ["Cargo.toml", "ebpf/Cargo.toml"] {
-            let mut format = build::cargo();
-            format.args(["fmt", "--all", "--check", "--manifest-path", manifest]);
-            tally.check("style", command::run(&mut format));
-        }
-    }
-    heading("cargo build --workspace --lib --bins --tests");
-    let programs = program::build_all()?;
-    let artefacts = build::check_artefacts()?;
-    let end_to_end = EndToEnd::of(&programs, &artefacts, &[])?;
     let filter: Vec<&str> = filter.into_iter().collect();
-    let others = || programs.iter().filter(|program| program.name != END_TO_END);
-    // The checks that compile run beside all tests that may share the machine, at the lowest
-    // priority. The tests that measure run after them.
-    let beside = thread::scope(|scope| {
-        let beside = thread::Builder::new()
-            .spawn_scoped(scope, || if is_whole { beside() } else { Ok(Tally::default()) })
-            .context("cannot start a thread")?;
-        end_to_end.together(tally, &filter)?;
-        for program in others() {
-            together(tally, program, &filter, &[])?;
+    thread::scope(|scope| {
+        let mut beside = Vec::new();
+        if is_whole {
+            // The models need no other build. So they use the processors that a build leaves idle.
+            beside.push(start_beside(scope, |tally| models(tally, &[]))?);
         }
-        beside.join().expect("a check that fails gives an error")
-    })?;
-    tally.add(beside);
-    for program in others() {
-        measured(tally, program, &filter, &[], &[])?;
-    }
-    end_to_end.measured(tally, &filter)
+        prepare(false)?;
+        if is_whole {
+            heading("cargo xtask ebpf");
+            tally.check("cargo xtask ebpf", ebpf::build().map(drop));
+            tally.check("the deep track", deep::check_last_pass());
+        }
+        heading("cargo build --workspace --lib --bins --tests");
+        let programs = program::build_all()?;
+        let artefacts = build::check_artefacts()?;
+        let end_to_end = EndToEnd::of(&programs, &artefacts, &[])?;
+        let others = || programs.iter().filter(|program| program.name != END_TO_END);
+        if is_whole {
+            beside.push(start_beside(scope, style)?);
+        }
+        let (timeless, timed): (Vec<Program>, Vec<Program>) =
+            others().cloned().partition(|program| TIMELESS.contains(&program.package()));
+        let filter = &filter[..];
+        beside.push(start_beside(scope, move |tally| {
+            timeless.iter().try_for_each(|program| together(tally, program, filter, &[]))
+        })?);
+        end_to_end.together(tally, filter)?;
+        for program in &timed {
+            together(tally, program, filter, &[])?;
+        }
+        for checks in beside {
+            tally.add(checks.join().expect("a check that fails gives an error")?);
+        }
+        for program in others() {
+            measured(tally, program, filter, &[], &[])?;
+        }
+        end_to_end.measured(tally, filter)
+    })
+}
+
+/// Starts checks beside builds and beside tests that may share the machine, at the lowest priority.
+/// The tests that measure run after all such checks.
+fn start_beside<'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    checks: impl FnOnce(&mut Tally) -> Result<()> + Send + 'scope,
+) -> Result<ScopedJoinHandle<'scope, Result<Tally>>> {
+    let run = || {
+        // Child processes inherit the scheduling policy. So a test that needs a processor gets the
+        // processor before these checks.
+        awake::set_scheduling(libc::SCHED_IDLE, 0);
+        let mut tally = Tally::default();
+        checks(&mut tally)?;
+        Ok(tally)
+    };
+    thread::Builder::new().spawn_scoped(scope, run).context("cannot start a thread")
 }
 
 /// Runs the tests of a program that may share the machine.
@@ -160,13 +184,13 @@ fn selected<'a>(filter: &[&'a str], one: Option<&'a str>) -> Vec<&'a str> {
     }
 }
 
-/// Runs the checks that mostly compile, at the lowest priority.
-fn beside() -> Result<Tally> {
-    // Child processes inherit the scheduling policy. So a test that needs a processor gets the
-    // processor before these checks.
-    awake::set_scheduling(libc::SCHED_IDLE, 0);
-    let mut tally = Tally::default();
-    models(&mut tally, &[])?;
+/// Checks the style, and the files that xtask writes.
+fn style(tally: &mut Tally) -> Result<()> {
+    for manifest in ["Cargo.toml", "ebpf/Cargo.toml"] {
+        let mut format = build::cargo();
+        format.args(["fmt", "--all", "--check", "--manifest-path", manifest]);
+        tally.check("style", command::run(&mut format));
+    }
     heading("cargo clippy");
     let mut clippy = build::cargo();
     clippy.args(["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]);
@@ -175,18 +199,16 @@ fn beside() -> Result<Tally> {
     tally.check("cargo xtask compatibility --check", compatibility::run(&check));
     heading("cargo xtask codegen --check");
     tally.check("cargo xtask codegen --check", codegen::run(&codegen::Options { check: true }));
-    Ok(tally)
+    Ok(())
 }
 
 /// Runs the loom models. The arguments may include the models of the deep track.
 fn models(tally: &mut Tally, arguments: &[&str]) -> Result<()> {
     let mut models = build::cargo();
     models
-        .args(["test", "--release", "--package", "deepres-abi", "--test", "loom", "--target-dir"])
+        .args(["test", "--profile", "loom", "--package", "deepres-abi", "--test", "loom", "--target-dir"])
         .arg(build::target().join("loom"))
-        .env("RUSTFLAGS", "--cfg loom")
-        // Optimisation across crates would take longer than the models run.
-        .env("CARGO_PROFILE_RELEASE_LTO", "off");
+        .env("RUSTFLAGS", "--cfg loom");
     cargo_tests(tally, &mut models, arguments)
 }
 

@@ -80,6 +80,11 @@ impl Program {
         })
     }
 
+    /// Returns the program's package.
+    pub fn package(&self) -> &str {
+        self.name.split_once(' ').map_or(&self.name, |(package, _)| package)
+    }
+
     /// Returns the command that runs the program in the same way as cargo.
     pub fn command(&self) -> Command {
         let mut command = Command::new(&self.file);

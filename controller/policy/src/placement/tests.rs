@@ -226,17 +226,22 @@ fn a_placement_says_why() {
     );
 }
 
-#[test]
-fn sixteen_gpus_take_a_millisecond_at_most() {
-    for topology in [switched(MAX_GPUS), pci(MAX_GPUS)] {
-        let took = |_| {
-            let began = Instant::now();
-            place(&topology, &[WHOLE; MAX_GPUS], &asks(MAX_GPUS / 2, 100)).unwrap();
-            began.elapsed()
-        };
-        // Other work of the machine may hold up single runs.
-        let least = (0..20).map(took).min().unwrap();
-        assert!(least < Duration::from_millis(1), "{least:?}");
+/// Tests that measure. Each runs alone on the machine.
+mod measured {
+    use super::*;
+
+    #[test]
+    fn sixteen_gpus_take_a_millisecond_at_most() {
+        for topology in [switched(MAX_GPUS), pci(MAX_GPUS)] {
+            let took = |_| {
+                let began = Instant::now();
+                place(&topology, &[WHOLE; MAX_GPUS], &asks(MAX_GPUS / 2, 100)).unwrap();
+                began.elapsed()
+            };
+            // Other work of the machine may hold up single runs.
+            let least = (0..20).map(took).min().unwrap();
+            assert!(least < Duration::from_millis(1), "{least:?}");
+        }
     }
 }
 

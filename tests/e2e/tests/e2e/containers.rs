@@ -10,7 +10,7 @@ use deepres_e2e::prelude::*;
 use simgpu_engine::Config;
 
 /// Time of a measurement. A hundred quanta pass in it.
-const MEASURED: Duration = Duration::from_secs(4);
+const MEASURED: Duration = Duration::from_secs(3);
 /// Time after which both clients are connected, metered and past their first launches.
 const SETTLED: Duration = Duration::from_millis(700);
 /// Time within which a dead process's memory is free again, on a busy machine.

@@ -18,7 +18,7 @@ kernel = [
 /// Copies of 2 and 4 ms.
 const COPY_2_MS: &str = "to:2000000";
 const COPY_4_MS: &str = "to:4000000";
-const MEASURED: Duration = Duration::from_secs(4);
+const MEASURED: Duration = Duration::from_secs(3);
 /// Time after which kernels and copies are known and the burst at the beginning is over.
 const SETTLED: Duration = Duration::from_millis(1200);
 /// Greatest allowed error of the meter, in percentage points of the time.

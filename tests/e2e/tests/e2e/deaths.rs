@@ -109,7 +109,7 @@ fn is_not_waited_for(stop: impl FnOnce(&Host, u32), go_on: impl FnOnce(u32)) {
     thread::sleep(Duration::from_millis(500));
     stop(&host, stopped_pid);
     thread::sleep(Duration::from_millis(500));
-    let busy = Tally::over(&host, Duration::from_secs(3)).percent_of_time(&[other_pid]);
+    let busy = Tally::over(&host, Duration::from_secs(1)).percent_of_time(&[other_pid]);
     // The test continues the tenant before the assertions, because a frozen process cannot be
     // killed.
     go_on(stopped_pid);

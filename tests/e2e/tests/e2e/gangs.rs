@@ -13,7 +13,7 @@ kernel = [
 "#;
 /// Time after which all tenants are connected and the daemon knows that they use both GPUs.
 const SETTLED: Duration = Duration::from_secs(2);
-const MEASURED: Duration = Duration::from_secs(6);
+const MEASURED: Duration = Duration::from_secs(4);
 const ALLOWED_POINTS: f64 = 3.0;
 /// Time limit for some turns, after a bounded wait for work that does not end.
 const GOES_ON_WITHIN: Duration = Duration::from_secs(20);

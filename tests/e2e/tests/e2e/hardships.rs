@@ -123,7 +123,7 @@ fn objects_made_and_ended_over_and_over_leave_nothing_behind() {
     const ROUNDS: u64 = 1_000;
     /// Rounds after which no object that is created only once appears any more.
     const WARM_UP: u64 = 300;
-    /// Runs of the rounds. The run that leaves the least memory counts, because some objects are
+    /// Runs of the rounds. One run that leaves little memory is enough, because some objects are
     /// created once, whenever more work than before is in flight.
     const RUNS: u64 = 4;
     /// Most memory that may be left, KiB. A lane alone takes about 13 KiB. The rest is memory that
@@ -137,8 +137,12 @@ fn objects_made_and_ended_over_and_over_leave_nothing_behind() {
             client.asks(&format!("left_kib(one_{kind}, {rounds})")).parse().expect("a number")
         };
         left_kib(WARM_UP);
-        let least_kib = (0..RUNS).map(|_| left_kib(ROUNDS)).min().expect("some runs");
-        assert!(least_kib < LEFT_KIB, "{kind}: {least_kib} KiB after {ROUNDS} rounds");
+        let leaves_little = (0..RUNS).any(|_| {
+            let left_kib = left_kib(ROUNDS);
+            println!("{kind}: {left_kib} KiB after {ROUNDS} rounds");
+            left_kib < LEFT_KIB
+        });
+        assert!(leaves_little, "{kind}: each run left memory");
     }
 }
 

@@ -173,6 +173,7 @@ mod measured {
         small_kernels_with_gaps_under_a_lease: "k6 wait:12";
         bursts_with_a_sync_each_under_a_lease: "k20x25 sync wait:500";
         the_legacy_stream_with_gaps_under_a_lease: "--default legacy k6 wait:20 k20x5 wait:300";
+        #[ignore = "deep: takes long"]
         the_legacy_stream_with_syncs_under_a_lease: "--default legacy k20x25 sync k6x3 sync wait:500";
         streams_whose_kernels_overlap_under_a_lease: "--streams 2 k80 wait:30 k20 wait:60";
         #[ignore = "deep: takes long"]

@@ -226,7 +226,7 @@ mod measured {
             }
             let _finally = Finally(&is_over);
             thread::sleep(Duration::from_millis(500));
-            let window = Window::measure(&host, Duration::from_secs(4));
+            let window = Window::measure(&host, Duration::from_secs(3));
             println!("{} tries", tries.load(Ordering::Relaxed));
             window.assert_shares(&[("a", 70.0), ("b", 30.0)]);
         });

@@ -6,7 +6,7 @@ use deepres_e2e::prelude::*;
 /// Time limit for compiling. tinygrad compiles 65 kernels first, in two processes at once on two
 /// cores.
 const COMPILED_WITHIN: Duration = Duration::from_secs(120);
-const MEASURED: Duration = Duration::from_secs(8);
+const MEASURED: Duration = Duration::from_secs(5);
 
 fn start(host: &Host, name: &str, share: &str) -> Process {
     host.spawn(

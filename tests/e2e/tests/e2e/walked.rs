@@ -22,8 +22,10 @@ const OUT_OF_MEMORY: &str = "2";
 const TENANT: &str = "walked";
 /// Slot of the victim. The tenant's other process connects first and has the slot before.
 const SLOT: usize = 1;
-/// Places at which the victim is killed, in addition to those after each change of the account.
-const PLACES: usize = 16;
+/// Places at which the victim is killed, in addition to those after each change of the account, in
+/// the quick and in the deep track.
+const FEW_PLACES: usize = 6;
+const MANY_PLACES: usize = 16;
 /// Upper bound on the instructions of a call. Every call takes far fewer.
 const MOST_STEPS: usize = 5_000_000;
 /// Calls, and the size of each request. Small linear allocations take a separate path in the
@@ -142,9 +144,9 @@ impl Tenant {
     }
 }
 
-/// Kills processes at all places of each call. Asserts that each call changes the account at least
-/// `least_changes` times.
-fn kill_everywhere(how: &str, least_changes: usize) {
+/// Kills processes at this many places of each call, and after each change of the account. Asserts
+/// that each call changes the account at least `least_changes` times.
+fn kill_everywhere(how: &str, least_changes: usize, places: usize) {
     let mut tenant = Tenant::start();
     let ledger = Ledger::of(&tenant.daemon);
     for call in CALLS {
@@ -154,8 +156,8 @@ fn kill_everywhere(how: &str, least_changes: usize) {
         for changes in 0..whole.changes {
             tenant.kill_at(&ledger, how, call, End::Changes(changes + 1));
         }
-        for place in 0..PLACES {
-            tenant.kill_at(&ledger, how, call, End::Steps(whole.steps * place / PLACES));
+        for place in 0..places {
+            tenant.kill_at(&ledger, how, call, End::Steps(whole.steps * place / places));
         }
     }
 }
@@ -163,7 +165,13 @@ fn kill_everywhere(how: &str, least_changes: usize) {
 #[test]
 fn a_process_killed_anywhere_while_it_allocates_leaves_nothing_behind() {
     // The two changes are the reservation and the charge.
-    kill_everywhere("allocate", 2);
+    kill_everywhere("allocate", 2, FEW_PLACES);
+}
+
+#[test]
+#[ignore = "deep: takes long"]
+fn a_process_killed_at_many_places_while_it_allocates_leaves_nothing_behind() {
+    kill_everywhere("allocate", 2, MANY_PLACES);
 }
 
 #[test]
@@ -171,12 +179,12 @@ fn a_process_killed_anywhere_while_it_allocates_leaves_nothing_behind() {
 fn a_process_killed_anywhere_while_it_frees_leaves_nothing_behind() {
     // A pool keeps its memory until the client trims it or waits for the GPU. So a free may change
     // nothing in the account.
-    kill_everywhere("free", 0);
+    kill_everywhere("free", 0, MANY_PLACES);
 }
 
 #[test]
 #[ignore = "deep: takes long"]
 fn a_process_killed_anywhere_while_it_is_refused_leaves_nothing_behind() {
     // The two changes are the reservation and its withdrawal.
-    kill_everywhere("refused", 2);
+    kill_everywhere("refused", 2, MANY_PLACES);
 }
