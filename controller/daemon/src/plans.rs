@@ -187,9 +187,7 @@ pub fn learn(name: &str, ms: u64, shared: &Rc<Shared>) -> Result<PlanStatus, Str
         let registry = shared.registry.borrow();
         let tenant = registry.tenants().named(name)?;
         let sessions = tenant.members.sessions().values().take(MOST_SESSIONS);
-        let pages = |session: &Session| {
-            (Arc::clone(&session.grant), Arc::clone(&session.meter))
-        };
+        let pages = |session: &Session| (Arc::clone(&session.grant), Arc::clone(&session.meter));
         (tenant.id, sessions.map(pages).collect::<Vec<_>>())
     };
     if asked.is_empty() {

@@ -141,3 +141,83 @@ fn write(file: OwnDescriptor, chunk: &[u8]) -> io::Result<()> {
     // A reader of the trace stops at an incomplete chunk.
     if written < chunk.len() { Err(io::ErrorKind::WriteZero.into()) } else { Ok(()) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::calls::Stream;
+    use crate::record::encode;
+    use deepres_abi::driver::ApiId;
+    use deepres_abi::page;
+    use deepres_abi::recording::{Record, take, take_chunk};
+    use std::alloc::{Layout, alloc_zeroed};
+
+    const NUMBER: u32 = 3;
+    const BEGAN_NS: u64 = 5_000;
+
+    fn asked() -> Asked {
+        let bytes = size_of::<GrantPage>();
+        // SAFETY: the layout is not empty. Nobody frees the memory, and it is zeroed and long enough.
+        let grant: &'static GrantPage = unsafe {
+            page::create(alloc_zeroed(Layout::new::<GrantPage>()), bytes).expect("it is long enough")
+        };
+        grant.ask_for_excerpt(NUMBER);
+        Asked { number: NUMBER, grant, excerpt: Box::leak(Box::default()), gpus: &[] }
+    }
+
+    fn launch(at_ns: u64, function: u64) -> Event {
+        encode::launch(at_ns, ApiId::cuLaunchKernel, Stream(7), function, [1; 3], [32, 1, 1], 0, 0)
+    }
+
+    /// Returns the times of the launches of a finished excerpt, without the base of their chunk.
+    fn launches(excerpt: &Excerpt) -> usize {
+        let mut bytes = Vec::new();
+        excerpt.read(|byte| bytes.push(byte));
+        let mut rest = bytes.as_slice();
+        let mut launches = 0;
+        while let Some((_, mut records)) = take_chunk(&mut rest) {
+            while !records.is_empty() {
+                let record = take(&mut records).expect("whole records");
+                launches += usize::from(matches!(record, Some(Record::Launch { .. })));
+            }
+        }
+        assert!(rest.is_empty(), "all chunks are whole");
+        launches
+    }
+
+    #[test]
+    fn an_excerpt_has_the_calls_from_the_question_until_the_daemon_asks_for_another() {
+        let asked = asked();
+        let (grant, excerpt) = (asked.grant, asked.excerpt);
+        let mut output = Output::excerpt(asked, os::now_ns().min(BEGAN_NS));
+        output.began_ns = os::now_ns();
+        output.event(1, &launch(BEGAN_NS - 1, 1));
+        output.event(1, &launch(BEGAN_NS + 1, 1));
+        assert!(output.goes_on(false) && excerpt.finished() == 0);
+        output.event(1, &launch(BEGAN_NS + 2, 2));
+        grant.ask_for_excerpt(0);
+        assert!(!output.goes_on(false));
+        assert_eq!((excerpt.finished(), launches(excerpt)), (NUMBER, 2), "one call came before");
+    }
+
+    #[test]
+    fn a_full_excerpt_is_finished_with_whole_chunks() {
+        let asked = asked();
+        let excerpt = asked.excerpt;
+        let mut output = Output::excerpt(asked, os::now_ns().min(BEGAN_NS));
+        output.began_ns = os::now_ns();
+        let mut looks = 0;
+        loop {
+            // Each launch has another function, so each has its shape.
+            (0..200).for_each(|at| output.event(1, &launch(BEGAN_NS + looks, 200 * looks + at)));
+            looks += 1;
+            if !output.goes_on(false) {
+                break;
+            }
+            assert!(looks < 1_000, "an excerpt has an end");
+        }
+        assert_eq!(excerpt.finished(), NUMBER);
+        let launches = launches(excerpt);
+        assert!(launches >= 2_000 && launches < 200 * looks as usize, "{launches}");
+    }
+}

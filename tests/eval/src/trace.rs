@@ -6,7 +6,8 @@ use std::path::Path;
 use anyhow::{Context as _, Result, bail, ensure};
 use deepres_abi::recording::{FILE_MAGIC, Head, MAJOR, Shape};
 use deepres_policy::granularity::Kernel;
-use deepres_policy::granularity::recorded::{self, LEAST_PAUSE_NS, Process, blocks};
+pub use deepres_policy::granularity::recorded::Process;
+use deepres_policy::granularity::recorded::{self, LEAST_PAUSE_NS, blocks};
 use zerocopy::FromBytes as _;
 
 /// Most kernels in one batch.
