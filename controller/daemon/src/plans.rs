@@ -10,6 +10,7 @@ use crate::registry::Registry;
 use crate::shm::SharedPage;
 use crate::tenant::Session;
 use deepres_abi::PPM;
+use deepres_abi::excerpt::Excerpt;
 use deepres_abi::grant::GrantPage;
 use deepres_abi::meter::MeterPage;
 use deepres_model::admin::plan::{
@@ -210,8 +211,11 @@ pub fn learn(name: &str, ms: u64, shared: &Rc<Shared>) -> Result<PlanStatus, Str
     let (name, own) = (name.to_owned(), Rc::clone(shared));
     let status = plans.status(&name);
     tokio::task::spawn_local(async move {
-        let excerpts = record(number, asked, Duration::from_millis(ms)).await;
-        let learned = tokio::task::spawn_blocking(move || lesson_of(&excerpts)).await;
+        let finished = record(number, asked, Duration::from_millis(ms)).await;
+        let learned = tokio::task::spawn_blocking(move || {
+            lesson_of(&finished.iter().map(|meter| bytes_of(meter.page().excerpt())).collect::<Vec<_>>())
+        });
+        let learned = learned.await;
         let learned = learned.unwrap_or_else(|_| Err("the reading of the excerpt failed".to_owned()));
         if let Some(lesson) =
             own.plans.borrow_mut().lessons.get_mut(&name).filter(|lesson| lesson.tenant == id)
@@ -226,8 +230,15 @@ pub fn learn(name: &str, ms: u64, shared: &Rc<Shared>) -> Result<PlanStatus, Str
 
 type Pages = (Arc<SharedPage<GrantPage>>, Arc<SharedPage<MeterPage>>);
 
-/// Asks sessions for an excerpt, and returns the bytes of the excerpts that are finished in time.
-async fn record(number: u32, asked: Vec<Pages>, lasts: Duration) -> Vec<Vec<u8>> {
+/// Returns the bytes of a finished excerpt.
+fn bytes_of(excerpt: &Excerpt) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    excerpt.read(|byte| bytes.push(byte));
+    bytes
+}
+
+/// Asks sessions for an excerpt, and returns the pages with the excerpts that are finished in time.
+async fn record(number: u32, asked: Vec<Pages>, lasts: Duration) -> Vec<Arc<SharedPage<MeterPage>>> {
     let ask = |number: u32| asked.iter().for_each(|(grant, _)| grant.page().ask_for_excerpt(number));
     let is_finished = |(_, meter): &Pages| meter.page().excerpt().finished() == number;
     let all_finished = async |limit: Duration| {
@@ -240,12 +251,7 @@ async fn record(number: u32, asked: Vec<Pages>, lasts: Duration) -> Vec<Vec<u8>>
     all_finished(lasts).await;
     ask(0);
     all_finished(FINISH_LIMIT).await;
-    let bytes = |(_, meter): &Pages| {
-        let mut bytes = Vec::new();
-        meter.page().excerpt().read(|byte| bytes.push(byte));
-        bytes
-    };
-    asked.iter().filter(|pages| is_finished(pages)).map(bytes).collect()
+    asked.iter().filter(|pages| is_finished(pages)).map(|(_, meter)| Arc::clone(meter)).collect()
 }
 
 /// Learns the iteration of the process with the most launches.
