@@ -227,7 +227,8 @@ pub fn take<'a>(records: &mut &'a [u8]) -> Result<Option<Record<'a>>, Broken> {
 /// Takes the next chunk from the front of `bytes`. Returns the chunk's head and its records, or `None`
 /// if the bytes do not begin with a whole chunk.
 pub fn take_chunk<'a>(bytes: &mut &'a [u8]) -> Option<(ChunkHead, &'a [u8])> {
-    let (head, after) = ChunkHead::read_from_prefix(bytes).ok()?;
+    let whole: &'a [u8] = bytes;
+    let (head, after) = ChunkHead::read_from_prefix(whole).ok()?;
     let length = head.bytes as usize;
     let records = after.get(..length).filter(|_| length <= MAX_CHUNK_BYTES)?;
     if head.magic != CHUNK_MAGIC || checksum(records) != head.checksum {

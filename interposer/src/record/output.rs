@@ -148,7 +148,8 @@ mod tests {
     use crate::driver::calls::Stream;
     use crate::record::encode;
     use deepres_abi::driver::ApiId;
-    use deepres_abi::page;
+    use deepres_abi::meter::MeterPage;
+    use deepres_abi::page::{self, Page};
     use deepres_abi::recording::{Record, take, take_chunk};
     use std::alloc::{Layout, alloc_zeroed};
 
@@ -156,20 +157,20 @@ mod tests {
     const BEGAN_NS: u64 = 5_000;
 
     fn asked() -> Asked {
-        let bytes = size_of::<GrantPage>();
-        // SAFETY: the layout is not empty. Nobody frees the memory, and it is zeroed and long enough.
-        let grant: &'static GrantPage = unsafe {
-            page::create(alloc_zeroed(Layout::new::<GrantPage>()), bytes).expect("it is long enough")
-        };
+        fn made<P: Page>() -> &'static P {
+            // SAFETY: the layout is not empty. Nobody frees the memory, and it is zeroed and long enough.
+            unsafe { page::create(alloc_zeroed(Layout::new::<P>()), size_of::<P>()) }.expect("a page")
+        }
+        let grant: &'static GrantPage = made();
         grant.ask_for_excerpt(NUMBER);
-        Asked { number: NUMBER, grant, excerpt: Box::leak(Box::default()), gpus: &[] }
+        Asked { number: NUMBER, grant, excerpt: made::<MeterPage>().excerpt(), gpus: &[] }
     }
 
     fn launch(at_ns: u64, function: u64) -> Event {
         encode::launch(at_ns, ApiId::cuLaunchKernel, Stream(7), function, [1; 3], [32, 1, 1], 0, 0)
     }
 
-    /// Returns the times of the launches of a finished excerpt, without the base of their chunk.
+    /// Returns the number of launches in a finished excerpt.
     fn launches(excerpt: &Excerpt) -> usize {
         let mut bytes = Vec::new();
         excerpt.read(|byte| bytes.push(byte));
@@ -189,7 +190,7 @@ mod tests {
     fn an_excerpt_has_the_calls_from_the_question_until_the_daemon_asks_for_another() {
         let asked = asked();
         let (grant, excerpt) = (asked.grant, asked.excerpt);
-        let mut output = Output::excerpt(asked, os::now_ns().min(BEGAN_NS));
+        let mut output = Output::excerpt(asked, BEGAN_NS);
         output.began_ns = os::now_ns();
         output.event(1, &launch(BEGAN_NS - 1, 1));
         output.event(1, &launch(BEGAN_NS + 1, 1));
@@ -204,7 +205,7 @@ mod tests {
     fn a_full_excerpt_is_finished_with_whole_chunks() {
         let asked = asked();
         let excerpt = asked.excerpt;
-        let mut output = Output::excerpt(asked, os::now_ns().min(BEGAN_NS));
+        let mut output = Output::excerpt(asked, BEGAN_NS);
         output.began_ns = os::now_ns();
         let mut looks = 0;
         loop {

@@ -4,7 +4,6 @@
 //! the same records ([`deepres_abi::recording`]). A process may write any records, so the work and the
 //! memory of this module grow at most in proportion to the records' bytes, but for a sort.
 
-use alloc::borrow::ToOwned as _;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -347,7 +346,7 @@ impl Process {
     fn purpose(&self, steps: &[Step], repeats: usize) -> Purpose {
         let functions: BTreeSet<u64> = steps.iter().map(|step| self.shapes[step.shape].function).collect();
         let names = functions.iter().filter_map(|function| self.names.get(function));
-        let names: Vec<String> = names.map(|name| name.to_owned().to_ascii_lowercase()).collect();
+        let names: Vec<String> = names.map(|name| name.to_ascii_lowercase()).collect();
         let trains = names.iter().any(|name| TRAINING.iter().any(|part| name.contains(part)));
         match trains {
             true => Purpose::Training,
