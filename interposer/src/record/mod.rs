@@ -19,9 +19,8 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::{ptr, thread};
 
 use deepres_abi::driver::ApiId;
-use deepres_abi::driver::constants::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
 use deepres_abi::driver::result::CUDA_SUCCESS;
-use deepres_abi::driver::types::{CUdevice, CUfunction, CUkernel};
+use deepres_abi::driver::types::{CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, CUdevice, CUfunction, CUkernel};
 
 use crate::capture;
 use crate::descriptor::OwnDescriptor;
