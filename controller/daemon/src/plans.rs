@@ -60,21 +60,23 @@ struct Lesson {
     learned: Option<Result<Arc<Learned>, String>>,
 }
 
+/// A tenant's name and its iteration.
+type Known = (String, Arc<Learned>);
+
 /// A search for a plan, for tenants on one GPU.
 #[derive(Debug)]
 struct Found {
     /// The tenants' iterations. A plan holds only for these.
-    of: Vec<(String, Arc<Learned>)>,
+    of: Vec<Known>,
     /// The plan, or why there is none; `None` while the search runs.
     plan: Option<Result<Plan, String>>,
 }
 
 impl Found {
-    fn is_of(&self, tenants: &[(String, Arc<Learned>)]) -> bool {
-        let is_same = |(one, other): (&(String, Arc<Learned>), &(String, Arc<Learned>))| {
-            one.0 == other.0 && Arc::ptr_eq(&one.1, &other.1)
-        };
-        self.of.len() == tenants.len() && self.of.iter().zip(tenants).all(is_same)
+    fn is_of(&self, tenants: &[Known]) -> bool {
+        let mut pairs = self.of.iter().zip(tenants);
+        self.of.len() == tenants.len()
+            && pairs.all(|(one, other)| one.0 == other.0 && Arc::ptr_eq(&one.1, &other.1))
     }
 }
 
@@ -168,7 +170,7 @@ fn found_status(gpu: usize, found: &Found) -> FoundStatus {
 ///
 /// # Errors
 /// There is no such tenant.
-pub fn show(name: &str, shared: &Rc<Shared>) -> Result<PlanStatus, String> {
+pub(crate) fn show(name: &str, shared: &Rc<Shared>) -> Result<PlanStatus, String> {
     shared.registry.borrow().tenants().named(name)?;
     consider(shared);
     Ok(shared.plans.borrow().status(name))
@@ -178,7 +180,7 @@ pub fn show(name: &str, shared: &Rc<Shared>) -> Result<PlanStatus, String> {
 ///
 /// # Errors
 /// The reason why the daemon cannot record the tenant.
-pub fn learn(name: &str, ms: u64, shared: &Rc<Shared>) -> Result<PlanStatus, String> {
+pub(crate) fn learn(name: &str, ms: u64, shared: &Rc<Shared>) -> Result<PlanStatus, String> {
     if ms == 0 || ms > MOST_LEARN_MS {
         return Err(format!("an excerpt takes 1 ms to {MOST_LEARN_MS} ms, not {ms}"));
     }
@@ -334,7 +336,7 @@ fn consider(shared: &Rc<Shared>) {
     let together = together(&shared.registry.borrow(), &plans.lessons);
     plans.found.retain(|gpu, _| together.contains_key(gpu));
     for (gpu, tenants) in together {
-        let of: Vec<(String, Arc<Learned>)> =
+        let of: Vec<Known> =
             tenants.iter().map(|(name, learned, _)| (name.clone(), Arc::clone(learned))).collect();
         if plans.found.get(&gpu).is_some_and(|found| found.is_of(&of)) {
             continue;

@@ -236,8 +236,9 @@ impl Process {
     /// the mean of all measured times.
     fn times_ns(&self) -> Vec<u64> {
         let all = self.took.values();
-        let all = all.fold((0, 0u64), |(count, sum), (more, ns)| (count + more, sum.saturating_add(*ns)));
-        let mean_ns = if all.0 == 0 { UNKNOWN_NS } else { (all.1 / all.0).max(1) };
+        let (count, sum_ns) =
+            all.fold((0u64, 0u64), |(count, sum), (more, ns)| (count + more, sum.saturating_add(*ns)));
+        let mean_ns = sum_ns.checked_div(count).map_or(UNKNOWN_NS, |mean_ns| mean_ns.max(1));
         self.shapes.iter().map(|shape| self.measured_ns(shape).unwrap_or(mean_ns)).collect()
     }
 
