@@ -158,7 +158,8 @@ mod tests {
 
     fn asked() -> Asked {
         fn made<P: Page>() -> &'static P {
-            // SAFETY: the layout is not empty. Nobody frees the memory, and it is zeroed and long enough.
+            // SAFETY: the layout is not empty. Nobody frees the memory, which is zeroed and long
+            // enough.
             unsafe { page::create(alloc_zeroed(Layout::new::<P>()), size_of::<P>()) }.expect("a page")
         }
         let grant: &'static GrantPage = made();
