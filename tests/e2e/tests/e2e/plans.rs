@@ -18,6 +18,8 @@ const REPEATS: [&str; 9] = [
     "sync",
     "wait:2000",
 ];
+/// A program that repeats two launches on one stream.
+const ONE_STREAM: [&str; 4] = ["busy_200us", "busy_1000us", "sync", "wait:2000"];
 /// The longest recording of a test, ms. The program repeats itself every 4 ms.
 const RECORDED_MS: &str = "1000";
 
@@ -64,7 +66,7 @@ fn tenants_under_mps_get_a_plan_searched_and_explained() {
     let _mps = mps(&host);
     let jobs = [("a", "40%"), ("b", "60%")];
     let _jobs = jobs.map(|(name, part)| {
-        let command = host.run(&["--name", name, "--sm", part], c_client("pace"), &REPEATS);
+        let command = host.run(&["--name", name, "--sm", part], c_client("pace"), &ONE_STREAM);
         host.start(by_mps(&host, command), "ready")
     });
     learn(&host, "a");
