@@ -300,6 +300,7 @@ pub struct GrantPage {
     session_id: AtomicU64,
     heartbeat_limit_ns: AtomicU64,
     fail_mode: AtomicU32,
+    excerpt: AtomicU32,
     slots: [GrantSlot; MAX_GPUS],
 }
 
@@ -349,6 +350,18 @@ impl GrantPage {
         FailMode::from_number(self.fail_mode.load(Ordering::Relaxed))
     }
 
+    /// Asks the session for the excerpt with this number ([`crate::excerpt`]), or with 0 for no
+    /// excerpt. The session records from the question until the daemon asks for another number.
+    pub fn ask_for_excerpt(&self, number: u32) {
+        self.excerpt.store(number, Ordering::Relaxed);
+    }
+
+    /// Returns the number of the excerpt for which the daemon asks; 0 for no excerpt. An older daemon
+    /// asks for none.
+    pub fn excerpt(&self) -> u32 {
+        self.excerpt.load(Ordering::Relaxed)
+    }
+
     /// Returns the slot of a GPU, or `None` if `gpu` is no GPU index.
     pub fn slot(&self, gpu: usize) -> Option<&GrantSlot> {
         self.slots.get(gpu)
@@ -364,6 +377,7 @@ const _: () = {
     assert!(core::mem::offset_of!(GrantSlot, charge_copies) == 56);
     assert!(core::mem::offset_of!(GrantSlot, appraisal) == 64);
     assert!(core::mem::offset_of!(GrantPage, session_id) == 64);
+    assert!(core::mem::offset_of!(GrantPage, excerpt) == 84);
     assert!(core::mem::offset_of!(GrantPage, slots) == 128);
     assert!(size_of::<GrantPage>() == 4096);
 };

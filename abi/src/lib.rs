@@ -26,6 +26,7 @@ pub mod coverage;
 pub mod criticality;
 pub mod directory;
 pub mod driver;
+pub mod excerpt;
 pub mod fallback;
 pub mod forwarded;
 pub mod gate;

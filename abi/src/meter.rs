@@ -7,6 +7,7 @@
 
 use crate::MAX_GPUS;
 use crate::coverage::{Bypasses, Coverage};
+use crate::excerpt::Excerpt;
 use crate::page::{Head, Kind, Page};
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence, fence_after_exchange};
 
@@ -310,6 +311,7 @@ pub struct MeterPage {
     stretched_ns: [AtomicU64; MAX_GPUS],
     ends: [AtomicU64; MAX_GPUS],
     sm_ppm: [AtomicU32; MAX_GPUS],
+    excerpt: Excerpt,
 }
 
 // SAFETY: the type is repr(C), begins with the head, contains only atomics, and has its own kind.
@@ -383,6 +385,12 @@ impl MeterPage {
     /// word is 0 without MPS, for a process that can use all SMs, and under an older library.
     pub fn sm_ppm(&self, gpu: usize) -> Option<&AtomicU32> {
         self.sm_ppm.get(gpu)
+    }
+
+    /// Returns the place for the excerpt of the session's calls. An older library leaves the place
+    /// empty.
+    pub fn excerpt(&self) -> &Excerpt {
+        &self.excerpt
     }
 
     /// Returns the slot of a GPU, or `None` if `gpu` is no GPU index.
@@ -667,7 +675,8 @@ const _: () = {
     assert!(core::mem::offset_of!(MeterPage, stretched_ns) == 78912);
     assert!(core::mem::offset_of!(MeterPage, ends) == 79040);
     assert!(core::mem::offset_of!(MeterPage, sm_ppm) == 79168);
-    assert!(size_of::<MeterPage>() == 81920);
+    assert!(core::mem::offset_of!(MeterPage, excerpt) == 79232);
+    assert!(size_of::<MeterPage>() == 606_208);
 };
 
 #[cfg(all(test, not(loom)))]

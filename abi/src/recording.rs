@@ -23,7 +23,7 @@ pub const CHUNK_MAGIC: [u8; 4] = *b"dchk";
 pub const MAJOR: u16 = 2;
 /// The minor version. A change that adds a record or a field raises the minor version. So does a
 /// change of the table of functions, because records contain numbers of the table.
-pub const MINOR: u16 = 0;
+pub const MINOR: u16 = 1;
 /// The most bytes of records in a chunk.
 pub const MAX_CHUNK_BYTES: usize = 1 << 20;
 /// The most bytes of a record.
@@ -159,6 +159,28 @@ pub enum Record<'a> {
     /// The process ended normally. The trace has all its records, except the records that
     /// [`Record::Lost`] counts.
     End,
+    /// The number of blocks of a function that a GPU runs at once. The record comes before the first
+    /// launch of the function with this block and this shared memory.
+    Resident {
+        /// The handle of the function.
+        function: u64,
+        /// The number of threads in a block.
+        block: [u32; 3],
+        /// Dynamic shared memory, bytes.
+        shared_bytes: u32,
+        /// The number of blocks that all SMs together run at once, as far as the process can use the
+        /// SMs.
+        blocks: u32,
+    },
+    /// The job made a stream wait for an event.
+    Follow {
+        /// When the job made the call.
+        at_ns: u64,
+        /// The thread that made the call.
+        thread: u32,
+        /// The driver's handle of the stream that waits.
+        stream: u64,
+    },
 }
 
 /// The error for records that a reader must refuse: a record is longer than its chunk, or is cut
@@ -202,6 +224,20 @@ pub fn take<'a>(records: &mut &'a [u8]) -> Result<Option<Record<'a>>, Broken> {
     }
 }
 
+/// Takes the next chunk from the front of `bytes`. Returns the chunk's head and its records, or `None`
+/// if the bytes do not begin with a whole chunk.
+pub fn take_chunk<'a>(bytes: &mut &'a [u8]) -> Option<(ChunkHead, &'a [u8])> {
+    let whole: &'a [u8] = bytes;
+    let (head, after) = ChunkHead::read_from_prefix(whole).ok()?;
+    let length = head.bytes as usize;
+    let records = after.get(..length).filter(|_| length <= MAX_CHUNK_BYTES)?;
+    if head.magic != CHUNK_MAGIC || checksum(records) != head.checksum {
+        return None;
+    }
+    *bytes = &after[length..];
+    Some((head, records))
+}
+
 /// Returns a checksum (FNV-1a) of a chunk's records. A reader thus recognises a chunk that is not
 /// whole.
 pub fn checksum(bytes: &[u8]) -> u32 {
@@ -217,10 +253,10 @@ mod tests {
 
     #[test]
     fn a_version_has_one_table_of_functions() {
-        const OF_MINOR_0: u64 = 0x4a1f_9b58_ed8a_a980;
+        const OF_MINOR_1: u64 = 0x4a1f_9b58_ed8a_a980;
         assert_eq!(
             (MAJOR, MINOR, crate::driver::TABLE_HASH),
-            (2, 0, OF_MINOR_0),
+            (2, 1, OF_MINOR_1),
             "raise the version, and say so in docs/traces.md"
         );
     }
@@ -242,6 +278,8 @@ mod tests {
             Record::Launch { at_ns: 1 << 40, thread: 3, shape: 4, stream: u64::MAX, is_captured: true },
             Record::Wait { at_ns: 1, thread: 2, api: 3, lasted_ns: 4 },
             Record::End,
+            Record::Resident { function: 1 << 40, block: [32, 4, 1], shared_bytes: 0, blocks: 2112 },
+            Record::Follow { at_ns: 5, thread: 1, stream: 251 },
         ] {
             let mut bytes = Vec::new();
             record.encode(|part| bytes.extend_from_slice(part));

@@ -1,9 +1,9 @@
 //! The atomics of this crate: the real atomics, or the model checker's under `--cfg loom`.
 
 #[cfg(not(loom))]
-pub use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
+pub use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 #[cfg(loom)]
-pub use loom::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
+pub use loom::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 
 /// Makes a sequentially consistent fence directly after a read-modify-write. On x86-64, a
 /// read-modify-write is itself a full barrier, so the function only stops the compiler from

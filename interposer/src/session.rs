@@ -414,6 +414,11 @@ impl Session {
         self.sessions.load(Ordering::Relaxed)
     }
 
+    /// Returns the session's grant page.
+    pub fn grant(&self) -> &'static GrantPage {
+        self.grant
+    }
+
     /// Returns the session's meter page.
     pub fn meter(&self) -> &'static MeterPage {
         self.meter

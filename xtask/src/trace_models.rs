@@ -152,7 +152,7 @@ impl Work {
                 call(at_ns, thread, Call::Wait { api, lasted_ns });
             }
             Record::Lost(count) => self.lost += count,
-            Record::Took(..) | Record::End => {}
+            Record::Took(..) | Record::End | Record::Resident { .. } | Record::Follow { .. } => {}
         }
     }
 

@@ -1,6 +1,6 @@
 //! `deepres explain`: derives a tenant's share, term by term, or explains the choice of GPUs.
 
-use super::{completions, ps};
+use super::{completions, plan, ps};
 use anyhow::{Result, bail};
 use clap_complete::ArgValueCompleter;
 use deepres_model::admin::client::Client;
@@ -66,14 +66,14 @@ fn explain_share(name: &str, is_json: bool) -> Result<()> {
     let granted = tenant.as_ref().and_then(|tenant| tenant.granted);
     let labels = granted.and_then(|granted| granted.labels.value);
     let sms = granted.and_then(|granted| Some((granted.sm_ppm.value?, granted.sm_ppm.rule)));
+    let plans = plan::found(name);
     let accounts = tenant.map(|tenant| tenant.gpus).unwrap_or_default();
     let requests: BTreeMap<usize, RequestStatus> =
         accounts.into_iter().filter_map(|account| Some((account.gpu, account.requests?))).collect();
     let mut out = io::stdout().lock();
     let printed = if is_json {
         let sm_ppm = sms.map(|(ppm, _)| ppm);
-        let answer =
-            json!({ "tenant": name, "labels": labels, "sm_ppm": sm_ppm, "gpus": gpus, "requests": requests });
+        let answer = json!({ "tenant": name, "labels": labels, "sm_ppm": sm_ppm, "gpus": gpus, "requests": requests, "plans": plans });
         serde_json::to_writer_pretty(&mut out, &answer).map_err(io::Error::from).and_then(|()| writeln!(out))
     } else {
         let labelled = match labels {
@@ -84,7 +84,10 @@ fn explain_share(name: &str, is_json: bool) -> Result<()> {
             Some((ppm, rule)) => writeln!(out, "{name}, {} of the SMs under MPS, {rule}", Percent(ppm)),
             None => Ok(()),
         };
-        labelled.and(bounded).and_then(|()| print(name, &gpus, &requests, &mut out))
+        labelled
+            .and(bounded)
+            .and_then(|()| print(name, &gpus, &requests, &mut out))
+            .and_then(|()| plans.iter().try_for_each(|found| plan::print_found(found, &mut out)))
     };
     match printed {
         // The reader has closed the pipe (`deepres explain train | head`).

@@ -11,6 +11,7 @@ mod explain;
 mod man;
 mod mps;
 mod pause;
+mod plan;
 mod profile;
 mod ps;
 mod reload;
@@ -90,6 +91,8 @@ enum Command {
     Explain(explain::Args),
     /// Let an unmanaged process go on, as part of a tenant
     Adopt(adopt::Args),
+    /// Learn the kernels that a tenant repeats, and show plans for tenants that run at once
+    Plan(plan::Args),
     /// Measure a program's time by part of the SMs and batch, and draw the curve
     Profile(profile::Args),
     /// Show how the GPUs of this machine reach each other
@@ -135,6 +138,7 @@ pub fn main() -> ExitCode {
         Command::Resume(args) => pause::resume(args).map(|()| ExitCode::SUCCESS),
         Command::Explain(args) => explain::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Adopt(args) => adopt::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Plan(args) => plan::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Profile(args) => profile::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Topo(args) => topo::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Trace(args) => trace::run(args),

@@ -5,8 +5,9 @@ use super::gpus::answers;
 use super::registry::{Changed, Registry};
 use super::reload::reload;
 use super::state::{Saved, saver};
-use super::{Shared, residency, status};
+use super::{Shared, plans, residency, status};
 use crate::probes::metering::{self, Purpose};
+use deepres_model::admin::plan::PlanStatus;
 use deepres_model::admin::{MAX_REQUEST_BYTES, Reply, Request, Status};
 use deepres_model::peer::Peer;
 use deepres_model::text::{harmless, is_name};
@@ -208,6 +209,8 @@ pub async fn answer(request: Request, shared: &Rc<Shared>) -> Reply {
             let placed = shared.registry.borrow().place_whole(gpus, &among);
             placed.map_or_else(|message| Reply::Error { message }, |(gpus, why)| Reply::Placed { gpus, why })
         }
+        Request::PlanLearn { tenant, ms } => planned(plans::learn(&tenant, ms, shared)),
+        Request::PlanShow { tenant } => planned(plans::show(&tenant, shared)),
         Request::Set { tenant, wish, unset } => {
             change(&tenant, shared, |registry| registry.set(&tenant, *wish, &unset)).await
         }
@@ -286,6 +289,10 @@ async fn kept(answer: Result<Reply, String>, shared: &Shared) -> Reply {
         }
         Err(message) => Reply::Error { message },
     }
+}
+
+fn planned(answer: Result<PlanStatus, String>) -> Reply {
+    answer.map_or_else(|message| Reply::Error { message }, |status| Reply::Plan(Box::new(status)))
 }
 
 /// Returns the answer for the case that an arbiter hangs.

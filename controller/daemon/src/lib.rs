@@ -17,6 +17,7 @@
 //! | `reload` | reading the configuration again |
 //! | `status` | the status that administrators and the log see |
 //! | [`state`] | the state that the daemon saves for the next daemon |
+//! | [`plans`] | iterations of tenants, and plans for tenants that run at once |
 //! | [`identity`] | which tenant a process belongs to |
 //! | [`probes`] | the kernel programs, and the processes that use a GPU without being tenants |
 //! | [`trace`] | ioctls of the GPU's devices, by name |
@@ -34,6 +35,7 @@ mod lines;
 mod memory;
 mod metrics;
 mod nvml;
+pub mod plans;
 pub mod probes;
 mod registry;
 mod reload;
@@ -70,6 +72,7 @@ use gpu_lock::{GpuLock, LOOK_EVERY};
 use gpus::Gpus;
 use http::Server;
 use lines::Lines;
+use plans::Plans;
 use registry::Registry;
 use residency::Residency;
 use service::Service;
@@ -148,6 +151,8 @@ struct Shared {
     lines: Rc<Lines>,
     /// The tenants that are off the GPUs, and the moves of memory under way.
     residency: RefCell<Residency>,
+    /// The iterations of tenants that the daemon learned, and the plans that it found.
+    plans: RefCell<Plans>,
     /// The group whose members may administer the daemon.
     admin_group: Option<u32>,
     /// Whether a `deepres run` started the daemon.
@@ -180,6 +185,7 @@ impl Shared {
             let mut registry = self.registry.borrow_mut();
             let linger = registry.config().tenant_linger();
             registry.forget_deserted(linger);
+            self.plans.borrow_mut().forget(&registry);
         }
     }
 
@@ -288,6 +294,7 @@ pub fn run(
         slurm: Slurm::default(),
         lines,
         residency: RefCell::default(),
+        plans: RefCell::default(),
         admin_group,
         is_of_run: options.exits_idle,
         changed: Notify::new(),

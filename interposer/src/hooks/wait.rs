@@ -29,6 +29,7 @@ super::hook! {
 
     [cuStreamWaitEvent cuStreamWaitEvent_ptsz] (stream, ..) |of, call| {
         launch::interrupt(of.stream(stream));
+        record::follow(of.stream(stream));
         // If the event belongs to a stream that captures, this stream joins the capture.
         let _joining = capture::is_active().then(|| (os::uncancelled(), capture::joining()));
         call()

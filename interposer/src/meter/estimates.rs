@@ -120,6 +120,13 @@ impl Estimates {
         self.place(key).map(Place::mean_ns)
     }
 
+    /// Returns the mean time of a launch with this key, ns, if the table has a measurement of it and
+    /// not only bounds.
+    pub fn measured_ns(&self, key: u64) -> Option<u64> {
+        let is_measured = self.history(key)?.is_measured.load(Ordering::Relaxed);
+        self.get(key).filter(|_| is_measured)
+    }
+
     /// Returns the mean time of a launch with this key, ns, if its estimate is settled.
     #[inline(always)]
     pub fn settled(&self, key: u64) -> Option<u64> {
@@ -383,6 +390,9 @@ mod tests {
         assert_eq!(estimates.get(keyed(1)), Some(9_000));
         estimates.bound(METER, keyed(1), 5_000);
         assert_eq!(estimates.get(keyed(1)), Some(8_000));
+        assert_eq!(estimates.measured_ns(keyed(1)), None);
+        estimates.learn(METER, keyed(1), 8_000);
+        assert_eq!(estimates.measured_ns(keyed(1)), Some(8_000));
     }
 
     #[test]

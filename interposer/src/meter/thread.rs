@@ -211,6 +211,7 @@ impl Meter {
         if let Some(session) = self.process.session() {
             coverage::publish(session.meter(), now_ns);
             self.pressure.look(session, &self.process.gpus);
+            record::look(session, &self.process.gpus);
         }
         self.appraisals.step(self.process, now_ns);
         self.charge_late();

@@ -1,6 +1,7 @@
 //! Encodes events: calls become words of a ring, and these words become records of the trace.
 
 use std::collections::BTreeMap;
+use std::ptr;
 
 use deepres_abi::driver::ApiId;
 use deepres_abi::recording::{
@@ -28,6 +29,10 @@ const WAIT: u64 = 4;
 const TOOK: u64 = 5;
 /// The kind of the event of a function's name.
 const NAME: u64 = 6;
+/// The kind of the event of the blocks that run at once.
+const RESIDENT: u64 = 7;
+/// The kind of the event of a stream that waits for an event of the driver.
+const FOLLOW: u64 = 8;
 
 /// In an event's second word: the lowest bit of the API's number. The bits below are the kind.
 const API_SHIFT: u32 = 8;
@@ -85,9 +90,36 @@ pub fn took(key: u64, took_ns: u64) -> Event {
     [0, TOOK, key, took_ns, 0, 0, 0]
 }
 
-/// Returns the event of a function's name.
-pub fn name(function: u64, name: &'static [u8]) -> Event {
-    [0, NAME, function, name.as_ptr() as u64, name.len() as u64, 0, 0]
+/// Returns the event of a function's name. [`free`] frees the name.
+pub fn name(function: u64, name: Box<[u8]>) -> Event {
+    let length = name.len() as u64;
+    [0, NAME, function, Box::into_raw(name).cast::<u8>() as u64, length, 0, 0]
+}
+
+/// Frees the name of the event of a function's name, once no output needs the event any more. The
+/// recording thread calls this once for each event.
+pub fn free(event: &Event) {
+    let [_, head, _, address, length, ..] = *event;
+    if head == NAME {
+        let name = ptr::slice_from_raw_parts_mut(address as *mut u8, length as usize);
+        // SAFETY: `name` took the address and length from a box, and the caller frees it only once.
+        drop(unsafe { Box::from_raw(name) });
+    }
+}
+
+/// Returns the event of the number of a function's blocks that run at once.
+pub fn resident(function: u64, block: [u32; 3], shared_bytes: u32, blocks: u32) -> Event {
+    [0, RESIDENT, function, pair(block[0], block[1]), pair(block[2], shared_bytes), u64::from(blocks), 0]
+}
+
+/// Returns the event of a stream that waits for an event of the driver.
+pub fn follow(at_ns: u64, stream: Stream) -> Event {
+    [at_ns, FOLLOW, stream.0 as u64, 0, 0, 0, 0]
+}
+
+/// Returns the halves of a word of [`pair`].
+const fn halves(word: u64) -> [u32; 2] {
+    [word as u32, (word >> u32::BITS) as u32]
 }
 
 /// Makes records of events, and chunks of records.
@@ -99,12 +131,14 @@ pub struct Encoder {
     base_ns: Option<u64>,
     records: Vec<u8>,
     shapes: BTreeMap<[u64; 5], u64>,
+    /// The keys of all shapes, in their order.
+    keys: Vec<u64>,
 }
 
 impl Encoder {
     /// Returns an encoder for the process `pid`, which begins to record at `began_ns`.
     pub fn new(pid: u32, began_ns: u64) -> Self {
-        Self { pid, began_ns, base_ns: None, records: Vec::new(), shapes: BTreeMap::new() }
+        Self { pid, began_ns, base_ns: None, records: Vec::new(), shapes: BTreeMap::new(), keys: Vec::new() }
     }
 
     /// Returns whether the next records must go into the next chunk.
@@ -137,6 +171,17 @@ impl Encoder {
         }
     }
 
+    /// Adds the mean times of the launches so far, as far as `mean_ns` knows them by the launch's
+    /// key, and as far as a chunk of `most_bytes` has room.
+    pub fn means(&mut self, mean_ns: impl Fn(u64) -> Option<u64>, most_bytes: usize) {
+        let most_bytes = most_bytes.saturating_sub(size_of::<ChunkHead>() + MAX_RECORD_BYTES);
+        for key in std::mem::take(&mut self.keys) {
+            if let Some(took_ns) = mean_ns(key).filter(|_| self.records.len() < most_bytes) {
+                self.record(&Record::Took(key, took_ns));
+            }
+        }
+    }
+
     /// Adds the record of the recording's end, because the process ends in order.
     pub fn end(&mut self) {
         self.record(&Record::End);
@@ -150,9 +195,18 @@ impl Encoder {
             return self.record(&Record::Took(what, more));
         }
         if kind == NAME {
-            // SAFETY: `name` stored the address and length of bytes that are never freed.
+            // SAFETY: `name` stored the address and length of bytes that `free` has not freed yet.
             let name = unsafe { std::slice::from_raw_parts(more as *const u8, event[4] as usize) };
             return self.record(&Record::Name(what, &name[..name.len().min(MAX_NAME_BYTES)]));
+        }
+        if kind == RESIDENT {
+            let ([x, y], [z, shared_bytes]) = (halves(more), halves(event[4]));
+            let (block, blocks) = ([x, y, z], event[5] as u32);
+            return self.record(&Record::Resident { function: what, block, shared_bytes, blocks });
+        }
+        if call_ns < self.began_ns {
+            // The call is of an earlier recording.
+            return;
         }
         // A thread's call may be a little earlier than the call of another thread that came into
         // the chunk first.
@@ -166,6 +220,7 @@ impl Encoder {
             COPY => self.record(&Record::Copy { at_ns, thread, api, stream: more, bytes: what }),
             MEMORY => self.record(&Record::Memory { at_ns, thread, api, bytes: what }),
             WAIT => self.record(&Record::Wait { at_ns, thread, api, lasted_ns: what }),
+            FOLLOW => self.record(&Record::Follow { at_ns, thread, stream: what }),
             _ => {}
         }
     }
@@ -175,16 +230,17 @@ impl Encoder {
     fn shape(&mut self, api: u16, launch: &Event) -> u64 {
         let [_, head, function, _, first, second, third] = *launch;
         let shared_bytes = head >> SHARED_SHIFT;
-        let (low, high) = (|word: u64| word as u32, |word: u64| (word >> u32::BITS) as u32);
         let number = self.shapes.len() as u64;
         let identity = [function, first, second, third, shared_bytes << u16::BITS | u64::from(api)];
         if let Some(known) = self.shapes.get(&identity) {
             return *known;
         }
         self.shapes.insert(identity, number);
-        let (grid, block) = ([low(first), high(first), low(second)], [high(second), low(third), high(third)]);
+        let ([x, y], [z, block_x], [block_y, block_z]) = (halves(first), halves(second), halves(third));
+        let (grid, block) = ([x, y, z], [block_x, block_y, block_z]);
         let key = estimates::launch_key(function, grid.map(u64::from), block.map(u64::from), shared_bytes);
         let shape = Shape { key, api, function, grid, block, shared_bytes: shared_bytes as u32 };
+        self.keys.push(key);
         self.record(&Record::Shape(number, shape));
         number
     }

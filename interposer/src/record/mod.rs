@@ -1,11 +1,12 @@
-//! Recording (`deepres run --record`): writes the job's calls of the driver into the trace.
-//! [`deepres_abi::recording`] is the format.
+//! Recording: writes the job's calls of the driver into a trace (`deepres run --record`), or into an
+//! excerpt for the daemon ([`deepres_abi::excerpt`]). [`deepres_abi::recording`] is the format.
 //!
 //! Each thread puts its calls into a ring of its own, and the recording thread encodes the calls
-//! and writes them to the trace. Without a recording, a launch costs nothing more: the word that
-//! tells of captures ([`crate::capture`]) also tells of a recording.
+//! and writes them to the trace and to the excerpt. Without a recording, a launch costs nothing more:
+//! the word that tells of captures ([`crate::capture`]) also tells of a recording.
 
 mod encode;
+mod output;
 mod ring;
 
 use std::cell::{Cell, RefCell};
@@ -14,12 +15,12 @@ use std::fs::OpenOptions;
 use std::io;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::{ptr, thread};
 
 use deepres_abi::driver::ApiId;
 use deepres_abi::driver::result::CUDA_SUCCESS;
-use deepres_abi::driver::types::{CUfunction, CUkernel};
+use deepres_abi::driver::types::{CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, CUdevice, CUfunction, CUkernel};
 
 use crate::capture;
 use crate::descriptor::OwnDescriptor;
@@ -27,9 +28,12 @@ use crate::driver::calls::Stream;
 use crate::driver::real;
 use crate::lock_order::{Mutex, Rank};
 use crate::log::say;
+use crate::meter::estimates;
+use crate::meter::gpu::Gpu;
 use crate::os;
+use crate::session::Session;
 use crate::thread as own_thread;
-use encode::Encoder;
+use output::{Asked, Output};
 use ring::{Event, Ring, RingOwner};
 
 /// The time between two looks of the recording thread, ns. At each look, the thread writes the
@@ -43,65 +47,111 @@ const END_LOOK_NS: u64 = 200_000;
 /// The most threads that record at a time. Each has a ring of half a MiB. The trace counts the
 /// calls of further threads as lost.
 const MAX_RINGS: usize = 256;
-/// The number of functions that a thread remembers as already named in the trace.
-const NAMED: usize = 256;
+/// The number of functions, each with its block, that a thread remembers as already described.
+const DESCRIBED: usize = 1024;
 
-/// A recording of the job's calls that is under way, with the rings of the recording threads.
+/// The recording of the job's calls, with the rings of the recording threads. Once made, it stays
+/// until the process ends, and the next recording uses it again.
 struct Recording {
-    rings: Mutex<{ Rank::Rings as u8 }, Vec<&'static Ring>>,
+    state: Mutex<{ Rank::Rings as u8 }, State>,
     /// The ring of the threads beyond [`MAX_RINGS`]. This ring only counts lost calls.
     crowd: Ring,
     is_ending: AtomicBool,
-    is_ended: AtomicBool,
+    /// Whether there is a recording thread.
+    is_running: AtomicBool,
+    /// The number of traces and excerpts that have begun. Each describes the functions anew.
+    round: AtomicU64,
+}
+
+#[derive(Default)]
+struct State {
+    rings: Vec<&'static Ring>,
+    /// Traces and excerpts that the recording thread has not begun.
+    asked: Vec<Output>,
 }
 
 static RECORDING: AtomicPtr<Recording> = AtomicPtr::new(ptr::null_mut());
+/// The number of the last excerpt that began.
+static LAST_EXCERPT: AtomicU32 = AtomicU32::new(0);
 
 fn current() -> Option<&'static Recording> {
-    // SAFETY: only `start` and `forget` store here: a leaked box, or null.
+    // SAFETY: only `begin` and `forget` store here: a leaked box, or null.
     unsafe { RECORDING.load(Ordering::Acquire).as_ref() }
 }
 
 thread_local! {
     /// This thread's ring. The thread gives the ring back at its end.
     static OWN: RefCell<Option<RingOwner<'static>>> = const { RefCell::new(None) };
-    static NAMES: [Cell<usize>; NAMED] = const { [const { Cell::new(0) }; NAMED] };
+    static KNOWN: [Cell<u64>; DESCRIBED] = const { [const { Cell::new(0) }; DESCRIBED] };
 }
 
 /// Begins to record into `path`, to which `deepres run` has written the head. If the recording
 /// cannot begin, the job runs without a recording, and the interposer logs the reason.
 pub fn start(path: &Path) {
-    let started =
-        OpenOptions::new().append(true).custom_flags(libc::O_CLOEXEC | libc::O_NOFOLLOW).open(path).and_then(
-            |file| {
-                let file = OwnDescriptor::new(file.into());
-                let recording: &'static Recording = Box::leak(Box::new(Recording {
-                    rings: Mutex::default(),
-                    crowd: Ring::new(),
-                    is_ending: AtomicBool::new(false),
-                    is_ended: AtomicBool::new(false),
-                }));
-                thread::Builder::new().name(crate::meter::alone::RECORD.to_owned()).spawn(move || {
-                    crate::meter::alone::count_in();
-                    write_all(recording, file);
-                    crate::meter::alone::count_out();
-                })?;
-                RECORDING.store(ptr::from_ref(recording).cast_mut(), Ordering::Release);
-                Ok(())
-            },
-        );
-    match started {
-        Ok(()) => capture::set_recording(true),
-        Err(error) => say!(Warn, "cannot record into {}: {error}; the job runs unrecorded", path.display()),
+    let opened = OpenOptions::new().append(true).custom_flags(libc::O_CLOEXEC | libc::O_NOFOLLOW).open(path);
+    let started = opened.and_then(|file| begin(Output::file(OwnDescriptor::new(file.into()), os::now_ns())));
+    if let Err(error) = started {
+        say!(Warn, "cannot record into {}: {error}; the job runs unrecorded", path.display());
     }
+}
+
+/// Begins the excerpt for which the daemon asks, unless it has begun. Only the meter thread calls
+/// this.
+pub fn look(session: &'static Session, gpus: &'static [Gpu]) {
+    let number = session.grant().excerpt();
+    if number == 0 || LAST_EXCERPT.swap(number, Ordering::Relaxed) == number {
+        return;
+    }
+    let asked = Asked { number, grant: session.grant(), excerpt: session.meter().excerpt(), gpus };
+    if let Err(error) = begin(Output::excerpt(asked, os::now_ns())) {
+        say!(Warn, "cannot record an excerpt for the daemon: {error}");
+    }
+}
+
+/// Begins a trace or an excerpt, in the recording thread. Only one thread at a time calls this.
+fn begin(output: Output) -> io::Result<()> {
+    let recording = current().unwrap_or_else(|| {
+        let recording: &'static Recording = Box::leak(Box::new(Recording {
+            state: Mutex::default(),
+            crowd: Ring::new(),
+            is_ending: AtomicBool::new(false),
+            is_running: AtomicBool::new(false),
+            round: AtomicU64::new(0),
+        }));
+        RECORDING.store(ptr::from_ref(recording).cast_mut(), Ordering::Release);
+        recording
+    });
+    if recording.is_ending.load(Ordering::Acquire) {
+        return Ok(());
+    }
+    recording.round.fetch_add(1, Ordering::Relaxed);
+    let mut state = recording.state.lock();
+    state.asked.push(output);
+    if !recording.is_running.load(Ordering::Relaxed) {
+        let run = move || {
+            crate::meter::alone::count_in();
+            write_all(recording);
+            crate::meter::alone::count_out();
+        };
+        let name = crate::meter::alone::RECORD.to_owned();
+        if let Err(error) = thread::Builder::new().name(name).spawn(run) {
+            state.asked.clear();
+            return Err(error);
+        }
+        recording.is_running.store(true, Ordering::Release);
+    }
+    // The recording thread takes the lock before it ends the recording.
+    capture::set_recording(true);
+    Ok(())
 }
 
 /// Forgets the parent's recording, in a forked child.
 pub fn forget() {
     RECORDING.store(ptr::null_mut(), Ordering::Release);
+    LAST_EXCERPT.store(0, Ordering::Relaxed);
     capture::set_recording(false);
     OWN.with(|own| drop(own.take()));
-    NAMES.with(|names| names.iter().for_each(|name| name.set(0)));
+    KNOWN.with(|known| known.iter().for_each(|key| key.set(0)));
 }
 
 /// Ends the recording, because the process ends. Waits for a bounded time until the recording
@@ -111,51 +161,40 @@ pub fn end() {
     capture::set_recording(false);
     recording.is_ending.store(true, Ordering::Release);
     let until_ns = os::now_ns().saturating_add(END_LIMIT_NS);
-    while !recording.is_ended.load(Ordering::Acquire) && os::now_ns() < until_ns {
+    while recording.is_running.load(Ordering::Acquire) && os::now_ns() < until_ns {
         os::sleep(END_LOOK_NS);
     }
 }
 
-/// Runs the recording thread: writes the events of all rings, until the recording ends.
-fn write_all(recording: &'static Recording, file: OwnDescriptor) {
-    let mut encoder = Encoder::new(std::process::id(), os::now_ns());
+/// Runs the recording thread: writes the events of all rings, until every trace and excerpt has
+/// ended.
+fn write_all(recording: &'static Recording) {
+    let mut outputs: Vec<Output> = Vec::new();
     loop {
         let is_ending = recording.is_ending.load(Ordering::Acquire);
-        let rings = recording.rings.lock().clone();
-        let written = rings.into_iter().chain([&recording.crowd]).try_for_each(|ring| {
-            while let Some(event) = ring.pop() {
-                encoder.event(ring.thread(), &event);
-                if encoder.is_full() {
-                    write(file, &mut encoder)?;
-                }
+        let rings = {
+            let mut state = recording.state.lock();
+            outputs.append(&mut state.asked);
+            if outputs.is_empty() {
+                capture::set_recording(false);
+                recording.is_running.store(false, Ordering::Release);
+                return;
             }
-            encoder.lost(ring.take_lost());
-            io::Result::Ok(())
-        });
-        if is_ending {
-            encoder.end();
+            state.rings.clone()
+        };
+        for ring in rings.into_iter().chain([&recording.crowd]) {
+            while let Some(event) = ring.pop() {
+                outputs.iter_mut().for_each(|output| output.event(ring.thread(), &event));
+                encode::free(&event);
+            }
+            let lost = ring.take_lost();
+            outputs.iter_mut().for_each(|output| output.lost(lost));
         }
-        if let Err(error) = written.and_then(|()| write(file, &mut encoder)) {
-            say!(Warn, "cannot write the recording: {error}; the recording ends here");
-            capture::set_recording(false);
-            recording.is_ended.store(true, Ordering::Release);
-            return;
+        outputs.retain_mut(|output| output.goes_on(is_ending));
+        if !is_ending {
+            os::sleep(LOOK_NS);
         }
-        if is_ending {
-            recording.is_ended.store(true, Ordering::Release);
-            return;
-        }
-        os::sleep(LOOK_NS);
     }
-}
-
-/// Appends the encoded records to the trace as one chunk, in one write.
-fn write(file: OwnDescriptor, encoder: &mut Encoder) -> io::Result<()> {
-    let Some(chunk) = encoder.chunk() else { return Ok(()) };
-    let number = file.number().ok_or_else(|| io::Error::other("the job has closed the file"))?;
-    let written = os::write(number, &chunk)?;
-    // A reader of the trace stops at an incomplete chunk.
-    if written < chunk.len() { Err(io::ErrorKind::WriteZero.into()) } else { Ok(()) }
 }
 
 /// Puts an event into the thread's ring. If the thread has no ring, counts the event as lost.
@@ -176,15 +215,15 @@ fn push(event: &Event) {
 
 fn ring(recording: &'static Recording) -> Option<RingOwner<'static>> {
     let thread = own_thread::id();
-    let mut rings = recording.rings.lock();
-    if let Some(free) = rings.iter().find_map(|ring| ring.adopt(thread)) {
+    let mut state = recording.state.lock();
+    if let Some(free) = state.rings.iter().find_map(|ring| ring.adopt(thread)) {
         return Some(free);
     }
-    if rings.len() == MAX_RINGS {
+    if state.rings.len() == MAX_RINGS {
         return None;
     }
     let ring: &'static Ring = Box::leak(Box::new(Ring::new()));
-    rings.push(ring);
+    state.rings.push(ring);
     ring.adopt(thread)
 }
 
@@ -201,7 +240,7 @@ pub fn launch(
         return;
     }
     let at_ns = os::now_ns();
-    name(api, function);
+    describe(api, function, block, shared_bytes);
     let is_captured = u64::from(capture::is_active());
     push(&encode::launch(at_ns, api, stream, function as u64, grid, block, shared_bytes, is_captured));
 }
@@ -238,21 +277,38 @@ pub fn took(key: u64, took_ns: u64) {
     }
 }
 
-/// Records a function's name, the first time that this thread launches the function. The question
-/// for the name may load the function, but the launch would load it anyway.
-fn name(api: ApiId, function: CUfunction) {
-    const SHIFT: u32 = 6;
-    let address = function as usize;
+/// Records that a stream waits for an event of the driver.
+pub fn follow(stream: Stream) {
+    if capture::is_recording() && !capture::is_active() {
+        push(&encode::follow(os::now_ns(), stream));
+    }
+}
+
+/// Records a function's name, and the number of its blocks that run at once, the first time that this
+/// thread launches the function with this block. The question for the name may load the function,
+/// but the launch would load it anyway.
+fn describe(api: ApiId, function: CUfunction, block: [u32; 3], shared_bytes: u32) {
+    let Some(recording) = current() else { return };
     if matches!(api, ApiId::cuGraphLaunch | ApiId::cuGraphLaunch_ptsz) {
         return;
     }
-    let is_known = NAMES.with(|names| {
-        let place = &names[(address >> SHIFT) % NAMED];
-        place.replace(address) == address
-    });
+    let round = recording.round.load(Ordering::Relaxed);
+    let [x, y, z] = block.map(u64::from);
+    let key = estimates::key([function as u64, x << u32::BITS | y, z, u64::from(shared_bytes), round]);
+    let is_known = KNOWN.with(|known| known[key as usize % DESCRIBED].replace(key) == key);
     if is_known {
         return;
     }
+    if let Some(text) = name(function) {
+        push(&encode::name(function as u64, text));
+    }
+    if let Some(blocks) = resident_blocks(function, block, shared_bytes) {
+        push(&encode::resident(function as u64, block, shared_bytes, blocks));
+    }
+}
+
+/// Returns a function's name, if the driver tells it.
+fn name(function: CUfunction) -> Option<Box<[u8]>> {
     let mut found = ptr::null();
     let of_function = real!(cuFuncGetName).is_some_and(|real| {
         // SAFETY: the result has room. The handle is the function that the caller is about to
@@ -267,9 +323,27 @@ fn name(api: ApiId, function: CUfunction) {
         })
     };
     if !(of_function || of_kernel()) || found.is_null() {
-        return;
+        return None;
     }
     // SAFETY: the driver's name of a loaded function ends with a null byte.
-    let text = unsafe { CStr::from_ptr(found) };
-    push(&encode::name(address as u64, Box::leak(text.to_bytes().into())));
+    Some(unsafe { CStr::from_ptr(found) }.to_bytes().into())
+}
+
+/// Returns the number of a function's blocks that all SMs of the current GPU run at once, if the
+/// driver tells it.
+fn resident_blocks(function: CUfunction, block: [u32; 3], shared_bytes: u32) -> Option<u32> {
+    let threads =
+        block.into_iter().try_fold(1_i32, |threads, size| threads.checked_mul(size.try_into().ok()?))?;
+    let occupancy = real!(cuOccupancyMaxActiveBlocksPerMultiprocessor)?;
+    let (device_of, attribute) = (real!(cuCtxGetDevice)?, real!(cuDeviceGetAttribute)?);
+    let (mut blocks, mut device, mut sms) = (0_i32, CUdevice::default(), 0_i32);
+    // SAFETY: the results have room. The handle is the function that the caller is about to launch,
+    // in its current context.
+    let is_told = unsafe {
+        occupancy(&mut blocks, function, threads, shared_bytes as usize) == CUDA_SUCCESS
+            && device_of(&mut device) == CUDA_SUCCESS
+            && attribute(&mut sms, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device) == CUDA_SUCCESS
+    };
+    let all = blocks.checked_mul(sms).and_then(|all| u32::try_from(all).ok());
+    all.filter(|all| is_told && *all > 0)
 }

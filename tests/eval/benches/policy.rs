@@ -238,6 +238,7 @@ fn plan(criterion: Criterion) {
         width_percent: 5.0 + (at * 37 % 96) as f64,
         stream: 0,
         pause_ns: 0,
+        joins: false,
     };
     let tenants: [Vec<Kernel>; 3] = [0, 7, 31].map(|first| (first..first + 500).map(kernel).collect());
     let tenants = tenants.each_ref().map(Vec::as_slice);

@@ -1,66 +1,20 @@
 //! A recorded trace as a workload. Reads the file of `deepres run --record` and cuts the recorded
 //! run into work and pauses (docs/traces.md).
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use deepres_abi::recording::{
-    CHUNK_MAGIC, ChunkHead, FILE_MAGIC, Head, MAJOR, MAX_CHUNK_BYTES, Record, Shape, checksum, take,
-};
-use deepres_policy::granularity::{Kernel, period};
+use deepres_abi::recording::{FILE_MAGIC, Head, MAJOR, Shape};
+use deepres_policy::granularity::Kernel;
+pub use deepres_policy::granularity::recorded::Process;
+use deepres_policy::granularity::recorded::{self, LEAST_PAUSE_NS, blocks};
 use zerocopy::FromBytes as _;
 
-/// Shortest pause between two kernels. A shorter pause does not count, because a launch and its
-/// event take as long.
-const LEAST_PAUSE_NS: u64 = 20_000;
-/// Time of a kernel if the trace contains no measured time at all.
-const UNKNOWN_NS: u64 = 10_000;
 /// Most kernels in one batch.
 const MOST_KERNELS: usize = 100_000;
 /// The largest file that the evaluation reads, bytes. Such a file holds more launches than a
 /// scenario may have, and a machine has memory for the file's content.
 const MOST_BYTES: u64 = 1 << 30;
-
-/// A launch that ran.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Launched {
-    /// Time of the launch, ns of the recorded host's clock.
-    pub at_ns: u64,
-    /// Thread that launched.
-    pub thread: u32,
-    /// Kernel and geometry, as the place in [`Process::shapes`].
-    pub shape: usize,
-    /// Stream of the launch.
-    pub stream: u64,
-}
-
-/// The record of one process.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Process {
-    /// Process id in the process's own namespace.
-    pub pid: u32,
-    /// Kernels with their geometry.
-    pub shapes: Vec<Shape>,
-    /// Names of functions, by handle.
-    pub names: BTreeMap<u64, String>,
-    /// Launches that ran, in order of time.
-    pub launches: Vec<Launched>,
-    /// Number of launches that the program captured into graphs, which therefore did not run.
-    pub captured: u64,
-    /// Copies in order of time: (time, bytes).
-    pub copies: Vec<(u64, u64)>,
-    /// Allocations in order of time: (time, bytes).
-    pub allocations: Vec<(u64, u64)>,
-    /// Waits of the program's threads: beginning and length, ns.
-    pub waits: Vec<(u64, u64)>,
-    /// Measured times by key: number of times and their sum, ns.
-    pub took: BTreeMap<u64, (u64, u64)>,
-    /// Number of lost records.
-    pub lost: u64,
-    /// Whether the process ended its recording.
-    pub is_whole: bool,
-}
 
 /// The content of a whole file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -96,7 +50,7 @@ impl Trace {
     /// # Errors
     /// The bytes are no trace, or a trace of another major version.
     pub fn parse(bytes: &[u8]) -> Result<Self> {
-        let (head, mut rest) = Head::read_from_prefix(bytes)
+        let (head, chunks) = Head::read_from_prefix(bytes)
             .ok()
             .context("this is no trace: it is shorter than a trace's head")?;
         ensure!(head.magic == FILE_MAGIC, "this is no trace: `deepres run --record FILE` makes one");
@@ -105,26 +59,8 @@ impl Trace {
             "a trace of version {}, and this release reads version {MAJOR}",
             head.major
         );
-        let mut processes: BTreeMap<(u64, u32), Process> = BTreeMap::new();
-        while let Ok((chunk, after)) = ChunkHead::read_from_prefix(rest) {
-            let length = chunk.bytes as usize;
-            let Some(records) = after.get(..length).filter(|_| length <= MAX_CHUNK_BYTES) else { break };
-            if chunk.magic != CHUNK_MAGIC || checksum(records) != chunk.checksum {
-                break;
-            }
-            rest = &after[length..];
-            let process = processes.entry((chunk.began_ns, chunk.pid)).or_default();
-            process.pid = chunk.pid;
-            process.take_in(chunk.base_ns, records)?;
-        }
-        let mut processes: Vec<Process> = processes.into_values().collect();
-        for process in &mut processes {
-            process.launches.sort_by_key(|launch| launch.at_ns);
-            process.copies.sort_unstable();
-            process.allocations.sort_unstable();
-            process.waits.sort_unstable();
-        }
-        Ok(Self { processes, torn_bytes: rest.len() })
+        let (processes, torn_bytes) = recorded::read(chunks)?;
+        Ok(Self { processes, torn_bytes })
     }
 
     /// Returns the defects of the trace that do not prevent reading the rest.
@@ -155,7 +91,7 @@ impl Trace {
     /// # Errors
     /// No kernel of the trace ran.
     pub fn stretches(&self) -> Result<Vec<Stretch>> {
-        let stretches = self.busiest().map(Process::stretches).unwrap_or_default();
+        let stretches = self.busiest().map(stretches).unwrap_or_default();
         if stretches.is_empty() {
             // Missing data may be the reason, so the error names the defects.
             let flaws = self.flaws().into_iter().map(|flaw| format!("; {flaw}")).collect::<String>();
@@ -164,10 +100,11 @@ impl Trace {
         Ok(stretches)
     }
 
-    /// Returns the last iteration of the process with the most launches, with the width that each
-    /// kernel has on an H200. Returns nothing if the process does not repeat itself.
+    /// Returns the iteration of the process with the most launches. If the trace does not tell the
+    /// width of a kernel, the kernel has the width that it has on an H200. Returns nothing if the
+    /// process does not repeat itself.
     pub fn iteration(&self) -> Option<Vec<Kernel>> {
-        self.busiest()?.iteration()
+        Some(self.busiest()?.iteration(width_percent)?.kernels())
     }
 
     fn busiest(&self) -> Option<&Process> {
@@ -176,121 +113,37 @@ impl Trace {
 }
 
 /// Returns the part of the SMs of an H200 that a kernel's blocks can use, percent. Only the threads
-/// of the blocks count, because a trace has no registers. A graph has an unknown width: all SMs.
-fn width_percent(shape: &Shape) -> f64 {
+/// of the blocks count, because such a trace has no registers. A graph has an unknown width.
+fn width_percent(shape: &Shape) -> Option<f64> {
     /// SMs of the GPU, and the most threads and blocks on each of them.
     const SMS: f64 = 132.0;
     const THREADS: f64 = 2048.0;
     const BLOCKS: f64 = 32.0;
-    let product = |sizes: [u32; 3]| sizes.into_iter().map(f64::from).product::<f64>();
-    let (blocks, threads) = (product(shape.grid), product(shape.block));
+    let threads = shape.block.into_iter().map(f64::from).product::<f64>();
+    let blocks = blocks(shape) as f64;
     if blocks == 0.0 || threads == 0.0 {
-        return 100.0;
+        return None;
     }
     let at_once = SMS * (THREADS / threads).floor().clamp(1.0, BLOCKS);
-    100.0 * (blocks / at_once).min(1.0)
+    Some(100.0 * (blocks / at_once).min(1.0))
 }
 
-impl Process {
-    fn take_in(&mut self, base_ns: u64, mut records: &[u8]) -> Result<()> {
-        while !records.is_empty() {
-            if let Some(record) = take(&mut records)? {
-                self.record(base_ns, record)?;
+/// Returns a process's work in stretches. A launch begins a new stretch if the GPU has been idle for a
+/// while.
+fn stretches(process: &Process) -> Vec<Stretch> {
+    let mut stretches: Vec<Stretch> = Vec::new();
+    for (_, pause_ns, took_ns) in process.paced() {
+        match stretches.last_mut() {
+            Some(last) if pause_ns < LEAST_PAUSE_NS && last.kernels_ns.len() < MOST_KERNELS => {
+                last.kernels_ns.push(took_ns);
+            }
+            last => {
+                let pause_ns = if last.is_none() { 0 } else { pause_ns };
+                stretches.push(Stretch { pause_ns, kernels_ns: vec![took_ns] });
             }
         }
-        Ok(())
     }
-
-    fn record(&mut self, base_ns: u64, record: Record<'_>) -> Result<()> {
-        let at = |at_ns: u64| base_ns.saturating_add(at_ns);
-        match record {
-            Record::Shape(number, shape) => {
-                ensure!(number == self.shapes.len() as u64, "a shape has the number {number}");
-                self.shapes.push(shape);
-            }
-            Record::Name(function, name) => {
-                self.names.insert(function, String::from_utf8_lossy(name).into_owned());
-            }
-            Record::Launch { is_captured: true, .. } => self.captured += 1,
-            Record::Launch { at_ns, thread, shape, stream, .. } => {
-                let number = usize::try_from(shape).ok().filter(|number| *number < self.shapes.len());
-                let shape = number.with_context(|| format!("a launch has the unknown shape {shape}"))?;
-                self.launches.push(Launched { at_ns: at(at_ns), thread, shape, stream });
-            }
-            Record::Copy { at_ns, bytes, .. } => self.copies.push((at(at_ns), bytes)),
-            Record::Memory { at_ns, bytes, .. } => self.allocations.push((at(at_ns), bytes)),
-            Record::Wait { at_ns, lasted_ns, .. } => self.waits.push((at(at_ns), lasted_ns)),
-            Record::Took(key, ns) => {
-                let (count, sum_ns) = self.took.entry(key).or_default();
-                *count += 1;
-                *sum_ns = sum_ns.saturating_add(ns);
-            }
-            Record::Lost(count) => self.lost = self.lost.saturating_add(count),
-            Record::End => self.is_whole = true,
-        }
-        Ok(())
-    }
-
-    /// Returns the time of a launch of this shape: the mean of the shape's measured times, or else
-    /// the mean of all measured times.
-    fn took_ns(&self, shape: usize) -> u64 {
-        let known = self.shapes.get(shape).and_then(|shape| self.took.get(&shape.key));
-        let mean = |(count, sum_ns): (u64, u64)| (sum_ns / count.max(1)).max(1);
-        if let Some(known) = known {
-            return mean(*known);
-        }
-        let all = self
-            .took
-            .values()
-            .fold((0, 0u64), |(count, sum), (more, ns)| (count + more, sum.saturating_add(*ns)));
-        if all.0 == 0 { UNKNOWN_NS } else { mean(all) }
-    }
-
-    /// Returns each launch with the time since the end of the earlier work and its own time, ns.
-    fn paced(&self) -> impl Iterator<Item = (&Launched, u64, u64)> {
-        let mut done_ns = 0;
-        self.launches.iter().map(move |launch| {
-            let pause_ns = launch.at_ns.saturating_sub(done_ns);
-            let took_ns = self.took_ns(launch.shape);
-            done_ns = done_ns.max(launch.at_ns).saturating_add(took_ns);
-            (launch, pause_ns, took_ns)
-        })
-    }
-
-    /// Returns the last iteration of the process. Returns nothing if the process does not repeat
-    /// itself.
-    fn iteration(&self) -> Option<Vec<Kernel>> {
-        let kernels: Vec<Kernel> = self
-            .paced()
-            .map(|(launch, pause_ns, duration_ns)| Kernel {
-                key: launch.shape as u64,
-                duration_ns,
-                width_percent: self.shapes.get(launch.shape).map_or(100.0, width_percent),
-                stream: launch.stream,
-                pause_ns: if pause_ns < LEAST_PAUSE_NS { 0 } else { pause_ns },
-            })
-            .collect();
-        let keys: Vec<u64> = kernels.iter().map(|kernel| kernel.key).collect();
-        period::length(&keys).map(|length| kernels[kernels.len() - length..].to_vec())
-    }
-
-    /// Returns the process's work in stretches. A launch begins a new stretch if the GPU has been
-    /// idle for a while.
-    fn stretches(&self) -> Vec<Stretch> {
-        let mut stretches: Vec<Stretch> = Vec::new();
-        for (_, pause_ns, took_ns) in self.paced() {
-            match stretches.last_mut() {
-                Some(last) if pause_ns < LEAST_PAUSE_NS && last.kernels_ns.len() < MOST_KERNELS => {
-                    last.kernels_ns.push(took_ns);
-                }
-                last => {
-                    let pause_ns = if last.is_none() { 0 } else { pause_ns };
-                    stretches.push(Stretch { pause_ns, kernels_ns: vec![took_ns] });
-                }
-            }
-        }
-        stretches
-    }
+    stretches
 }
 
 /// Reads a regular file's bytes. Refuses pipes and devices, because they may never end.
@@ -308,6 +161,7 @@ fn read_file(file: &Path, most_bytes: u64, remedy: &str) -> Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use deepres_abi::recording::{CHUNK_MAGIC, ChunkHead, Record, checksum};
     use proptest::prelude::*;
     use zerocopy::IntoBytes as _;
 

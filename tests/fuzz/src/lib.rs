@@ -30,7 +30,7 @@ mod pages;
 mod unshared;
 
 use targets::{
-    admin, cgroup, config as configuration, conversation, directory, frames, http, images, meters,
+    admin, cgroup, config as configuration, conversation, directory, excerpts, frames, http, images, meters,
     pages as shared_pages, quantities, state, symbols, trace, welcome,
 };
 
@@ -50,6 +50,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "config", run: configuration::run },
     Target { name: "conversation", run: conversation::run },
     Target { name: "directory", run: directory::run },
+    Target { name: "excerpts", run: excerpts::run },
     Target { name: "frames", run: frames::run },
     Target { name: "http", run: http::run },
     Target { name: "images", run: images::run },

@@ -6,6 +6,7 @@
 pub mod client;
 mod coverage;
 mod declared;
+pub mod plan;
 mod share;
 
 pub use crate::probes::{
@@ -107,6 +108,18 @@ pub enum Request {
         /// The UUIDs of the GPUs among which to choose.
         among: Vec<String>,
     },
+    /// Makes the daemon record a tenant for some time, and learn its iteration.
+    PlanLearn {
+        /// The tenant's name.
+        tenant: String,
+        /// The time, ms.
+        ms: u64,
+    },
+    /// Asks for the tenant's iteration, and for the plans that the daemon found.
+    PlanShow {
+        /// The tenant's name.
+        tenant: String,
+    },
 }
 
 impl Request {
@@ -189,6 +202,8 @@ pub enum Reply {
         /// The reason, as a sentence.
         why: String,
     },
+    /// Reply to [`Request::PlanLearn`] and [`Request::PlanShow`].
+    Plan(Box<plan::PlanStatus>),
     /// The daemon cannot do what was requested.
     Error {
         /// The reason and the remedy.

@@ -56,6 +56,8 @@ pub(super) struct Work {
     pub duration_ns: f64,
     /// The part of the SMs, 0 to 1.
     pub width: f64,
+    /// Whether the kernel waits for all earlier kernels of its tenant.
+    pub joins: bool,
 }
 
 /// The kernels of a stream.
@@ -140,6 +142,7 @@ impl Mix {
                 unknown if unknown.is_nan() => 1.0,
                 percent => (percent / WHOLE_PERCENT).clamp(LEAST_WIDTH, 1.0),
             },
+            joins: kernel.joins,
         };
         let tenants = tenants.iter().map(|kernels| kernels.iter().map(work).collect()).collect();
         Ok(Self { tenants, queues })
@@ -260,7 +263,13 @@ impl State {
     /// Returns the kernel of this stream that could be launched now.
     pub fn ready(&self, mix: &Mix, queue: usize) -> Option<usize> {
         let head = &self.heads[queue];
-        self.kernel(mix, queue).filter(|_| head.order == 0 && head.pause_ns <= 0.0)
+        let kernel = self.kernel(mix, queue).filter(|_| head.order == 0 && head.pause_ns <= 0.0)?;
+        let tenant = mix.queues[queue].tenant;
+        let is_earlier = |(other, of): (usize, &Queue)| {
+            of.tenant == tenant && self.kernel(mix, other).is_some_and(|first| first < kernel)
+        };
+        let waits = mix.tenants[tenant][kernel].joins && mix.queues.iter().enumerate().any(is_earlier);
+        (!waits).then_some(kernel)
     }
 
     /// Returns whether the first kernel of the stream waits at a cut.

@@ -23,6 +23,7 @@ pub mod device;
 pub mod gate;
 mod guide;
 pub mod period;
+pub mod recorded;
 #[cfg(test)]
 mod tests;
 
@@ -56,6 +57,8 @@ pub struct Kernel {
     /// The host's time between the end of the stream's previous kernel and the launch, ns; 0 if the
     /// launch comes before that end.
     pub pause_ns: u64,
+    /// Whether the kernel begins only after all earlier kernels of the iteration, on every stream.
+    pub joins: bool,
 }
 
 /// A cut of a plan: the kernel waits until `other` has finished all its kernels before `until`.

@@ -8,7 +8,14 @@ const US: u64 = 1_000;
 const NEGLIGIBLE_NS: f64 = 1e-3;
 
 fn kernel(width_percent: f64, duration_us: u64) -> Kernel {
-    Kernel { key: duration_us, duration_ns: duration_us * US, width_percent, stream: 0, pause_ns: 0 }
+    Kernel {
+        key: duration_us,
+        duration_ns: duration_us * US,
+        width_percent,
+        stream: 0,
+        pause_ns: 0,
+        joins: false,
+    }
 }
 
 fn mix(tenants: &[Vec<Kernel>]) -> Mix {
@@ -47,6 +54,14 @@ fn pauses_of_the_host_and_streams_run_beside_the_gpu() {
     assert_eq!(run_us(&tenants, Sharing::Alike, &[]), 120.0);
     assert_eq!(mix(&tenants).critical_path_ns(), 120e3);
     assert_eq!(mix(&tenants).area_ns(), 35e3);
+}
+
+#[test]
+fn a_kernel_that_joins_waits_for_all_kernels_before_it() {
+    let side = Kernel { stream: 7, ..kernel(50.0, 30) };
+    let joins = |joins| [vec![kernel(20.0, 10), side, Kernel { joins, ..kernel(50.0, 10) }]];
+    assert_eq!(run_us(&joins(false), Sharing::Alike, &[]), 30.0);
+    assert_eq!(run_us(&joins(true), Sharing::Alike, &[]), 40.0);
 }
 
 #[test]
@@ -138,6 +153,8 @@ fn check(tenants: &[Vec<Kernel>], cuts: &[Cut], seen: &Seen) -> Result<(), TestC
         }
     }
     for (tenant, kernel, places) in &seen.began {
+        let joins = tenants[*tenant][*kernel].joins;
+        prop_assert!(!joins || places[*tenant] == *kernel, "{kernel} waits for all before it");
         for cut in cuts.iter().filter(|cut| cut.tenant == *tenant && cut.kernel <= *kernel) {
             prop_assert!(places[cut.other] >= cut.until, "{cut:?} at {places:?}");
         }
@@ -154,14 +171,16 @@ fn check(tenants: &[Vec<Kernel>], cuts: &[Cut], seen: &Seen) -> Result<(), TestC
 }
 
 fn kernels(most: usize) -> impl Strategy<Value = Vec<Kernel>> {
-    let one = (1u64..200_000, 1u32..=100, 0u64..3, prop_oneof![4 => Just(0), 1 => 0u64..50_000]);
-    let one = one.prop_map(|(duration_ns, width, stream, pause_ns)| Kernel {
+    let pause_ns = prop_oneof![4 => Just(0), 1 => 0u64..50_000];
+    let one = (1u64..200_000, 1u32..=100, 0u64..3, pause_ns, proptest::bool::weighted(0.2));
+    let one = one.prop_map(|(duration_ns, width, stream, pause_ns, joins)| Kernel {
         key: duration_ns,
         duration_ns,
         width_percent: f64::from(width),
         // Most kernels are on one stream.
         stream: stream / 2,
         pause_ns,
+        joins,
     });
     proptest::collection::vec(one, 0..most)
 }
@@ -169,13 +188,14 @@ fn kernels(most: usize) -> impl Strategy<Value = Vec<Kernel>> {
 fn any_kernels() -> impl Strategy<Value = Vec<Kernel>> {
     let width = prop_oneof![any::<f64>(), Just(f64::NAN), Just(0.0), Just(-1.0), Just(f64::INFINITY)];
     let time = prop_oneof![any::<u64>(), Just(0), Just(u64::MAX)];
-    let one = (any::<u64>(), time.clone(), width, 0u64..9, time).prop_map(
-        |(key, duration_ns, width_percent, stream, pause_ns)| Kernel {
+    let one = (any::<u64>(), time.clone(), width, 0u64..9, time, any::<bool>()).prop_map(
+        |(key, duration_ns, width_percent, stream, pause_ns, joins)| Kernel {
             key,
             duration_ns,
             width_percent,
             stream,
             pause_ns,
+            joins,
         },
     );
     proptest::collection::vec(one, 0..12)

@@ -58,6 +58,7 @@ mod packages;
 mod pause;
 mod pieces;
 mod placement;
+mod plans;
 mod pressure;
 mod process_life;
 mod profile;

@@ -103,7 +103,7 @@ fn parse_csv(text: &str) -> Result<Vec<Kernel>> {
         let key = *keys.entry((fields.next().unwrap_or_default().to_owned(), sms)).or_insert(next);
         // A grid of less than one SM has one all the same.
         let width_percent = 100.0 * (sms.max(1) as f64 / SMS).min(1.0);
-        Ok(Kernel { key, duration_ns, width_percent, stream: 0, pause_ns: 0 })
+        Ok(Kernel { key, duration_ns, width_percent, stream: 0, pause_ns: 0, joins: false })
     };
     lines.map(kernel).collect()
 }

@@ -5,6 +5,7 @@ pub mod cgroup;
 pub mod config;
 pub mod conversation;
 pub mod directory;
+pub mod excerpts;
 pub mod frames;
 pub mod http;
 pub mod images;

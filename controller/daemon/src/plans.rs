@@ -1,0 +1,466 @@
+//! Learns the iterations of tenants, and searches plans for tenants that run at once
+//! (docs/granularity.md). No tenant follows a plan yet.
+//!
+//! An administrator asks the daemon to learn a tenant. The daemon then asks the tenant's sessions for
+//! an excerpt of their calls ([`deepres_abi::excerpt`]). A session may write any excerpt. So the daemon
+//! reads excerpts of a bounded size, from a bounded number of sessions, on another thread.
+
+use crate::Shared;
+use crate::registry::Registry;
+use crate::shm::SharedPage;
+use crate::tenant::Session;
+use deepres_abi::PPM;
+use deepres_abi::excerpt::Excerpt;
+use deepres_abi::grant::GrantPage;
+use deepres_abi::meter::MeterPage;
+use deepres_model::admin::plan::{
+    CutStatus, FoundStatus, IterationStatus, KernelStatus, MOST_LEARN_MS, PlanStatus, PredictionStatus,
+};
+use deepres_model::clock::monotonic_ns;
+use deepres_model::text::harmless;
+use deepres_policy::TenantId;
+use deepres_policy::granularity::recorded::{self, Iteration, Process, Purpose};
+use deepres_policy::granularity::{Kernel, MOST_TENANTS, Plan, Search};
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// The most sessions of a tenant that the daemon asks for an excerpt.
+const MOST_SESSIONS: usize = 8;
+/// The most tenants of which the daemon knows an iteration. An iteration takes some MiB at most.
+const MOST_LESSONS: usize = 64;
+/// The time within which a session finishes its excerpt. A session finishes within milliseconds.
+const FINISH_LIMIT: Duration = Duration::from_secs(1);
+/// Pause between two looks whether the excerpts are finished.
+const LOOK: Duration = Duration::from_millis(10);
+/// The most characters of a kernel's name.
+const NAME_SHOWN: usize = 100;
+/// The most kernels of all tenants for which the daemon searches a plan. The time of a search grows
+/// with the kernels, and is some 1 s for so many.
+const MOST_KERNELS: usize = 2_000;
+/// The largest part of an iteration's kernels whose times may be unknown in a search: one in so many.
+const UNKNOWN_PART: usize = 10;
+
+/// An iteration that the daemon learned of a tenant.
+#[derive(Debug)]
+struct Learned {
+    kernels: Vec<Kernel>,
+    status: IterationStatus,
+}
+
+#[derive(Debug)]
+struct Lesson {
+    /// The tenant, because another tenant may get the name later.
+    tenant: TenantId,
+    is_recording: bool,
+    /// The iteration, or why there is none; `None` before the first excerpt.
+    learned: Option<Result<Arc<Learned>, String>>,
+}
+
+/// A tenant's name and its iteration.
+type Known = (String, Arc<Learned>);
+
+/// A search for a plan, for tenants on one GPU.
+#[derive(Debug)]
+struct Found {
+    /// The tenants' iterations. A plan holds only for these.
+    of: Vec<Known>,
+    /// The plan, or why there is none; `None` while the search runs.
+    plan: Option<Result<Plan, String>>,
+}
+
+impl Found {
+    fn is_of(&self, tenants: &[Known]) -> bool {
+        let mut pairs = self.of.iter().zip(tenants);
+        self.of.len() == tenants.len()
+            && pairs.all(|(one, other)| one.0 == other.0 && Arc::ptr_eq(&one.1, &other.1))
+    }
+}
+
+/// The iterations that the daemon knows, and the plans that it found.
+#[derive(Debug, Default)]
+pub struct Plans {
+    lessons: BTreeMap<String, Lesson>,
+    /// The plan for each GPU.
+    found: BTreeMap<usize, Found>,
+    /// The number of the last excerpt.
+    number: u32,
+}
+
+impl Plans {
+    /// Forgets what the daemon knows of tenants that it has forgotten.
+    pub fn forget(&mut self, registry: &Registry) {
+        let tenants = registry.tenants();
+        self.lessons
+            .retain(|name, lesson| tenants.get(name).is_some_and(|tenant| tenant.id == lesson.tenant));
+        let lessons = &self.lessons;
+        self.found.retain(|_, found| found.of.iter().all(|(name, _)| lessons.contains_key(name)));
+    }
+
+    /// Returns a number that no excerpt has. The number differs from those of an earlier daemon,
+    /// whose excerpts a session may have begun.
+    fn next_number(&mut self) -> u32 {
+        let before = if self.number == 0 { (monotonic_ns() >> 20) as u32 } else { self.number };
+        self.number = before.wrapping_add(1).max(1);
+        self.number
+    }
+
+    fn status(&self, name: &str) -> PlanStatus {
+        let lesson = self.lessons.get(name);
+        let learned = lesson.and_then(|lesson| lesson.learned.as_ref());
+        let is_recording = lesson.is_some_and(|lesson| lesson.is_recording);
+        let none =
+            || format!("the daemon has not recorded the tenant; `deepres plan learn {name}` records it");
+        PlanStatus {
+            tenant: name.to_owned(),
+            recording: is_recording,
+            why_unknown: match learned {
+                Some(learned) => learned.as_ref().err().cloned(),
+                None => (!is_recording).then(none),
+            },
+            iteration: learned.and_then(|learned| Some(learned.as_ref().ok()?.status.clone())),
+            plans: self
+                .found
+                .iter()
+                .filter(|(_, found)| found.of.iter().any(|(tenant, _)| tenant == name))
+                .map(|(gpu, found)| found_status(*gpu, found))
+                .collect(),
+        }
+    }
+}
+
+fn found_status(gpu: usize, found: &Found) -> FoundStatus {
+    let tenants: Vec<String> = found.of.iter().map(|(name, _)| name.clone()).collect();
+    let whole = |ns: f64| ns.round() as u64;
+    let predicted = |plan: &Plan| PredictionStatus {
+        pays: plan.pays(),
+        installed: false,
+        gain: plan.gain(),
+        in_order_gain: plan.in_order_gain,
+        sequential_ns: whole(plan.sequential_ns),
+        unplanned_ns: whole(plan.unplanned_ns),
+        planned_ns: whole(plan.planned_ns),
+        bound_ns: whole(plan.bound_ns),
+        cost_ns: whole(plan.cost_ns),
+        longest_wait_ns: whole(plan.longest_wait_ns),
+        cuts: plan
+            .cuts
+            .iter()
+            .map(|cut| CutStatus {
+                tenant: tenants.get(cut.tenant).cloned().unwrap_or_default(),
+                kernel: cut.kernel,
+                other: tenants.get(cut.other).cloned().unwrap_or_default(),
+                until: cut.until,
+            })
+            .collect(),
+    };
+    FoundStatus {
+        gpu,
+        why_none: found.plan.as_ref().and_then(|plan| plan.as_ref().err().cloned()),
+        plan: found.plan.as_ref().and_then(|plan| Some(predicted(plan.as_ref().ok()?))),
+        tenants,
+    }
+}
+
+/// Returns what the daemon knows of a tenant. If the tenants that run at once have changed, begins a
+/// search.
+///
+/// # Errors
+/// There is no such tenant.
+pub(crate) fn show(name: &str, shared: &Rc<Shared>) -> Result<PlanStatus, String> {
+    shared.registry.borrow().tenants().named(name)?;
+    consider(shared);
+    Ok(shared.plans.borrow().status(name))
+}
+
+/// Begins to record a tenant for some time, ms, and to learn its iteration.
+///
+/// # Errors
+/// The reason why the daemon cannot record the tenant.
+pub(crate) fn learn(name: &str, ms: u64, shared: &Rc<Shared>) -> Result<PlanStatus, String> {
+    if ms == 0 || ms > MOST_LEARN_MS {
+        return Err(format!("an excerpt takes 1 ms to {MOST_LEARN_MS} ms, not {ms}"));
+    }
+    let mut plans = shared.plans.borrow_mut();
+    plans.forget(&shared.registry.borrow());
+    let (id, asked) = {
+        let registry = shared.registry.borrow();
+        let tenant = registry.tenants().named(name)?;
+        let sessions = tenant.members.sessions().values().take(MOST_SESSIONS);
+        let pages = |session: &Session| (Arc::clone(&session.grant), Arc::clone(&session.meter));
+        (tenant.id, sessions.map(pages).collect::<Vec<_>>())
+    };
+    if asked.is_empty() {
+        return Err(format!("`{name}` has no process on a GPU now; start its program first"));
+    }
+    if plans.lessons.len() >= MOST_LESSONS && !plans.lessons.contains_key(name) {
+        return Err(format!(
+            "the daemon knows {MOST_LESSONS} tenants already, the most that it keeps; it forgets a tenant some time after the tenant's end"
+        ));
+    }
+    let lesson = plans.lessons.entry(name.to_owned());
+    let lesson = lesson.or_insert(Lesson { tenant: id, is_recording: false, learned: None });
+    if lesson.is_recording {
+        return Err(format!(
+            "the daemon records `{name}` already; `deepres plan show {name}` shows the result"
+        ));
+    }
+    lesson.is_recording = true;
+    let number = plans.next_number();
+    let (name, own) = (name.to_owned(), Rc::clone(shared));
+    let status = plans.status(&name);
+    tokio::task::spawn_local(async move {
+        let finished = record(number, asked, Duration::from_millis(ms)).await;
+        let learned = tokio::task::spawn_blocking(move || {
+            lesson_of(&finished.iter().map(|meter| bytes_of(meter.page().excerpt())).collect::<Vec<_>>())
+        });
+        let learned = learned.await;
+        let learned = learned.unwrap_or_else(|_| Err("the reading of the excerpt failed".to_owned()));
+        if let Some(lesson) =
+            own.plans.borrow_mut().lessons.get_mut(&name).filter(|lesson| lesson.tenant == id)
+        {
+            lesson.is_recording = false;
+            lesson.learned = Some(learned.map(Arc::new));
+        }
+        consider(&own);
+    });
+    Ok(status)
+}
+
+type Pages = (Arc<SharedPage<GrantPage>>, Arc<SharedPage<MeterPage>>);
+
+/// Returns the bytes of a finished excerpt.
+fn bytes_of(excerpt: &Excerpt) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    excerpt.read(|byte| bytes.push(byte));
+    bytes
+}
+
+/// Asks sessions for an excerpt, and returns the pages with the excerpts that are finished in time.
+async fn record(number: u32, asked: Vec<Pages>, lasts: Duration) -> Vec<Arc<SharedPage<MeterPage>>> {
+    let ask = |number: u32| asked.iter().for_each(|(grant, _)| grant.page().ask_for_excerpt(number));
+    let is_finished = |(_, meter): &Pages| meter.page().excerpt().finished() == number;
+    let all_finished = async |limit: Duration| {
+        let until = Instant::now() + limit;
+        while Instant::now() < until && !asked.iter().all(is_finished) {
+            tokio::time::sleep(LOOK.min(until - Instant::now())).await;
+        }
+    };
+    ask(number);
+    all_finished(lasts).await;
+    ask(0);
+    all_finished(FINISH_LIMIT).await;
+    asked.iter().filter(|pages| is_finished(pages)).map(|(_, meter)| Arc::clone(meter)).collect()
+}
+
+/// Learns the iteration of the process with the most launches.
+fn lesson_of(excerpts: &[Vec<u8>]) -> Result<Learned, String> {
+    if excerpts.is_empty() {
+        return Err(
+            "no process of the tenant sent an excerpt: each has an older library of deepres, or is stopped"
+                .to_owned(),
+        );
+    }
+    let mut busiest: Option<Process> = None;
+    for excerpt in excerpts {
+        let (processes, _) =
+            recorded::read(excerpt).map_err(|flaw| format!("an excerpt makes no sense: {flaw}"))?;
+        let all = processes.into_iter().chain(busiest.take());
+        busiest = all.max_by_key(|process| process.launches.len());
+    }
+    let process = busiest.filter(|process| !process.launches.is_empty());
+    let process =
+        process.ok_or("the tenant launched nothing while the daemon recorded; record for longer")?;
+    let Some(iteration) = process.iteration(|_| None) else {
+        return Err(format!(
+            "the {} launches that the daemon recorded do not repeat themselves; record for longer",
+            process.launches.len()
+        ));
+    };
+    Ok(Learned { kernels: iteration.kernels(), status: iteration_status(&process, &iteration) })
+}
+
+/// Reads an excerpt that a session wrote. Returns whether the excerpt has an iteration. For the fuzz
+/// target.
+pub fn reads(excerpt: &[u8]) -> bool {
+    lesson_of(&[excerpt.to_vec()]).is_ok()
+}
+
+fn iteration_status(process: &Process, iteration: &Iteration) -> IterationStatus {
+    let mut streams: BTreeMap<u64, usize> = BTreeMap::new();
+    let kernel = |step: &recorded::Step| {
+        let next = streams.len();
+        let name = process.shapes.get(step.shape).and_then(|shape| process.names.get(&shape.function));
+        KernelStatus {
+            name: name.map(|name| harmless(&name.chars().take(NAME_SHOWN).collect::<String>())),
+            key: step.kernel.key,
+            stream: *streams.entry(step.kernel.stream).or_insert(next),
+            duration_ns: step.has_time.then_some(step.kernel.duration_ns),
+            width_percent: step.has_width.then_some(step.kernel.width_percent),
+            pause_ns: step.kernel.pause_ns,
+            idle_ns: step.idle_ns,
+            joins: step.kernel.joins,
+        }
+    };
+    let without =
+        |known: fn(&recorded::Step) -> bool| iteration.steps.iter().filter(|step| !known(step)).count();
+    IterationStatus {
+        learned_ns: monotonic_ns(),
+        purpose: match iteration.purpose {
+            Purpose::Training => "training",
+            Purpose::Inference => "inference",
+            Purpose::Unknown => "unknown",
+        }
+        .to_owned(),
+        period_ns: iteration.period_ns,
+        idle_ns: iteration.steps.iter().fold(0, |sum, step| step.idle_ns.saturating_add(sum)),
+        repeats: iteration.repeats,
+        launches: process.launches.len(),
+        explained: iteration.explained,
+        lost: process.lost,
+        unknown_times: without(|step| step.has_time),
+        unknown_widths: without(|step| step.has_width),
+        kernels: iteration.steps.iter().map(kernel).collect(),
+    }
+}
+
+/// Begins a search for each GPU on which the known tenants that run at once have changed. Kernels of
+/// several tenants run at once only under MPS, and only processes with a part of the SMs tell that
+/// they are under MPS.
+fn consider(shared: &Rc<Shared>) {
+    let mut plans = shared.plans.borrow_mut();
+    plans.forget(&shared.registry.borrow());
+    let together = together(&shared.registry.borrow(), &plans.lessons);
+    plans.found.retain(|gpu, _| together.contains_key(gpu));
+    for (gpu, tenants) in together {
+        let of: Vec<Known> =
+            tenants.iter().map(|(name, learned, _)| (name.clone(), Arc::clone(learned))).collect();
+        if plans.found.get(&gpu).is_some_and(|found| found.is_of(&of)) {
+            continue;
+        }
+        let searched = searchable(&tenants);
+        let plan = searched.as_ref().err().map(|why| Err(why.clone()));
+        plans.found.insert(gpu, Found { of: of.clone(), plan });
+        let Ok(kernels) = searched else { continue };
+        let own = Rc::clone(shared);
+        tokio::task::spawn_local(async move {
+            let plan = tokio::task::spawn_blocking(move || {
+                let kernels: Vec<&[Kernel]> = kernels.iter().map(Vec::as_slice).collect();
+                Search::default().plan(&kernels).map_err(|error| error.to_string())
+            });
+            let plan = plan.await.unwrap_or_else(|_| Err("the search failed".to_owned()));
+            if let Some(found) = own.plans.borrow_mut().found.get_mut(&gpu).filter(|found| found.is_of(&of)) {
+                found.plan = Some(plan);
+            }
+        });
+    }
+}
+
+/// A tenant that runs beside others: its name, its iteration, and its part of the SMs, parts per
+/// million.
+type Beside = (String, Arc<Learned>, u32);
+
+/// Returns the known tenants that run at once, by GPU: two at least.
+fn together(registry: &Registry, lessons: &BTreeMap<String, Lesson>) -> BTreeMap<usize, Vec<Beside>> {
+    let mut together: BTreeMap<usize, Vec<Beside>> = BTreeMap::new();
+    for (name, tenant) in registry.tenants().iter() {
+        let learned = lessons.get(name).and_then(|lesson| lesson.learned.as_ref()?.as_ref().ok());
+        let Some(learned) = learned else { continue };
+        let sessions = || tenant.members.sessions().values();
+        let gpus: BTreeSet<usize> = sessions().flat_map(|session| session.gpus.iter().copied()).collect();
+        for gpu in gpus {
+            let part = |session: &Session| {
+                session.meter.page().sm_ppm(gpu).map_or(0, |word| word.load(Ordering::Relaxed)).min(PPM)
+            };
+            let part_ppm = sessions().map(part).max().unwrap_or(0);
+            if part_ppm > 0 {
+                together.entry(gpu).or_default().push((name.to_owned(), Arc::clone(learned), part_ppm));
+            }
+        }
+    }
+    together.retain(|_, tenants| tenants.len() > 1);
+    together
+}
+
+/// Returns the kernels of tenants for the search, with widths of the whole GPU. Returns the reason if
+/// the daemon does not search.
+fn searchable(tenants: &[Beside]) -> Result<Vec<Vec<Kernel>>, String> {
+    if tenants.len() > MOST_TENANTS {
+        return Err(format!(
+            "{} tenants run at once, and a plan is for {MOST_TENANTS} at most",
+            tenants.len()
+        ));
+    }
+    let all: usize = tenants.iter().map(|(_, learned, _)| learned.kernels.len()).sum();
+    if all > MOST_KERNELS {
+        return Err(format!(
+            "the iterations have {all} kernels together, and the daemon searches for {MOST_KERNELS} at most"
+        ));
+    }
+    let unknown = tenants
+        .iter()
+        .find(|(_, learned, _)| UNKNOWN_PART * learned.status.unknown_times > learned.kernels.len());
+    if let Some((name, Learned { status, kernels }, _)) =
+        unknown.map(|(name, learned, part)| (name, &**learned, part))
+    {
+        return Err(format!(
+            "the times of {} of {} kernels of `{name}` are not known; learn it again later",
+            status.unknown_times,
+            kernels.len()
+        ));
+    }
+    let scaled = |(_, learned, part_ppm): &Beside| {
+        let part = f64::from(*part_ppm) / f64::from(PPM);
+        let scaled = |kernel: &Kernel| Kernel { width_percent: kernel.width_percent * part, ..*kernel };
+        learned.kernels.iter().map(scaled).collect()
+    };
+    Ok(tenants.iter().map(scaled).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn learned(kernels: usize, unknown_times: usize) -> Arc<Learned> {
+        let kernel =
+            Kernel { key: 1, duration_ns: 5, width_percent: 80.0, stream: 0, pause_ns: 0, joins: false };
+        let status = IterationStatus {
+            learned_ns: 0,
+            purpose: String::new(),
+            period_ns: 0,
+            idle_ns: 0,
+            repeats: 0,
+            launches: 0,
+            explained: 0,
+            lost: 0,
+            unknown_times,
+            unknown_widths: 0,
+            kernels: Vec::new(),
+        };
+        Arc::new(Learned { kernels: vec![kernel; kernels], status })
+    }
+
+    fn beside(kernels: usize, unknown_times: usize) -> Beside {
+        ("a".to_owned(), learned(kernels, unknown_times), 250_000)
+    }
+
+    #[test]
+    fn a_search_knows_most_times_and_has_a_bound() {
+        let kernels = searchable(&[beside(10, 1), beside(10, 0)]).unwrap();
+        assert_eq!((kernels.len(), kernels[0].len(), kernels[0][0].width_percent), (2, 10, 20.0));
+        let why = |tenants: &[Beside]| searchable(tenants).unwrap_err();
+        assert!(why(&[beside(10, 2), beside(10, 0)]).contains("2 of 10 kernels of `a`"));
+        assert!(why(&[beside(MOST_KERNELS, 0), beside(1, 0)]).contains("2001 kernels"));
+        assert!(why(&vec![beside(1, 0); MOST_TENANTS + 1]).contains("4 tenants"));
+    }
+
+    #[test]
+    fn an_excerpt_without_an_iteration_says_why() {
+        let why = |excerpts: &[Vec<u8>]| lesson_of(excerpts).unwrap_err();
+        assert!(why(&[]).contains("no process of the tenant sent an excerpt"));
+        assert!(why(&[b"nonsense".into()]).contains("launched nothing"));
+    }
+}

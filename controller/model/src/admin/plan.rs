@@ -1,0 +1,126 @@
+//! What the daemon has learned of a tenant, as `deepres plan show --json` prints it.
+
+use serde::{Deserialize, Serialize};
+
+/// The longest excerpt, ms.
+pub const MOST_LEARN_MS: u64 = 60_000;
+
+/// What the daemon knows of a tenant's iteration, and the plans that the daemon found.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PlanStatus {
+    /// The tenant's name.
+    pub tenant: String,
+    /// Whether the daemon records the tenant at present.
+    pub recording: bool,
+    /// Why the daemon knows no iteration; `None` if it knows one, or records.
+    pub why_unknown: Option<String>,
+    /// The iteration that the daemon learned last.
+    pub iteration: Option<IterationStatus>,
+    /// The plans for the tenant and others, one for each GPU.
+    pub plans: Vec<FoundStatus>,
+}
+
+/// A tenant's iteration.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct IterationStatus {
+    /// When the daemon learned the iteration, ns of `CLOCK_MONOTONIC`.
+    pub learned_ns: u64,
+    /// `training`, `inference` or `unknown`.
+    pub purpose: String,
+    /// The time from the beginning of an iteration to the next one, ns: the median; 0 if no two
+    /// iterations follow each other.
+    pub period_ns: u64,
+    /// The time in an iteration in which none of the tenant's kernels runs, ns.
+    pub idle_ns: u64,
+    /// The number of whole iterations in the recording.
+    pub repeats: usize,
+    /// The number of launches in the recording.
+    pub launches: usize,
+    /// The number of launches that the repetition explains.
+    pub explained: usize,
+    /// The number of launches that the recording lost.
+    pub lost: u64,
+    /// The number of kernels of the iteration without a measured time.
+    pub unknown_times: usize,
+    /// The number of kernels of the iteration without a known width.
+    pub unknown_widths: usize,
+    /// The kernels, in order of their launches.
+    pub kernels: Vec<KernelStatus>,
+}
+
+/// A kernel of an iteration.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct KernelStatus {
+    /// The name of the kernel's function, shortened; `None` if it is not known.
+    pub name: Option<String>,
+    /// The same number for launches of the same kernel with the same geometry.
+    pub key: u64,
+    /// The number of the stream, from 0 in the order of the launches.
+    pub stream: usize,
+    /// Mean GPU time, ns; `None` if it was not measured.
+    pub duration_ns: Option<u64>,
+    /// The part of the SMs of the process that the kernel uses in the mean over its waves, percent;
+    /// `None` if it is not known.
+    pub width_percent: Option<f64>,
+    /// The time from the end of the kernel before on this stream to the launch, ns.
+    pub pause_ns: u64,
+    /// The time before the kernel in which none of the tenant's kernels runs, ns.
+    pub idle_ns: u64,
+    /// Whether the kernel's stream waits for an event before the kernel. The daemon then takes the
+    /// kernel to follow all kernels before it.
+    pub joins: bool,
+}
+
+/// The result of a search for a plan.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct FoundStatus {
+    /// The GPU.
+    pub gpu: usize,
+    /// The tenants of the plan.
+    pub tenants: Vec<String>,
+    /// Why there is no plan; `None` if there is one, or the daemon searches still.
+    pub why_none: Option<String>,
+    /// The plan; `None` while the daemon searches.
+    pub plan: Option<PredictionStatus>,
+}
+
+/// What the daemon's model of the GPU predicts for a plan. Each time is for one iteration of each
+/// tenant.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PredictionStatus {
+    /// Whether the plan is worth its while.
+    pub pays: bool,
+    /// Whether the tenants follow the plan. No daemon lets tenants follow plans yet.
+    pub installed: bool,
+    /// The gain over the best way without a plan, as a part of its time.
+    pub gain: f64,
+    /// The gain if the hardware gives its SMs to kernels in order of their launches.
+    pub in_order_gain: f64,
+    /// The time of one tenant after the other, ns.
+    pub sequential_ns: u64,
+    /// The time of the best way without a plan, ns.
+    pub unplanned_ns: u64,
+    /// The time with the plan, ns.
+    pub planned_ns: u64,
+    /// The least time of any plan, ns.
+    pub bound_ns: u64,
+    /// The time of the plan's switches, ns.
+    pub cost_ns: u64,
+    /// The longest wait at a cut, ns.
+    pub longest_wait_ns: u64,
+    /// The cuts.
+    pub cuts: Vec<CutStatus>,
+}
+
+/// A cut: before a kernel, a tenant waits for another one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CutStatus {
+    /// The tenant that waits.
+    pub tenant: String,
+    /// The place of the kernel in the iteration of the tenant.
+    pub kernel: usize,
+    /// The other tenant.
+    pub other: String,
+    /// The number of kernels of the other tenant that must have finished.
+    pub until: usize,
+}

@@ -1,0 +1,86 @@
+//! The daemon learns a tenant's iteration from the tenant's launches, and searches plans for tenants
+//! that run at once (`deepres plan`).
+
+use deepres_e2e::prelude::*;
+
+use crate::mps::{by_mps, mps};
+
+/// A program that repeats four launches on two streams. The third launch follows the second one on
+/// the other stream. The stream of the first launch then waits for all.
+const REPEATS: [&str; 9] = [
+    "--streams",
+    "2",
+    "busy_200us",
+    "busy_1000us",
+    "after:1",
+    "busy_500us",
+    "busy_200us",
+    "sync",
+    "wait:2000",
+];
+/// A program that repeats two launches on one stream.
+const ONE_STREAM: [&str; 4] = ["busy_200us", "busy_1000us", "sync", "wait:2000"];
+/// The longest recording of a test, ms. The program repeats itself every 4 ms.
+const RECORDED_MS: &str = "1000";
+
+fn learn(host: &Host, tenant: &str) -> String {
+    host.shows(&["plan", "learn", tenant, "--ms", RECORDED_MS])
+}
+
+#[test]
+fn the_daemon_learns_the_iteration_of_a_program_that_repeats_itself() {
+    let (host, _daemon) = Host::new().with_daemon();
+    host.call(&["plan", "learn", "t"]).refused("`t`");
+    let _job = host.start(host.run(&["--name", "t"], c_client("pace"), &REPEATS), "ready");
+    let before = host.json(&["plan", "show", "t", "--json"]);
+    assert!(before["iteration"].is_null(), "{before}");
+    assert!(before["why_unknown"].as_str().is_some_and(|why| why.contains("plan learn t")), "{before}");
+    // The second time, the library has recorded before.
+    for _ in 0..2 {
+        let said = learn(&host, "t");
+        assert!(said.contains("has 4 kernels"), "{said}");
+    }
+    let known = host.json(&["plan", "show", "t", "--json"]);
+    let iteration = &known["iteration"];
+    let kernels = iteration["kernels"].as_array().expect("a list");
+    let of = |key: &str| kernels.iter().map(|kernel| kernel[key].clone()).collect::<Vec<_>>();
+    assert_eq!(of("name"), ["busy_200us", "busy_1000us", "busy_500us", "busy_200us"], "{known}");
+    assert_eq!(of("stream"), [json!(0), json!(1), json!(0), json!(1)]);
+    assert_eq!(of("joins"), [json!(false), json!(false), json!(true), json!(false)]);
+    assert_eq!(kernels[0]["key"], kernels[3]["key"]);
+    assert_eq!(iteration["unknown_widths"], 0, "{known}");
+    // The meter may know only a bound of the launch that follows a wait for the other stream.
+    let ns = |place: usize| number(&kernels[place], "duration_ns");
+    assert!(number(iteration, "unknown_times") <= 1 && ns(0) < ns(1), "{known}");
+    assert!(kernels.iter().all(|kernel| kernel["width_percent"].as_f64().is_some_and(|width| width < 5.0)));
+    assert!(number(&kernels[0], "idle_ns") > 0 && number(iteration, "period_ns") > 2_000_000, "{known}");
+    assert!(known["plans"].as_array().is_some_and(Vec::is_empty), "nobody runs beside it: {known}");
+    let shown = host.shows(&["plan", "show", "t"]);
+    assert!(shown.contains("(after all before it)") && shown.contains("busy_500us"), "{shown}");
+}
+
+#[test]
+#[ignore = "deep: takes long"]
+fn tenants_under_mps_get_a_plan_searched_and_explained() {
+    let (host, _daemon) = Host::new().with_daemon();
+    let _mps = mps(&host);
+    let jobs = [("a", "40%"), ("b", "60%")];
+    let _jobs = jobs.map(|(name, part)| {
+        let command = host.run(&["--name", name, "--sm", part], c_client("pace"), &ONE_STREAM);
+        host.start(by_mps(&host, command), "ready")
+    });
+    learn(&host, "a");
+    let alone = host.json(&["plan", "show", "a", "--json"]);
+    assert!(alone["plans"].as_array().is_some_and(Vec::is_empty), "b is not known: {alone}");
+    learn(&host, "b");
+    let found = || host.json(&["plan", "show", "a", "--json"])["plans"][0].clone();
+    let found = await_value_within(found, |found| found["plan"].is_object(), COMMAND_LIMIT);
+    assert_eq!(found["tenants"], json!(["a", "b"]), "{found}");
+    let plan = &found["plan"];
+    assert_eq!(plan["installed"], json!(false), "{found}");
+    assert!(number(plan, "bound_ns") <= number(plan, "unplanned_ns"), "{found}");
+    assert!(number(plan, "unplanned_ns") <= number(plan, "sequential_ns"), "{found}");
+    let explained = host.shows(&["explain", "b"]);
+    assert!(explained.contains("plan       gpu 0, a and b:"), "{explained}");
+    assert_eq!(host.json(&["explain", "b", "--json"])["plans"][0]["tenants"], json!(["a", "b"]));
+}
