@@ -180,10 +180,16 @@ fn list(nvml: &Nvml) -> Result<Vec<Gpu>, GpuError> {
     if count as usize > MAX_GPUS {
         tracing::warn!("this machine has {count} GPUs: the daemon manages the first {MAX_GPUS}");
     }
+    let driver_version = nvml.sys_driver_version().ok();
     let describe = |index| -> Result<Gpu, GpuError> {
         let device = nvml.device_by_index(index)?;
         let gpu = Gpu::new(&device.uuid()?, &device.name()?, device.memory_info()?.total)?;
-        Ok(Gpu { minor: device.minor_number().ok(), ..gpu })
+        Ok(Gpu {
+            minor: device.minor_number().ok(),
+            pcie_root: device.pci_info().ok().and_then(|pci| topology::pcie_root(&pci.bus_id)),
+            driver_version: driver_version.clone(),
+            ..gpu
+        })
     };
     numbered((0..count.min(MAX_GPUS as u32)).map(describe).collect())
 }
