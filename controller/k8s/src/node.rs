@@ -603,8 +603,8 @@ impl Node {
         let shut = state.shut();
         state.shares.set_shut(shut);
         state.shares.observe(&used, parts, is_settled, self.began.elapsed(), timing.surplus);
-        let is_there = state.answered.is_some_and(|at| at.elapsed() < timing.away);
-        let health = |is_healthy: bool| if is_healthy && is_there { HEALTHY } else { UNHEALTHY }.to_owned();
+        let gives = !self.options.by_claims && state.answered.is_some_and(|at| at.elapsed() < timing.away);
+        let health = |is_healthy: bool| if is_healthy && gives { HEALTHY } else { UNHEALTHY }.to_owned();
         let shares = state.shares.devices();
         let shares = shares.map(|(id, is_healthy)| Device { id, health: health(is_healthy) });
         let is_open = |gpu: &String| state.obstacle_of_whole(gpu).is_none();

@@ -10,7 +10,8 @@
 //!
 //! The node keeps the same records for claims as for the kubelet's devices ([`crate::record`]), so a
 //! restart loses nothing. A node has either the device plugin or the DRA driver: the scheduler counts
-//! the two apart, and would give away a GPU twice.
+//! the two apart, and would give away a GPU twice. If containers of the device plugin are left, the
+//! plugin stays for them, and gives the kubelet no healthy device.
 
 pub mod api;
 mod claim;
@@ -20,6 +21,7 @@ mod quantity;
 pub mod slice;
 
 use crate::node::{self, Node};
+use crate::plugin;
 use anyhow::{Context, Result};
 use driver::{Driver, Sockets};
 use kube_client::{Client, Config};
@@ -27,6 +29,7 @@ use publisher::Publisher;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 /// The driver's name.
@@ -65,6 +68,10 @@ pub async fn run(options: node::Options, own: Options, stopped: impl Future<Outp
     let client = Client::try_from(own.api).context("cannot make a client of the API server")?;
     let mut publisher = Publisher::new(&client, &own.node);
     let driver = Arc::new(Driver { node: Arc::clone(&node), client, name: own.node });
+    let mut plugins = JoinSet::new();
+    for resource in node.resources_left().await {
+        plugins.spawn(plugin::serve(Arc::clone(&node), resource));
+    }
     tokio::select! {
         never = node.watch(|_| ()) => match never {},
         never = publisher.run(&node) => match never {},

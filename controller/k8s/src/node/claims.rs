@@ -3,6 +3,7 @@
 
 use super::{Node, Refusal, State, to_its_end, unavailable};
 use crate::daemon::Daemon;
+use crate::plugin::Resource;
 use crate::record::{ClaimRequest, Phase, Record};
 use deepres_abi::PPM;
 use deepres_policy::shares::SHARE_PPM;
@@ -78,6 +79,15 @@ impl Node {
     /// Returns the daemon.
     pub fn daemon(&self) -> &Daemon {
         &self.daemon
+    }
+
+    /// Returns the resources of which containers still have devices, from before the node had claims.
+    pub async fn resources_left(&self) -> Vec<Resource> {
+        let state = self.state.lock().await;
+        let has = |resource: &Resource| {
+            state.records.iter().any(|held| held.record.resource() == Some(resource.name()))
+        };
+        [Resource::Share, Resource::Gpu].into_iter().filter(has).collect()
     }
 
     /// Returns the UUIDs of the GPUs on which containers can start; `None` before the daemon has named its

@@ -330,7 +330,7 @@ async fn a_claim_gets_share_memory_gpu_and_token_by_cdi() {
     // The kubelet lists the container with the claim's devices.
     node.kubelet.run_with_claim("greedy", own.cdi_device_ids.clone());
     let is_named = || {
-        drop(connect(node, name, Wish::default()));
+        let _tenant = connect(node, name, Wish::default());
         node.daemon().status().tenants.iter().any(|tenant| tenant.pod.as_deref() == Some("greedy"))
     };
     node.until("the daemon knows the container", is_named).await;
@@ -423,13 +423,16 @@ async fn a_claim_that_cannot_be_served_fails_with_the_reason() {
     assert!(cluster.try_prepare(&strange).await.unwrap_err().contains("does not manage the GPU GPU-1"));
     let first = cluster.allocate(&[(&all[0], 60, GIB / 4)]);
     cluster.prepare(&first).await;
-    let said = cluster.try_prepare(&{ cluster.allocate(&[(&all[0], 50, GIB / 4)]) }).await.unwrap_err();
+    let second = cluster.allocate(&[(&all[0], 50, GIB / 4)]);
+    let said = cluster.try_prepare(&second).await.unwrap_err();
     assert!(said.contains("waits for 50 shares") && said.contains("40 are free"), "{said}");
-    let said = cluster.try_prepare(&{ cluster.allocate(&[(&all[0], 40, GIB)]) }).await.unwrap_err();
+    let third = cluster.allocate(&[(&all[0], 40, GIB)]);
+    let said = cluster.try_prepare(&third).await.unwrap_err();
     assert!(said.contains("bytes on the GPU"), "{said}");
     cluster.node.daemon().faults.set(&cluster.node.daemon().gpus[1].uuid_text, Some("it fell off the bus"));
     cluster.until_published(1).await;
-    let said = cluster.try_prepare(&{ cluster.allocate(&[(&all[1], 10, GIB / 4)]) }).await.unwrap_err();
+    let ill = cluster.allocate(&[(&all[1], 10, GIB / 4)]);
+    let said = cluster.try_prepare(&ill).await.unwrap_err();
     assert!(said.contains("it fell off the bus"), "{said}");
     assert_eq!((cluster.node.specifications().len(), cluster.node.tokens().len()), (1, 1));
 }
@@ -465,6 +468,9 @@ async fn the_containers_of_the_device_plugin_keep_their_part_of_a_gpu() {
     let large = cluster.allocate(&[(&device, 60, GIB / 2)]);
     assert!(cluster.try_prepare(&large).await.unwrap_err().contains("0 are free"));
     assert_eq!(cluster.node.variable(&old, "DEEPRES_SHARE"), "60%");
+    cluster.node.until("the plugin is there", || cluster.node.kubelet.registered().len() == 2).await;
+    assert_eq!(cluster.node.kubelet.start_pod("old").await, Some(Vec::new()));
+    assert_eq!(cluster.node.kubelet.allocatable("deepres.dev/share"), 0);
     cluster.node.kubelet.end("old");
     cluster.prepare(&large).await;
     assert_eq!(cluster.node.specifications().len(), 2);
