@@ -114,12 +114,14 @@ fn main() -> Result<()> {
         directory: args.directory.map_or_else(Directory::own, Directory::at),
         timing: Timing::default(),
     };
+    #[cfg(feature = "dra")]
+    let driver = args.claims.driver()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         // The first process of a container dies of no signal that it does not handle.
         let mut terminated = signal(SignalKind::terminate())?;
         #[cfg(feature = "dra")]
-        if let Some(driver) = args.claims.driver()? {
+        if let Some(driver) = driver {
             return dra::run(options, driver, async { drop(terminated.recv().await) }).await;
         }
         tokio::select! {

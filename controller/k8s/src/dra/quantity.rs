@@ -32,7 +32,7 @@ pub fn value(text: &str) -> Option<u64> {
 pub fn of_mebibytes(mebibytes: u64) -> String {
     const STEP: u64 = 1 << 10;
     let (mut number, mut suffixes) = (mebibytes, BINARY.iter().skip(1));
-    while number > 0 && number % STEP == 0 && suffixes.len() > 1 {
+    while number > 0 && number.is_multiple_of(STEP) && suffixes.len() > 1 {
         number /= STEP;
         suffixes.next();
     }

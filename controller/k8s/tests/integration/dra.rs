@@ -143,11 +143,12 @@ impl Cluster {
 
     /// Finds the driver as the kubelet does, and connects.
     async fn driver(&self) -> Client {
-        let info = self.node.until_some("the driver has registered", async || {
+        let find = async || {
             let mut registration = Client::connect(&registration(&self.own.registry_dir)?).await.ok()?;
-            registration.unary::<_, PluginInfo>(path::GET_INFO, Empty {}).await.ok()
-        });
-        Client::connect(Path::new(&info.await.endpoint)).await.unwrap()
+            let info: PluginInfo = registration.unary(path::GET_INFO, Empty {}).await.ok()?;
+            Client::connect(Path::new(&info.endpoint)).await.ok()
+        };
+        self.node.until_some("the driver has registered", find).await
     }
 
     /// Prepares a claim once.
@@ -205,7 +206,7 @@ async fn the_driver_registers_and_makes_lost_sockets_again() {
     assert_eq!(Path::new(&info.endpoint), cluster.own.plugins_dir.join("deepres.dev/dra.sock"));
     let told = RegistrationStatus { plugin_registered: true, error: String::new() };
     kubelet.unary::<_, Empty>(path::NOTIFY, told).await.unwrap();
-    for lost in [&socket, Path::new(&info.endpoint)] {
+    for lost in [socket.as_path(), Path::new(&info.endpoint)] {
         std::fs::remove_file(lost).unwrap();
         cluster.node.until("the socket is there again", || lost.exists()).await;
         drop(cluster.driver().await);
