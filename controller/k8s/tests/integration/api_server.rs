@@ -214,7 +214,7 @@ impl Query {
 
     fn selects(&self, object: &Value) -> bool {
         let has = |(field, value): &(String, String)| {
-            object.pointer(&format!("/{field}")).and_then(Value::as_str) == Some(value)
+            object.pointer(&format!("/{field}")).and_then(Value::as_str) == Some(value.as_str())
         };
         !self.fields.is_empty() && self.fields.iter().all(has)
     }
