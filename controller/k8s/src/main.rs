@@ -122,7 +122,10 @@ fn main() -> Result<()> {
         let mut terminated = signal(SignalKind::terminate())?;
         #[cfg(feature = "dra")]
         if let Some(driver) = driver {
-            return dra::run(options, driver, async { drop(terminated.recv().await) }).await;
+            let stopped = async {
+                terminated.recv().await;
+            };
+            return dra::run(options, driver, stopped).await;
         }
         tokio::select! {
             outcome = node::run(options) => outcome.map(|never| match never {}),

@@ -366,7 +366,7 @@ mod tests {
         let gpus = vec!["GPU-1".to_owned(), "GPU-2".to_owned()];
         let record = Record::of_claim(claim, gpus, 250_000, 3 * GIB).unwrap();
         assert_eq!((record.resource(), record.ids()), (None, BTreeSet::from([record.device()])));
-        assert_eq!(record.part(), None);
+        assert!(record.part().is_none());
         write(&record, folder.path());
         assert_eq!(Record::read_all(folder.path()).unwrap(), [record]);
     }
