@@ -205,6 +205,7 @@ pub async fn answer(request: Request, shared: &Rc<Shared>) -> Reply {
             let tokens = registry.allocations().iter().map(|allocation| allocation.token.clone());
             Reply::Allocations { tokens: tokens.collect(), faults: registry.gpus().faults().all() }
         }
+        Request::Places => Reply::Places { gpus: shared.registry.borrow().gpus().places() },
         Request::Place { gpus, among } => {
             let placed = shared.registry.borrow().place_whole(gpus, &among);
             placed.map_or_else(|message| Reply::Error { message }, |(gpus, why)| Reply::Placed { gpus, why })

@@ -6,7 +6,8 @@ use crate::nvml;
 use crate::registry::Order;
 use crate::tenant::Tenant;
 use deepres_abi::wire::Uuid;
-use deepres_policy::placement::{GpuSet, Topology};
+use deepres_model::admin::GpuPlace;
+use deepres_policy::placement::{GpuSet, Tier, Topology};
 use nvml_wrapper::error::NvmlError;
 use std::ops::Range;
 use std::sync::Arc;
@@ -43,6 +44,10 @@ pub struct Gpu {
     pub memory_bytes: u64,
     /// The number of the GPU's device file, as in `/dev/nvidia0`; `None` if NVML does not tell it.
     pub minor: Option<u32>,
+    /// The root of the GPU's tree of PCI Express, as the kernel names it: `pci0000:00`.
+    pub pcie_root: Option<String>,
+    /// The version of the driver.
+    pub driver_version: Option<String>,
     /// Whether NVML told nothing of the GPU. No job can use the GPU, which only keeps its number.
     pub is_lost: bool,
 }
@@ -87,6 +92,8 @@ impl Gpu {
             simulated: name.to_ascii_lowercase().contains(SIMULATED),
             memory_bytes,
             minor: None,
+            pcie_root: None,
+            driver_version: None,
             is_lost: false,
         })
     }
@@ -102,6 +109,8 @@ impl Gpu {
             simulated: false,
             memory_bytes: 0,
             minor: None,
+            pcie_root: None,
+            driver_version: None,
             is_lost: true,
         }
     }
@@ -145,6 +154,11 @@ impl Gpus {
     /// Returns the topology. If it is not known, all GPUs are far from each other.
     pub fn topology(&self) -> Topology {
         self.1.clone().unwrap_or_else(|| Topology::unknown(self.count()))
+    }
+
+    /// Returns where each GPU is in the machine.
+    pub fn places(&self) -> Vec<GpuPlace> {
+        places(self.iter(), &self.topology())
     }
 
     /// Sets the record of the faults of all GPUs.
@@ -263,6 +277,20 @@ fn by_minor(minors: &[Option<u32>]) -> Vec<usize> {
     files.into_iter().map(|(_, gpu)| gpu).collect()
 }
 
+/// Returns where each of the GPUs is in a machine of this topology.
+fn places<'a>(gpus: impl Iterator<Item = &'a Gpu>, topology: &Topology) -> Vec<GpuPlace> {
+    let components = topology.components(Tier::NvLink, GpuSet::first(topology.len()));
+    let component = |gpu: usize| components.iter().position(|part| part.len() > 1 && part.contains(gpu));
+    let place = |(number, gpu): (usize, &Gpu)| GpuPlace {
+        uuid: gpu.uuid_text.clone(),
+        numa_node: topology.gpus().get(number).and_then(|facts| facts.numa_node),
+        pcie_root: gpu.pcie_root.clone(),
+        nvlink_component: component(number),
+        driver_version: gpu.driver_version.clone(),
+    };
+    gpus.enumerate().map(place).collect()
+}
+
 /// Reads `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`, or `MIG-…`. Returns the bytes in the order of the
 /// digits.
 fn parse_uuid(text: &str) -> Option<Uuid> {
@@ -281,6 +309,8 @@ fn parse_uuid(text: &str) -> Option<Uuid> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use deepres_policy::placement::{self, NvLink, Remote};
+    use std::collections::BTreeMap;
 
     #[test]
     fn a_uuid_is_read_in_the_order_of_its_digits() {
@@ -299,6 +329,25 @@ mod tests {
         assert_eq!(by_minor(&[Some(3), Some(2), None, Some(0)]), [3, 2, 1, 0]);
         assert_eq!(by_minor(&[Some(0), None, Some(1), None]), [0, 2, 1, 3]);
         assert_eq!(by_minor(&[None, None]), [0, 1]);
+    }
+
+    #[test]
+    fn a_place_names_numa_node_and_nvlink_component_of_each_gpu() {
+        let link = |peer| NvLink { generation: 4, remote: Remote::Gpu(peer) };
+        let facts = |numa_node, links: &[usize]| placement::Gpu {
+            links: links.iter().map(|peer| link(*peer)).collect(),
+            numa_node,
+            fabric: None,
+        };
+        let gpus = [facts(Some(0), &[2]), facts(None, &[]), facts(Some(1), &[0])];
+        let far = |_, _| placement::Wire { level: placement::Level::System, p2p: None };
+        let topology = Topology::new(gpus.to_vec(), far, &BTreeMap::new());
+        let own = |number| Gpu { pcie_root: Some(format!("pci0000:0{number}")), ..Gpu::lost(number) };
+        let own: Vec<Gpu> = (0..3).map(own).collect();
+        let places = places(own.iter(), &topology);
+        let said = places.iter().map(|place| (place.numa_node, place.nvlink_component));
+        assert_eq!(said.collect::<Vec<_>>(), [(Some(0), Some(0)), (None, None), (Some(1), Some(0))]);
+        assert_eq!((&places[2].uuid, &places[2].pcie_root), (&own[2].uuid_text, &own[2].pcie_root));
     }
 
     #[test]

@@ -203,6 +203,25 @@ pub struct ContainerResources {
     /// The container's devices.
     #[prost(message, repeated, tag = "2")]
     pub devices: Vec<ContainerDevices>,
+    /// The container's claims.
+    #[prost(message, repeated, tag = "5")]
+    pub claims: Vec<DynamicResource>,
+}
+
+/// A container's claim.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct DynamicResource {
+    /// What the container has of the claim.
+    #[prost(message, repeated, tag = "4")]
+    pub resources: Vec<ClaimResource>,
+}
+
+/// A device of a claim.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct ClaimResource {
+    /// The CDI devices.
+    #[prost(message, repeated, tag = "1")]
+    pub cdi_devices: Vec<CdiDevice>,
 }
 
 /// A container's devices of one resource. The kubelet may list a resource in several parts.

@@ -1,7 +1,7 @@
 //! The connection to the daemon, by its admin socket.
 
 use deepres_model::admin::client::Client;
-use deepres_model::admin::{GpuStatus, Reply, Request};
+use deepres_model::admin::{GpuPlace, GpuStatus, Reply, Request};
 use deepres_model::allocation::{Allocation, Token};
 use deepres_model::directory::Directory;
 use std::collections::BTreeMap;
@@ -102,6 +102,17 @@ impl Daemon {
     pub async fn release(&self, token: Token) -> Result<(), DaemonError> {
         match self.ask(Request::Release { token }).await? {
             Reply::Released => Ok(()),
+            other => Err(strange(&other)),
+        }
+    }
+
+    /// Returns where each GPU is in the machine.
+    ///
+    /// # Errors
+    /// [`DaemonError`].
+    pub async fn places(&self) -> Result<Vec<GpuPlace>, DaemonError> {
+        match self.ask(Request::Places).await? {
+            Reply::Places { gpus } => Ok(gpus),
             other => Err(strange(&other)),
         }
     }

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The name of the kubelet's checkpoint in the folder of device plugins.
 pub const CHECKPOINT: &str = "kubelet_internal_checkpoint";
 
-/// The devices of one container, of one resource.
+/// The devices of one container, of one resource; or one CDI device of its claims.
 type Ids = BTreeSet<String>;
 
 /// The containers with devices of this plugin, by their devices.
@@ -76,7 +76,10 @@ impl Evidence {
                 {
                     by_resource.entry(devices.resource_name).or_default().extend(devices.ids);
                 }
-                for ids in by_resource.into_values() {
+                let of_claims = container.claims.into_iter().flat_map(|claim| claim.resources);
+                let of_claims = of_claims.flat_map(|resource| resource.cdi_devices);
+                let of_claims = of_claims.map(|device| Ids::from([device.name]));
+                for ids in by_resource.into_values().chain(of_claims) {
                     all.entry(ids).or_default().listed.push(PodContainer {
                         namespace: pod.namespace.clone(),
                         pod: pod.name.clone(),
@@ -150,7 +153,9 @@ impl Evidence {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::{ContainerDevices, ContainerResources, PodResources};
+    use crate::api::{
+        CdiDevice, ClaimResource, ContainerDevices, ContainerResources, DynamicResource, PodResources,
+    };
 
     fn ids(ids: &[&str]) -> BTreeSet<String> {
         ids.iter().map(|id| (*id).to_owned()).collect()
@@ -161,7 +166,11 @@ mod tests {
             resource_name: (*resource).to_owned(),
             ids: ids.iter().map(|id| (*id).to_owned()).collect(),
         });
-        let container = ContainerResources { name: container.to_owned(), devices: devices.collect() };
+        let container = ContainerResources {
+            name: container.to_owned(),
+            devices: devices.collect(),
+            ..ContainerResources::default()
+        };
         let pod = PodResources {
             name: pod.to_owned(),
             namespace: "default".to_owned(),
@@ -188,6 +197,19 @@ mod tests {
         let restarted = Evidence::new(ListPodResourcesResponse::default(), Some(CHECKPOINT)).unwrap();
         assert_eq!(restarted.count(&ids(&["a", "b"])), 2);
         assert_eq!(restarted.holder(&ids(&["a", "b"])), None);
+    }
+
+    #[test]
+    fn a_container_of_a_claim_goes_by_the_claims_cdi_devices() {
+        let mut listed = listed("pod", "main", &[]);
+        let name = "deepres.dev/share=k8s-1".to_owned();
+        let cdi_devices =
+            vec![CdiDevice { name: name.clone() }, CdiDevice { name: "nvidia.com/gpu=G".to_owned() }];
+        let resources = vec![ClaimResource { cdi_devices }];
+        listed.pod_resources[0].containers[0].claims = vec![DynamicResource { resources }];
+        let evidence = Evidence::new(listed, "");
+        assert_eq!(evidence.holder(&Ids::from([name])).unwrap().to_string(), "default/pod/main");
+        assert!(!evidence.is_doubtful());
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 use anyhow::{Context, Result};
 use clap::Parser;
+#[cfg(feature = "dra")]
+use deepres_k8s::dra;
 use deepres_k8s::node::{self, Options, Timing};
 use deepres_model::directory::Directory;
 use std::io;
@@ -49,6 +51,38 @@ struct Args {
     /// GPUs that are set aside for deepres.dev/gpu, by number or UUID
     #[arg(long, value_name = "GPU,…", env = "DEEPRES_WHOLE_GPUS", value_delimiter = ',')]
     whole_gpus: Vec<String>,
+    #[cfg(feature = "dra")]
+    #[command(flatten)]
+    claims: Claims,
+}
+
+/// The options of the DRA driver.
+#[cfg(feature = "dra")]
+#[derive(Debug, clap::Args)]
+struct Claims {
+    /// Be the DRA driver deepres.dev, and no device plugin
+    #[arg(long, requires = "node_name", conflicts_with = "whole_gpus")]
+    dra: bool,
+    /// Name of the node at the API server
+    #[arg(long, value_name = "NAME", env = "NODE_NAME")]
+    node_name: Option<String>,
+    /// The kubelet's folder of plugins
+    #[arg(long, default_value = "/var/lib/kubelet/plugins")]
+    plugins_dir: PathBuf,
+    /// The kubelet's folder of sockets by which plugins register
+    #[arg(long, default_value = "/var/lib/kubelet/plugins_registry")]
+    registry_dir: PathBuf,
+}
+
+#[cfg(feature = "dra")]
+impl Claims {
+    /// Returns the options of the driver; `None` for the device plugin.
+    fn driver(self) -> Result<Option<dra::Options>> {
+        let Self { dra: true, node_name: Some(node), plugins_dir, registry_dir } = self else {
+            return Ok(None);
+        };
+        Ok(Some(dra::Options { node, plugins_dir, registry_dir, api: dra::of_pod()? }))
+    }
 }
 
 /// Puts a copy of `from` at `to` at once, so that no container gets half a file.
@@ -76,13 +110,23 @@ fn main() -> Result<()> {
         library: args.library,
         gpu_device: Some(args.gpu_device).filter(|device| device != NONE),
         whole: args.whole_gpus.into_iter().filter(|gpu| !gpu.is_empty()).collect(),
+        by_claims: false,
         directory: args.directory.map_or_else(Directory::own, Directory::at),
         timing: Timing::default(),
     };
+    #[cfg(feature = "dra")]
+    let driver = args.claims.driver()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         // The first process of a container dies of no signal that it does not handle.
         let mut terminated = signal(SignalKind::terminate())?;
+        #[cfg(feature = "dra")]
+        if let Some(driver) = driver {
+            let stopped = async {
+                terminated.recv().await;
+            };
+            return dra::run(options, driver, stopped).await;
+        }
         tokio::select! {
             outcome = node::run(options) => outcome.map(|never| match never {}),
             _ = terminated.recv() => Ok(()),

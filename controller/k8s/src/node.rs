@@ -1,6 +1,12 @@
 //! The plugin's knowledge of its node: GPUs from the daemon, containers from the kubelet, and its own
 //! records of allocations. A *look*, once a second, brings the three together.
 
+#[cfg(feature = "dra")]
+mod claims;
+
+#[cfg(feature = "dra")]
+pub use claims::Grant;
+
 use crate::api::{
     CdiDevice, ContainerAllocateResponse, Device, Empty, HEALTHY, ListPodResourcesResponse, UNHEALTHY, path,
 };
@@ -90,6 +96,8 @@ pub struct Options {
     pub gpu_device: Option<String>,
     /// The GPUs that are set aside for containers with whole GPUs, by number or UUID.
     pub whole: Vec<String>,
+    /// Whether containers get GPUs by claims, and not by the kubelet's devices.
+    pub by_claims: bool,
     /// The directory of the daemon.
     pub directory: Directory,
     /// The times.
@@ -185,7 +193,7 @@ impl State {
     fn obstacle_of_whole(&self, gpu: &str) -> Option<&'static str> {
         let has_shares = |Held { record, .. }: &Held| {
             let is_there = record.slots.is_some() && record.phase != Phase::Waits;
-            is_there && record.allocation.gpus.iter().any(|own| own == gpu)
+            (is_there || record.claim.is_some()) && record.allocation.gpus.iter().any(|own| own == gpu)
         };
         if !self.whole.contains(gpu) {
             return Some("is not set aside");
@@ -349,8 +357,15 @@ impl Node {
             if !is_first {
                 sleep(self.options.timing.look).await;
             }
-            evidence = self.evidence().await;
+            evidence = if self.needs_evidence().await { self.evidence().await } else { None };
         }
+    }
+
+    /// Returns whether the plugin needs the kubelet's word. The kubelet itself tells the end of a claim,
+    /// so the plugin asks only for the name of the claim's container.
+    async fn needs_evidence(&self) -> bool {
+        let needs = |held: &Held| held.record.claim.is_none() || held.record.holder().is_none();
+        !self.options.by_claims || self.state.lock().await.records.iter().any(needs)
     }
 
     fn giving(&self) -> std::sync::MutexGuard<'_, Giving> {
@@ -510,20 +525,12 @@ impl Node {
             // The checkpoint may still have a container that had these devices before.
             held.is_seen |= *newer < evidence.count_listed(&ids);
             *newer += 1;
-            if !is_there && (held.is_seen || held.since.elapsed() >= self.options.timing.young) {
-                let record = held.record.clone();
-                if let Err(error) = self.on_disk(move |options| record.remove(&options.cdi_dir)).await {
+            let is_claim = held.record.claim.is_some();
+            if !is_claim && !is_there && (held.is_seen || held.since.elapsed() >= self.options.timing.young) {
+                if let Err(error) = self.end(&held.record).await {
                     tracing::warn!("{error:#}");
                     kept.push(held);
-                    continue;
                 }
-                tracing::info!(
-                    device = held.record.device(),
-                    holder = ?held.record.holder(),
-                    "a container is gone, and its allocation ended"
-                );
-                // If the daemon is away, the next look tells it.
-                drop(self.daemon.release(held.record.allocation.token).await);
                 continue;
             }
             let holder = evidence.holder(&ids).filter(|_| *newer == 1 && held.record.holder().is_none());
@@ -537,6 +544,20 @@ impl Node {
             kept.push(held);
         }
         (state.records, state.evidence) = (kept, evidence);
+    }
+
+    /// Ends an allocation whose containers are gone: removes its record from the disk and the daemon's.
+    async fn end(&self, record: &Record) -> Result<()> {
+        let own = record.clone();
+        self.on_disk(move |options| own.remove(&options.cdi_dir)).await?;
+        tracing::info!(
+            device = record.device(),
+            holder = ?record.holder(),
+            "a container is gone, and its allocation ended"
+        );
+        // If the daemon is away, the next look tells it.
+        drop(self.daemon.release(record.allocation.token.clone()).await);
+        Ok(())
     }
 
     /// Frees the parts of init containers that have ended.
@@ -600,8 +621,8 @@ impl Node {
         let shut = state.shut();
         state.shares.set_shut(shut);
         state.shares.observe(&used, parts, is_settled, self.began.elapsed(), timing.surplus);
-        let is_there = state.answered.is_some_and(|at| at.elapsed() < timing.away);
-        let health = |is_healthy: bool| if is_healthy && is_there { HEALTHY } else { UNHEALTHY }.to_owned();
+        let gives = !self.options.by_claims && state.answered.is_some_and(|at| at.elapsed() < timing.away);
+        let health = |is_healthy: bool| if is_healthy && gives { HEALTHY } else { UNHEALTHY }.to_owned();
         let shares = state.shares.devices();
         let shares = shares.map(|(id, is_healthy)| Device { id, health: health(is_healthy) });
         let is_open = |gpu: &String| state.obstacle_of_whole(gpu).is_none();
@@ -697,7 +718,6 @@ impl Node {
         };
         let memory = gpus.iter().filter_map(|uuid| state.memory.get(uuid)).min();
         let memory = *memory.ok_or_else(|| Refusal::Impossible("the kubelet named no devices".to_owned()))?;
-        let unavailable = |error: anyhow::Error| Refusal::Unavailable(format!("{error:#}"));
         let mut record = Record::new(gpus, slots, memory).map_err(unavailable)?;
         if waits {
             // The kubelet never asks again, so the container gets the files of all GPUs that may have
@@ -705,27 +725,39 @@ impl Node {
             record.phase = Phase::Waits;
             record.among = state.shares.open_gpus().cloned().collect();
         }
+        let files = record.among.iter().filter_map(|uuid| self.files_of(uuid));
+        let devices = files.chain([record.device()]).map(|name| CdiDevice { name }).collect();
+        self.admit(&mut state, record).await?;
+        self.publish(&mut state);
+        Ok(ContainerAllocateResponse { cdi_devices: devices, ..Default::default() })
+    }
+
+    /// Returns the CDI device with the files of a GPU, if there is one.
+    pub(crate) fn files_of(&self, uuid: &str) -> Option<String> {
+        self.options.gpu_device.as_ref().map(|name| name.replace(UUID, uuid))
+    }
+
+    /// Gives a container its allocation: puts it on the daemon's record, on the disk and on this plugin's
+    /// record.
+    async fn admit(&self, state: &mut State, record: Record) -> Result<(), Refusal> {
         self.tell(&record).await?;
         if let Err(error) = self.write(&record).await {
             // If the daemon is away now, the next look tells it.
             drop(self.daemon.release(record.allocation.token).await);
             return Err(unavailable(error));
         }
-        let files = self.options.gpu_device.iter();
-        let devices = files.flat_map(|name| record.among.iter().map(|uuid| name.replace(UUID, uuid)));
-        let devices = devices.chain([record.device()]).map(|name| CdiDevice { name }).collect();
         tracing::info!(
             device = record.device(),
             gpus = ?record.allocation.gpus,
             share_ppm = record.allocation.share_ppm,
-            waits,
+            claim = ?record.claim,
+            waits = record.phase == Phase::Waits,
             "a container gets an allocation"
         );
         let held = Held::new(record);
         state.allocated = Some(held.since);
         state.records.push(held);
-        self.publish(&mut state);
-        Ok(ContainerAllocateResponse { cdi_devices: devices, ..Default::default() })
+        Ok(())
     }
 
     /// Waits until the container with these devices can start.
@@ -804,6 +836,11 @@ impl Node {
     }
 }
 
+/// Returns the refusal for a failure of this machine, which may pass.
+fn unavailable(error: anyhow::Error) -> Refusal {
+    Refusal::Unavailable(format!("{error:#}"))
+}
+
 /// Watches a node and serves its resources, until the future is dropped.
 ///
 /// # Errors
@@ -840,6 +877,7 @@ mod tests {
             library: PathBuf::from("/lib/libdeepres.so"),
             gpu_device: None,
             whole: Vec::new(),
+            by_claims: false,
             directory,
             timing: Timing::default(),
         }

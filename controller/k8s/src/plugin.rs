@@ -159,7 +159,7 @@ pub async fn serve(node: Arc<Node>, resource: Resource) -> Infallible {
 }
 
 /// Listens at a socket. Replaces the socket that an earlier plugin left.
-fn listen(socket: &Path) -> io::Result<UnixListener> {
+pub(crate) fn listen(socket: &Path) -> io::Result<UnixListener> {
     match std::fs::remove_file(socket) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -179,7 +179,7 @@ async fn register(kubelet: &Path, resource: Resource) -> Result<(), Status> {
 
 /// The properties by which the plugin tells a socket from a later socket at the same path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Stamp {
+pub(crate) struct Stamp {
     inode: u64,
     made_s: i64,
     made_ns: i64,
@@ -187,7 +187,7 @@ struct Stamp {
 
 impl Stamp {
     /// Returns the stamp of the socket at a path; `None` if there is none.
-    fn of(path: &Path) -> Option<Self> {
+    pub(crate) fn of(path: &Path) -> Option<Self> {
         let metadata = std::fs::symlink_metadata(path).ok()?;
         Some(Self { inode: metadata.ino(), made_s: metadata.ctime(), made_ns: metadata.ctime_nsec() })
     }

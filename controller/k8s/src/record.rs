@@ -11,6 +11,7 @@ use deepres_model::directory::Directory;
 use deepres_policy::shares::{GPU_RESOURCE, Part, SHARE_PPM, SHARE_RESOURCE, SHARES, Slots};
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::collections::BTreeSet;
+use std::fmt;
 use std::fs::Permissions;
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -31,6 +32,8 @@ const TENANT_VARIABLE: &str = "DEEPRES_TENANT";
 const GPUS_VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
 /// The variable with the kubelet's devices. Whole GPUs have none.
 const SLOTS_VARIABLE: &str = "DEEPRES_SLOTS";
+/// The variable with the claim and its request. A container of the kubelet's devices has none.
+const CLAIM_VARIABLE: &str = "DEEPRES_CLAIM";
 /// The variable with the GPUs whose device files a container has, if they are not only its own.
 const AMONG_VARIABLE: &str = "DEEPRES_AMONG";
 /// The variable of a container that waits until a GPU has room. A container that starts has none.
@@ -62,15 +65,42 @@ impl Phase {
     }
 }
 
-/// An allocation with the kubelet's devices, and its CDI device.
+/// A request of a ResourceClaim, by which containers get GPUs in dynamic resource allocation.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ClaimRequest {
+    /// The claim's UID.
+    pub claim: String,
+    /// The request's name in the claim.
+    pub request: String,
+}
+
+impl ClaimRequest {
+    /// The sign between the claim and the request. Neither has it.
+    const SEPARATOR: char = '/';
+
+    fn parse(text: &str) -> Option<Self> {
+        let (claim, request) = text.split_once(Self::SEPARATOR)?;
+        Some(Self { claim: claim.to_owned(), request: request.to_owned() })
+    }
+}
+
+impl fmt::Display for ClaimRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}{}", self.claim, Self::SEPARATOR, self.request)
+    }
+}
+
+/// An allocation with the kubelet's devices or with a claim's request, and its CDI device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
     /// The part of the CDI device's name that no other record has.
     pub name: String,
     /// The allocation, as the daemon knows it.
     pub allocation: Allocation,
-    /// The container's shares of its one GPU. `None`: the container has whole GPUs.
+    /// The container's shares of its one GPU. `None`: the container has whole GPUs, or a claim.
     pub slots: Option<Slots>,
+    /// The claim's request for which the allocation is. `None`: the kubelet gave devices.
+    pub claim: Option<ClaimRequest>,
     /// The GPUs on which the container may start: it has their device files, and gets no others.
     pub among: Vec<String>,
     /// The state of the container.
@@ -97,15 +127,29 @@ impl Record {
     /// The kernel gives no random bytes.
     pub fn new(gpus: Vec<String>, slots: Option<Slots>, memory_bytes: u64) -> Result<Self> {
         let count = slots.as_ref().map_or(SHARES, Slots::count);
+        let made = Self::make(gpus, count as u32 * SHARE_PPM, part_of(memory_bytes, count))?;
+        Ok(Self { slots, ..made })
+    }
+
+    /// Returns the record of a new allocation for a claim's request: this share and memory of each GPU.
+    ///
+    /// # Errors
+    /// The kernel gives no random bytes.
+    pub fn of_claim(
+        claim: ClaimRequest,
+        gpus: Vec<String>,
+        share_ppm: u32,
+        memory_bytes: u64,
+    ) -> Result<Self> {
+        Ok(Self { claim: Some(claim), ..Self::make(gpus, share_ppm, memory_bytes)? })
+    }
+
+    fn make(gpus: Vec<String>, share_ppm: u32, memory_bytes: u64) -> Result<Self> {
         let name = random::<NAME_BYTES>()?.iter().map(|byte| format!("{byte:02x}")).collect();
-        let allocation = Allocation {
-            token: Token::of(random()?),
-            share_ppm: count as u32 * SHARE_PPM,
-            memory_bytes: part_of(memory_bytes, count),
-            gpus: gpus.clone(),
-            holder: None,
-        };
-        Ok(Self { name, allocation, slots, among: gpus, phase: Phase::Runs })
+        let among = gpus.clone();
+        let allocation =
+            Allocation { token: Token::of(random()?), share_ppm, memory_bytes, gpus, holder: None };
+        Ok(Self { name, allocation, slots: None, claim: None, among, phase: Phase::Runs })
     }
 
     /// Returns this record on another GPU, which has `memory_bytes` of memory.
@@ -117,18 +161,27 @@ impl Record {
         Self { allocation, ..self.clone() }
     }
 
-    /// Returns the resource of the kubelet's devices.
-    pub fn resource(&self) -> &'static str {
-        if self.slots.is_some() { SHARE_RESOURCE } else { GPU_RESOURCE }
+    /// Returns the resource of the kubelet's devices; `None` for a claim.
+    pub fn resource(&self) -> Option<&'static str> {
+        match (&self.claim, &self.slots) {
+            (Some(_), _) => None,
+            (None, Some(_)) => Some(SHARE_RESOURCE),
+            (None, None) => Some(GPU_RESOURCE),
+        }
     }
 
-    /// Returns the kubelet's devices.
+    /// Returns the names by which the kubelet lists the container's part: the kubelet's devices, or the
+    /// CDI device of a claim.
     pub fn ids(&self) -> BTreeSet<String> {
-        let whole = || self.allocation.gpus.iter().cloned().collect();
-        self.slots.as_ref().map_or_else(whole, Slots::ids)
+        match (&self.claim, &self.slots) {
+            (Some(_), _) => BTreeSet::from([self.device()]),
+            (None, Some(slots)) => slots.ids(),
+            (None, None) => self.allocation.gpus.iter().cloned().collect(),
+        }
     }
 
-    /// Returns the container's part of a GPU; `None` if the container has whole GPUs, or is over.
+    /// Returns the container's part of a GPU; `None` if the container has whole GPUs or a claim, or is
+    /// over.
     pub fn part(&self) -> Option<Part<'_>> {
         let waits = self.phase == Phase::Waits;
         let slots = self.slots.as_ref().filter(|_| self.phase != Phase::Over)?;
@@ -170,9 +223,10 @@ impl Record {
             (GPUS_VARIABLE, gpus.join(",")),
         ];
         let slots = self.slots.as_ref().map(|slots| (SLOTS_VARIABLE, slots.to_string()));
+        let claim = self.claim.as_ref().map(|claim| (CLAIM_VARIABLE, claim.to_string()));
         let among = (self.among != *gpus).then(|| (AMONG_VARIABLE, self.among.join(",")));
         let phase = self.phase.variable().map(|name| (name, true.to_string()));
-        let variables = variables.into_iter().chain(slots).chain(among).chain(phase);
+        let variables = variables.into_iter().chain(slots).chain(claim).chain(among).chain(phase);
         let variables = variables.map(|(name, value)| format!("{name}={value}"));
         let socket = directory.tenant_socket();
         let socket =
@@ -243,6 +297,8 @@ impl Record {
         let needed = |name: &'static str| value(name).with_context(|| format!("it has no {name}"));
         let fallback = Fallback::parse(needed(FALLBACK_VARIABLE)?).context("its limits cannot be read")?;
         let list = |text: &str| text.split(',').map(str::to_owned).collect::<Vec<_>>();
+        let claim =
+            value(CLAIM_VARIABLE).map(|text| ClaimRequest::parse(text).context("its claim cannot be read"));
         let slots = value(SLOTS_VARIABLE).map(|text| Slots::parse(text).context("its shares cannot be read"));
         let allocation = Allocation {
             token: Token::try_from(needed(TENANT_VARIABLE)?.to_owned())?,
@@ -257,7 +313,8 @@ impl Record {
         let is_in = |phase: &Phase| phase.variable().is_some_and(|name| value(name).is_some());
         let phase = [Phase::Waits, Phase::Over].into_iter().find(is_in).unwrap_or_default();
         let among = value(AMONG_VARIABLE).map_or_else(|| allocation.gpus.clone(), list);
-        Ok(Self { name: name.to_owned(), allocation, slots: slots.transpose()?, among, phase })
+        let (slots, claim) = (slots.transpose()?, claim.transpose()?);
+        Ok(Self { name: name.to_owned(), allocation, slots, claim, among, phase })
     }
 }
 
@@ -288,8 +345,8 @@ mod tests {
         let whole = Record::new(vec!["GPU-2".to_owned(), "GPU-3".to_owned()], None, 8 * GIB).unwrap();
         assert_eq!((share.allocation.share_ppm, share.allocation.memory_bytes), (300_000, 8 * GIB * 3 / 10));
         assert_eq!((whole.allocation.share_ppm, whole.allocation.memory_bytes), (1_000_000, 8 * GIB));
-        assert_eq!((share.resource(), share.ids().len()), ("deepres.dev/share", 30));
-        assert_eq!((whole.resource(), whole.ids().len()), ("deepres.dev/gpu", 2));
+        assert_eq!((share.resource(), share.ids().len()), (Some("deepres.dev/share"), 30));
+        assert_eq!((whole.resource(), whole.ids().len()), (Some("deepres.dev/gpu"), 2));
         write(&share, &cdi);
         write(&whole, &cdi);
         assert_eq!(std::fs::metadata(share.file(&cdi)).unwrap().mode() & 0o777, FILE_MODE);
@@ -300,6 +357,18 @@ mod tests {
         share.remove(&cdi).unwrap();
         assert_eq!(Record::read_all(&cdi).unwrap(), [whole]);
         assert!(Record::read_all(&folder.path().join("none")).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_claims_record_is_read_as_it_was_written_and_goes_by_its_cdi_device() {
+        let folder = tempfile::tempdir().unwrap();
+        let claim = ClaimRequest { claim: "0d0f-11".to_owned(), request: "gpus".to_owned() };
+        let gpus = vec!["GPU-1".to_owned(), "GPU-2".to_owned()];
+        let record = Record::of_claim(claim, gpus, 250_000, 3 * GIB).unwrap();
+        assert_eq!((record.resource(), record.ids()), (None, BTreeSet::from([record.device()])));
+        assert!(record.part().is_none());
+        write(&record, folder.path());
+        assert_eq!(Record::read_all(folder.path()).unwrap(), [record]);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use deepres_e2e::{containers, venv};
 use super::tally::Tally;
 use super::{EndToEnd, cargo_tests, heading, measured, models, prepare, program, together};
 use crate::sanitize::{self, Sanitizer};
-use crate::{command, dist, ebpf, eval, fuzz};
+use crate::{build, command, dist, ebpf, eval, fuzz};
 
 /// The time that each fuzz target runs, s.
 const FUZZ_SECONDS: u32 = 20;
@@ -47,6 +47,7 @@ pub fn run(tally: &mut Tally) -> Result<()> {
         together(tally, program, &[], &["--include-ignored"])?;
         measured(tally, program, &[], &["--include-ignored"], &[])?;
     }
+    features(tally)?;
     models(tally, &["--include-ignored"])?;
     heading("cargo xtask eval --bars");
     tally.check("cargo xtask eval --bars", eval::check_bars(&[]));
@@ -66,6 +67,21 @@ pub fn run(tally: &mut Tally) -> Result<()> {
         cargo_tests(tally, &mut sanitizer.tests()?, &["--skip", sanitize::LEFT_OUT])?;
     }
     Ok(())
+}
+
+/// Checks the code of features that no build has by default.
+fn features(tally: &mut Tally) -> Result<()> {
+    heading("the DRA driver");
+    let dra = |command: &str| {
+        let mut cargo = build::cargo();
+        cargo.args([command, "--package", "deepres-k8s", "--features", "dra"]);
+        cargo
+    };
+    let mut clippy = dra("clippy");
+    clippy.args(["--all-targets", "--", "-D", "warnings"]);
+    tally.check("style", command::run(&mut clippy));
+    // The plugin's other tests have run.
+    cargo_tests(tally, &mut dra("test"), &["dra::"])
 }
 
 /// Checks that the last pass of the deep track was on a commit of this history. Succeeds if the

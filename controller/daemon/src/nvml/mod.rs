@@ -174,10 +174,12 @@ fn of_each<T>(
 }
 
 fn list(nvml: &Nvml) -> Result<Vec<Gpu>, GpuError> {
+    let driver_version = nvml.sys_driver_version().ok();
+    let describe = |device: &Device<'_>| describe(device, driver_version.as_deref());
     let mut described = Vec::new();
     for index in 0..nvml.device_count()? {
         match devices(nvml, index) {
-            Ok(devices) => described.extend(devices.iter().map(describe)),
+            Ok(devices) => described.extend(devices.iter().map(&describe)),
             Err(error) => described.push(Err(error.into())),
         }
     }
@@ -191,9 +193,14 @@ fn list(nvml: &Nvml) -> Result<Vec<Gpu>, GpuError> {
     numbered(described)
 }
 
-fn describe(device: &Device<'_>) -> Result<Gpu, GpuError> {
+fn describe(device: &Device<'_>, driver_version: Option<&str>) -> Result<Gpu, GpuError> {
     let gpu = Gpu::new(&device.uuid()?, &device.name()?, device.memory_info()?.total)?;
-    Ok(Gpu { minor: device.minor_number().ok(), ..gpu })
+    Ok(Gpu {
+        minor: device.minor_number().ok(),
+        pcie_root: device.pci_info().ok().and_then(|pci| topology::pcie_root(&pci.bus_id)),
+        driver_version: driver_version.map(str::to_owned),
+        ..gpu
+    })
 }
 
 /// Returns the devices of the GPU with this index that programs can use: the GPU, or its MIG devices

@@ -11,6 +11,8 @@ use std::path::Path;
 
 /// The folder in which the kernel describes the NUMA nodes.
 const NODES: &str = "/sys/devices/system/node";
+/// The folder in which the kernel has a link to each device on PCI Express.
+const PCI_DEVICES: &str = "/sys/bus/pci/devices";
 /// Most NUMA nodes of which NVML is asked. Linux has 1,024 at most.
 const MOST_NODES: usize = 1024;
 
@@ -103,6 +105,23 @@ fn numa_node(device: &Device<'_>) -> Option<u32> {
     near.next().filter(|_| near.next().is_none())
 }
 
+/// Returns the root of the tree of PCI Express with the device at this address, which NVML writes as
+/// `00000000:3B:00.0`.
+pub fn pcie_root(address: &str) -> Option<String> {
+    pcie_root_in(Path::new(PCI_DEVICES), address)
+}
+
+fn pcie_root_in(folder: &Path, address: &str) -> Option<String> {
+    /// Digits of a domain in the kernel's form of an address.
+    const DOMAIN_DIGITS: usize = 4;
+    let (domain, rest) = address.split_once(':')?;
+    let domain = domain.get(domain.len().checked_sub(DOMAIN_DIGITS)?..)?;
+    // The link leads to …/devices/pci0000:00/…/0000:3b:00.0.
+    let device = folder.join(format!("{domain}:{rest}").to_ascii_lowercase()).read_link().ok()?;
+    let parts = device.iter().filter_map(|part| part.to_str());
+    parts.map(str::to_owned).find(|part| part.starts_with("pci"))
+}
+
 /// Returns the connection of two GPUs apart from NVLinks. GPUs of which NVML knows no common
 /// ancestor count as far apart.
 fn wire(nvml: &Nvml, one: &Device<'_>, other: &Device<'_>) -> Wire {
@@ -158,6 +177,19 @@ fn distances(folder: &Path) -> BTreeMap<(u32, u32), u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_root_of_a_device_stands_in_the_kernels_path_to_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = "../../../devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0";
+        std::os::unix::fs::symlink(target, folder.path().join("0000:3b:00.0")).unwrap();
+        let root = |address| pcie_root_in(folder.path(), address);
+        assert_eq!(root("00000000:3B:00.0").as_deref(), Some("pci0000:3a"));
+        assert_eq!(root("0000:3b:00.0").as_deref(), Some("pci0000:3a"));
+        for other in ["00000000:3C:00.0", "", "3b", ":"] {
+            assert_eq!(root(other), None, "{other}");
+        }
+    }
 
     #[test]
     fn distances_are_in_the_order_of_the_nodes() {

@@ -28,7 +28,7 @@ pub fn hello_of(node: &Node, role: Role, device: &str, wish: Wish) -> Hello {
     hello
 }
 
-fn connect(node: &Node, device: &str, wish: Wish) -> Tenant {
+pub fn connect(node: &Node, device: &str, wish: Wish) -> Tenant {
     let hello = hello_of(node, Role::Session, device, wish);
     Tenant::connect(&node.daemon().directory.tenant_socket(), &hello).unwrap()
 }

@@ -3,10 +3,11 @@
 
 use crate::node::SECOND;
 use deepres_k8s::api::{
-    AllocateRequest, AllocateResponse, ContainerAllocateRequest, ContainerDevices,
-    ContainerPreferredAllocationRequest, ContainerResources, DevicePluginOptions, Empty, HEALTHY,
-    KUBELET_SOCKET, ListAndWatchResponse, ListPodResourcesResponse, PodResources, PreStartContainerRequest,
-    PreferredAllocationRequest, PreferredAllocationResponse, RegisterRequest, VERSION, path,
+    AllocateRequest, AllocateResponse, CdiDevice, ClaimResource, ContainerAllocateRequest, ContainerDevices,
+    ContainerPreferredAllocationRequest, ContainerResources, DevicePluginOptions, DynamicResource, Empty,
+    HEALTHY, KUBELET_SOCKET, ListAndWatchResponse, ListPodResourcesResponse, PodResources,
+    PreStartContainerRequest, PreferredAllocationRequest, PreferredAllocationResponse, RegisterRequest,
+    VERSION, path,
 };
 use deepres_k8s::evidence::CHECKPOINT;
 use deepres_k8s::grpc::{self, Answer, Call, Client, Serve};
@@ -234,10 +235,21 @@ impl Service {
             resource_name: one.resource.clone(),
             ids: one.ids.iter().cloned().collect(),
         };
+        // A container of a claim has CDI devices, and none of the kubelet's own.
+        let claims = |one: &Container| {
+            let names = one.devices.iter().filter(|_| one.ids.is_empty());
+            let cdi_devices = names.map(|name| CdiDevice { name: name.clone() }).collect();
+            vec![DynamicResource { resources: vec![ClaimResource { cdi_devices }] }]
+        };
         let containers = |pod: &Pod| {
-            let shown = pod.containers.iter().filter(|one| !one.is_init && !one.ids.is_empty());
+            let is_shown = |one: &&Container| !one.is_init && !(one.ids.is_empty() && one.devices.is_empty());
+            let shown = pod.containers.iter().filter(is_shown);
             shown
-                .map(|one| ContainerResources { name: one.name.clone(), devices: vec![devices(one)] })
+                .map(|one| ContainerResources {
+                    name: one.name.clone(),
+                    devices: vec![devices(one)],
+                    claims: claims(one),
+                })
                 .collect()
         };
         let pod = |pod: &Pod| PodResources {
@@ -361,6 +373,13 @@ impl Kubelet {
     /// Returns the pods that are not over.
     pub fn pods(&self) -> Vec<Pod> {
         self.state().pods.values().filter(|pod| !pod.is_over).cloned().collect()
+    }
+
+    /// Lets a pod run whose one container has these CDI devices of a claim.
+    #[cfg(feature = "dra")]
+    pub fn run_with_claim(&self, name: &str, devices: Vec<String>) {
+        let container = Container { devices, ..Container::new("main", "", 0) };
+        self.state().pods.insert(name.to_owned(), Pod::new(name, vec![container]));
     }
 
     /// Ends a pod.

@@ -59,6 +59,18 @@ impl Node {
 
     /// Starts a node whose plugin has these times.
     pub async fn start_with(gpus: usize, whole: usize, timing: Timing) -> Self {
+        let mut node = Self::bare(gpus, whole, timing);
+        node.start_plugin();
+        node.until("all devices are known", || {
+            node.kubelet.capacity("deepres.dev/share") == (gpus - whole) * 100
+                && node.kubelet.capacity("deepres.dev/gpu") == whole
+        })
+        .await;
+        node
+    }
+
+    /// Starts a node without a plugin.
+    pub fn bare(gpus: usize, whole: usize, timing: Timing) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let daemon = Daemon::start(gpus, Config { pods_need_token: true, ..Config::default() });
         let kubelet = Kubelet::start(folder.path());
@@ -69,17 +81,17 @@ impl Node {
             library: PathBuf::from("/usr/lib/libdeepres.so"),
             gpu_device: Some("nvidia.com/gpu={uuid}".to_owned()),
             whole: (gpus - whole..gpus).map(|gpu| gpu.to_string()).collect(),
+            by_claims: false,
             directory: daemon.directory.clone(),
             timing,
         };
-        let plugin = Some(Plugin::start(&options));
-        let node = Self { daemon: Some(daemon), kubelet, plugin, options, _folder: folder };
-        node.until("all devices are known", || {
-            node.kubelet.capacity("deepres.dev/share") == (gpus - whole) * 100
-                && node.kubelet.capacity("deepres.dev/gpu") == whole
-        })
-        .await;
-        node
+        Self { daemon: Some(daemon), kubelet, plugin: None, options, _folder: folder }
+    }
+
+    /// Returns the options of a plugin of this node.
+    #[cfg(feature = "dra")]
+    pub fn options(&self) -> Options {
+        self.options.clone()
     }
 
     /// Returns the tokens of the allocations on the daemon's record.
@@ -146,6 +158,19 @@ impl Node {
     pub async fn restart_daemon(&mut self) {
         let daemon = self.daemon.take().unwrap();
         self.daemon = Some(tokio::task::spawn_blocking(|| daemon.restart()).await.unwrap());
+    }
+
+    /// Asks again and again until there is an answer.
+    #[cfg(feature = "dra")]
+    pub async fn until_some<T>(&self, what: &str, ask: impl AsyncFn() -> Option<T>) -> T {
+        let began = Instant::now();
+        loop {
+            if let Some(answer) = ask().await {
+                return answer;
+            }
+            assert!(began.elapsed() < PATIENCE, "not within {} s: {what}", PATIENCE.as_secs());
+            sleep(Duration::from_millis(1)).await;
+        }
     }
 
     /// Waits until a condition holds.

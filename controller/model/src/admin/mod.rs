@@ -101,6 +101,8 @@ pub enum Request {
     },
     /// Asks for the tokens of all allocations, and for the faults of GPUs.
     Allocations,
+    /// Asks where each GPU is in the machine.
+    Places,
     /// Asks which GPUs a job with whole GPUs should get, by the machine's topology.
     Place {
         /// The number of GPUs.
@@ -195,6 +197,11 @@ pub enum Reply {
         #[serde(default)]
         faults: BTreeMap<String, String>,
     },
+    /// Reply to [`Request::Places`].
+    Places {
+        /// The GPUs that the daemon manages.
+        gpus: Vec<GpuPlace>,
+    },
     /// Reply to [`Request::Place`].
     Placed {
         /// The UUIDs of the chosen GPUs.
@@ -209,6 +216,23 @@ pub enum Reply {
         /// The reason and the remedy.
         message: String,
     },
+}
+
+/// Where a GPU is in the machine, as far as it is known.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct GpuPlace {
+    /// The GPU's UUID, `GPU-…`.
+    pub uuid: String,
+    /// The NUMA node; `None` if the GPU is near several nodes.
+    pub numa_node: Option<u32>,
+    /// The root of the GPU's tree of PCI Express, `pci0000:00`.
+    pub pcie_root: Option<String>,
+    /// The number of the GPU's NVLink component: NVLinks join the GPUs with the same number. `None` if
+    /// no NVLink joins the GPU to another.
+    pub nvlink_component: Option<usize>,
+    /// The version of the GPU's driver.
+    pub driver_version: Option<String>,
 }
 
 /// The effect of a [`Request::Resume`] on the tenant.
