@@ -7,6 +7,8 @@
 //! | `tenant` | one tenant: its terms, its members, its residence |
 //! | `memory` | promises and limits of memory, and reconciliation with NVML |
 //! | `nvml` | the thread that asks NVML |
+//! | `mps` | the MPS control daemon that the daemon starts |
+//! | `points` | the operating points of tenants with profiles |
 //! | `faults` | the threads that notice faults of GPUs |
 //! | `residency` | tenants that take turns on the GPUs with all their memory |
 //! | `sessions` | the tenant socket: admits processes, and answers processes that only ask |
@@ -33,7 +35,9 @@ pub mod identity;
 mod lines;
 mod memory;
 mod metrics;
+mod mps;
 mod nvml;
+mod points;
 pub mod probes;
 mod registry;
 mod reload;
@@ -70,6 +74,8 @@ use gpu_lock::{GpuLock, LOOK_EVERY};
 use gpus::Gpus;
 use http::Server;
 use lines::Lines;
+use mps::Mps;
+use points::Points;
 use registry::Registry;
 use residency::Residency;
 use service::Service;
@@ -148,6 +154,10 @@ struct Shared {
     lines: Rc<Lines>,
     /// The tenants that are off the GPUs, and the moves of memory under way.
     residency: RefCell<Residency>,
+    /// The MPS control daemon for the jobs.
+    mps: RefCell<Mps>,
+    /// The operating points of tenants with profiles.
+    points: RefCell<Points>,
     /// The group whose members may administer the daemon.
     admin_group: Option<u32>,
     /// Whether a `deepres run` started the daemon.
@@ -273,6 +283,8 @@ pub fn run(
     let watcher = Watcher::start(registry.config().probes.clone(), registry.connected(), before)?;
     let lines = registry.lines();
     let shared = Rc::new(Shared {
+        mps: RefCell::new(Mps::of(&options.directory)),
+        points: RefCell::default(),
         directory: options.directory,
         started_ns,
         watcher,
@@ -309,6 +321,9 @@ pub fn run(
         tokio::task::spawn_local(faults.log_changes());
         tokio::task::spawn_local(driver_use::serve(Rc::clone(&shared)));
         tokio::task::spawn_local(slurm::serve(Rc::clone(&shared)));
+        mps::begin(&shared).await;
+        tokio::task::spawn_local(mps::serve(Rc::clone(&shared)));
+        tokio::task::spawn_local(points::serve(Rc::clone(&shared)));
         if let Some(hangups) = reload::hangups() {
             tokio::task::spawn_local(reload::serve(Rc::clone(&shared), hangups));
         }
@@ -368,6 +383,7 @@ pub fn run(
     // The gates open before the connections close, so that no tenant waits for a dead daemon.
     shared.registry.borrow_mut().open_gates();
     drop(tasks);
+    shared.mps.borrow_mut().stop();
     shared.lines.end_all();
     drop(locks);
     Ok(outcome?)

@@ -12,6 +12,9 @@ use super::profile::Profile;
 
 /// The operating points are computed again if a rate moves by more than one part in this number.
 const RATE_MOVES: f64 = 10.0;
+/// The part of its time for which operating points plan the GPU, so that bursts of requests that
+/// come at random are done.
+pub const MOST_NEED: f64 = 0.85;
 /// The part of its time that a tenant's own runs may take, so that bursts of requests are done.
 const MOST_BUSY: f64 = 0.95;
 /// A run and its wait take at most the SLO. The wait may be as long as a run, because a request may
