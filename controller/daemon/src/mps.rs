@@ -239,7 +239,9 @@ impl Mps {
                 );
             }
             None => {
-                return tracing::info!("the MPS control daemon runs on, because it does not tell its clients");
+                return tracing::info!(
+                    "the MPS control daemon runs on, because it does not tell its clients"
+                );
             }
         }
         let _ = ask(&self.pipes, "quit");

@@ -261,7 +261,7 @@ status! {
         pub mps_pipes: Option<String>,
         /// Number of times that the MPS control daemon ended without an order of the daemon.
         #[serde(default)]
-        pub mps_deaths: u64 as Counter,
+        pub mps_deaths: u64,
     }
 
     /// A job that waits for guaranteed memory (`deepres run --wait`).
