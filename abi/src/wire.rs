@@ -98,7 +98,7 @@ pub trait Frame: FromBytes + IntoBytes + Immutable + KnownLayout {
 }
 
 /// The most batches of a profile in a hello.
-pub const PROFILE_BATCHES: usize = 16;
+pub const PROFILE_BATCHES: usize = 17;
 /// The number of terms of a fitted profile beside its floor.
 pub const PROFILE_TERMS: usize = 4;
 
@@ -125,7 +125,6 @@ pub struct FittedFields {
     pub least_percent: u32,
     /// The part of the SMs that `--sm auto` chose, percent; 0 without `--sm auto`.
     pub auto_percent: u32,
-    reserved: u32,
 }
 
 /// The purpose of a connection.

@@ -193,7 +193,6 @@ impl Fitted {
             batch: self.batch.unwrap_or(0),
             least_percent: self.least_percent as u32,
             auto_percent: auto.map_or(0, |choice| choice.part_percent as u32),
-            ..FittedFields::default()
         }
     }
 

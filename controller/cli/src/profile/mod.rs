@@ -13,7 +13,7 @@ mod measure;
 mod svg;
 
 use crate::mps;
-use crate::run::heed_children;
+use crate::run::{self, heed_children};
 use anyhow::{Context, Result, bail, ensure};
 use curve::Curve;
 use deepres_abi::PPM;
@@ -105,6 +105,8 @@ pub fn run(args: &Args) -> Result<()> {
     if let Some(slo_ns) = args.slo {
         profile.slo_ms = Some(slo_ns as f64 / NS_PER_MS);
     }
+    // The daemon may start MPS.
+    run::ensure()?;
     // The knee needs the time on all SMs.
     let mut parts = vec![WHOLE_PERCENT];
     if let Some(directory) = mps::running() {

@@ -136,8 +136,19 @@ pub fn keep(request: &Request<'_>) -> Result<Keeper> {
 }
 
 fn keep_now(request: &Request<'_>) -> Result<Answer> {
-    if let Some((socket, connection)) = find(sockets())? {
-        return ask(request, socket, connection);
+    let (socket, connection) = reach()?;
+    ask(request, socket, connection)
+}
+
+/// Starts a daemon, unless one runs to which a job would connect now.
+pub fn ensure() -> Result<()> {
+    reach().map(drop)
+}
+
+/// Connects to the running daemon, or starts a daemon. Returns its socket and the connection.
+fn reach() -> Result<(PathBuf, OwnedFd)> {
+    if let Some(found) = find(sockets())? {
+        return Ok(found);
     }
     if let Some(named) = named_socket() {
         bail!(
@@ -149,7 +160,7 @@ fn keep_now(request: &Request<'_>) -> Result<Answer> {
     start::daemon(&directory, || Ok(connect(&directory.tenant_socket())?.is_some()))?;
     let socket = directory.tenant_socket();
     let connection = connect(&socket)?.context("the daemon ended right after its start; see its log")?;
-    ask(request, socket, connection)
+    Ok((socket, connection))
 }
 
 /// Returns the tenant socket of the daemon to which a job would connect now; `None` if no daemon

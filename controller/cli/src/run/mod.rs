@@ -13,7 +13,7 @@ mod start;
 
 use crate::mps;
 use crate::wishes::{self, Now, Wishes};
-pub use connect::{running, running_before_named};
+pub use connect::{ensure, running, running_before_named};
 pub use inherited::heed_children;
 pub use libraries::{HasLibraryArgs, find_interposer, has_library, preload_with, require_driver};
 pub use placement::{VISIBLE_VARIABLE, visible};

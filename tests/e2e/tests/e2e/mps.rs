@@ -192,7 +192,7 @@ fn a_part_follows_from_a_profile_and_is_explained() {
     let file = profile(&host, "").display().to_string();
     let started = job(&host, &["--name", "t", "--profile", &file, "--sm", "auto"]);
     assert_eq!(parts(&host), [Some(48)]);
-    let chosen = "--sm auto: 48% of the SMs, the knee of its profile at batch 1, a run takes 1.041ms, and 1ms on all SMs";
+    let chosen = "--sm auto: 48% of the SMs, the knee of its profile at batch 1, a run takes 1.042ms, and 1ms on all SMs";
     assert!(started.stderr().starts_with(&format!("deepres: {chosen}\n")), "{}", started.stderr());
     let explained = host.shows(&["explain", "t"]);
     assert!(explained.contains(&format!("t, {chosen}\n")), "{explained}");
@@ -217,13 +217,16 @@ fn the_operating_point_of_a_tenant_follows_its_requests() {
     let requests = || host.json(&["explain", "t", "--json"])["requests"]["0"].clone();
     let seen = await_value_within(requests, |seen| !seen["operating_point"].is_null(), COMMAND_LIMIT);
     let point = &seen["operating_point"];
-    // The narrowest part answers within half of the SLO, because a request may wait for a run.
-    assert_eq!((&point["sm_ppm"], &point["batch"]), (&100_000.into(), &1.into()), "{point}");
-    assert_eq!((&point["run_ns"], &point["is_in_time"]), (&5_000_000.into(), &true.into()), "{point}");
+    // All parts up to 50 % have the same area, and the widest of them is the quickest.
+    assert_eq!(
+        (&point["sm_ppm"], &point["batch"], &point["is_in_time"]),
+        (&json!(500_000), &json!(1), &json!(true))
+    );
+    assert!((990_000..1_010_000).contains(&point["run_ns"].as_u64().unwrap()), "{point}");
     assert!(point["need_ppm"].as_u64().unwrap() > 0 && point["rate_per_second"].as_f64().unwrap() > 0.0);
     let explained = host.shows(&["explain", "t"]);
     assert!(
-        explained.contains("point     10% of the SMs and batch 1 by its profile: a run takes"),
+        explained.contains("point     50% of the SMs and batch 1 by its profile: a run takes"),
         "{explained}"
     );
 }
@@ -292,7 +295,7 @@ fn mps_that_dies_is_told_and_started_again_and_lives_on_with_its_clients() {
 #[test]
 fn a_daemon_without_the_control_program_says_so_and_serves() {
     let host = Host::new().simgpu(SIMGPU).config("mps = \"start\"\n");
-    let daemon = host.daemon();
+    let daemon = host.daemon_with(&[("PATH", Path::new("/nowhere"))]);
     assert!(daemon.stderr().contains("cannot start nvidia-cuda-mps-control"), "{}", daemon.stderr());
     assert!(host.status()["daemon"]["mps_pipes"].is_null());
 }
