@@ -10,7 +10,8 @@ use deepres_model::mps::{
     CONTROL_PROGRAM, DEFAULT_PIPES, LOGS_VARIABLE, PIPES_VARIABLE, ask, clients, control_daemon, named,
 };
 use deepres_model::process::{ProcessKey, text};
-use rustix::process::{Pid, Signal, geteuid, kill_process};
+use rustix::fs::Mode;
+use rustix::process::{Pid, Signal, geteuid, kill_process, umask};
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
@@ -42,14 +43,15 @@ const NOT_FOR_MPS: [&str; 5] =
     ["LD_PRELOAD", "NOTIFY_SOCKET", "WATCHDOG_USEC", "LISTEN_FDS", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"];
 /// A directory that only its user can read.
 const PRIVATE: u32 = 0o700;
+/// The usual mask of the modes of new files.
+const USUAL_MASK: u32 = 0o022;
 
 /// The control daemon of MPS that the jobs of this daemon use.
 #[derive(Debug)]
 pub struct Mps {
     pipes: PathBuf,
-    /// The directory of the logs; `None` for the driver's own.
-    logs: Option<PathBuf>,
-    /// Whether the directories are in the daemon's own directory.
+    logs: PathBuf,
+    /// Whether both directories are in a user's own directory.
     are_own: bool,
     /// The control daemon that this daemon started.
     child: Option<Child>,
@@ -76,12 +78,12 @@ impl Mps {
     }
 
     fn at(directory: &Directory, [pipes, logs]: [Option<PathBuf>; 2], is_for_all: bool) -> Self {
-        let are_own = pipes.is_none() && !is_for_all;
-        let own = |name: &str| are_own.then(|| directory.path().join(name));
+        let own_pipes = || if is_for_all { DEFAULT_PIPES.into() } else { directory.path().join(OWN_PIPES) };
         Self {
-            pipes: pipes.or_else(|| own(OWN_PIPES)).unwrap_or_else(|| DEFAULT_PIPES.into()),
-            logs: logs.or_else(|| own(OWN_LOGS)),
-            are_own,
+            are_own: pipes.is_none() && logs.is_none() && !is_for_all,
+            pipes: pipes.unwrap_or_else(own_pipes),
+            // The daemon's service may not write to the driver's own directory for logs.
+            logs: logs.unwrap_or_else(|| directory.path().join(OWN_LOGS)),
             child: None,
             control: None,
             servers: BTreeSet::new(),
@@ -104,10 +106,9 @@ impl Mps {
 
     /// Hands the directories on to a keeper. A path that is too long for MPS' sockets stays out.
     pub fn hand_on(&self, welcome: &mut Welcome) {
-        let fields =
-            [(Some(&self.pipes), &mut welcome.mps_pipes), (self.logs.as_ref(), &mut welcome.mps_logs)];
+        let fields = [(&self.pipes, &mut welcome.mps_pipes), (&self.logs, &mut welcome.mps_logs)];
         for (directory, field) in fields {
-            let text = directory.and_then(|directory| directory.to_str()).unwrap_or_default();
+            let text = directory.to_str().unwrap_or_default();
             if self.control.is_some() && text.len() < DIRECTORY_BYTES {
                 wire::set_text(field, text);
             }
@@ -179,14 +180,21 @@ impl Mps {
             command
                 .arg("-f")
                 .env(PIPES_VARIABLE, &self.pipes)
-                .envs(self.logs.as_ref().map(|logs| (LOGS_VARIABLE, logs)))
-                .current_dir("/")
+                .env(LOGS_VARIABLE, &self.logs)
                 .stdin(Stdio::null())
                 .stdout(Stdio::null())
                 .stderr(Stdio::null())
                 // A signal of the terminal is for this daemon.
-                .process_group(0)
-                .spawn()
+                .process_group(0);
+            // SAFETY: between fork and exec the closure makes one system call.
+            unsafe {
+                command.pre_exec(|| {
+                    // Clients of all users use the directories.
+                    umask(Mode::from_raw_mode(USUAL_MASK));
+                    Ok(())
+                });
+            }
+            command.spawn()
         });
         match started {
             Ok(child) => {
@@ -215,7 +223,7 @@ impl Mps {
             |directory: &PathBuf| fs::DirBuilder::new().recursive(true).mode(PRIVATE).create(directory);
         if self.are_own {
             make(&self.pipes)?;
-            self.logs.as_ref().map_or(Ok(()), make)?;
+            make(&self.logs)?;
         }
         match fs::symlink_metadata(&self.pipes) {
             Ok(found) if found.is_dir() && found.uid() == geteuid().as_raw() => Ok(()),
