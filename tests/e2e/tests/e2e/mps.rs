@@ -293,6 +293,33 @@ fn mps_that_dies_is_told_and_started_again_and_lives_on_with_its_clients() {
 }
 
 #[test]
+#[ignore = "deep: takes long"]
+fn the_death_of_an_mps_server_is_told_and_breaks_nobody_else() {
+    let host = Host::new().simgpu(SIMGPU).config("mps = \"start\"\n");
+    let daemon = daemon_with_mps(&host);
+    let mut client = told_job(&host);
+    let mut command =
+        host.run(&["--name", "u", "--memory", "1GiB"], c_client("backlog"), &["--sync-every", "4"]);
+    // A job without MPS.
+    command.env("CUDA_MPS_PIPE_DIRECTORY", host.path().join("none"));
+    let _other = host.start(command, "ready");
+    let control = control(&host).expect("it runs").as_raw_nonzero();
+    let children = fs::read_to_string(format!("/proc/{control}/task/{control}/children")).unwrap();
+    // The daemon looks for servers twice a second.
+    thread::sleep(Duration::from_secs(1));
+    let server = Pid::from_raw(children.trim().parse().expect("one server")).unwrap();
+    kill_process(server, Signal::KILL).unwrap();
+    assert_ne!(client.await_end().code, 0, "its server is gone");
+    eventually("the daemon tells it", || daemon.stderr().contains("an MPS server ended"));
+    let other = || host.account("u")["kernel_launches"].as_u64().unwrap();
+    let before = other();
+    await_value(other, |launches| *launches > before);
+    assert_eq!(host.tenant("u")["memory_limit_bytes"], GIB);
+    let _next = told_job(&host);
+    assert!(parts(&host).contains(&Some(40)), "{:?}", parts(&host));
+}
+
+#[test]
 fn a_daemon_without_the_control_program_says_so_and_serves() {
     let host = Host::new().simgpu(SIMGPU).config("mps = \"start\"\n");
     let daemon = host.daemon_with(&[("PATH", Path::new("/nowhere"))]);
