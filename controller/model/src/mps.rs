@@ -100,7 +100,7 @@ pub fn numbers(answer: &str) -> impl Iterator<Item = u32> {
 /// the control program does not tell.
 pub fn clients(directory: &Path) -> Option<usize> {
     let servers = ask(directory, "get_server_list")?;
-    let of_server = |pid| Some(numbers(&ask(directory, &format!("get_client_list {pid}"))?).count());
+    let of_server = |pid: u32| Some(numbers(&ask(directory, &format!("get_client_list {pid}"))?).count());
     numbers(&servers).map(of_server).sum()
 }
 

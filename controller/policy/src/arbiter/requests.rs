@@ -487,6 +487,8 @@ mod tests {
         }
         let per_s = bench.requests.goodput_per_s(bench.now_ns);
         assert!((per_s - 3.0 / 2.036).abs() < 0.01, "{per_s}");
+        let rate_per_s = bench.requests.rate_per_s(bench.now_ns);
+        assert!((rate_per_s - 4.0 / 2.036).abs() < 0.01, "{rate_per_s}");
         assert_eq!(bench.requests.attained_ppm(), Some(750_000));
         assert_eq!(bench.requests.goodput_per_s(bench.now_ns + 2 * GOODPUT_NS), 0.0);
     }
