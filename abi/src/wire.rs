@@ -31,6 +31,8 @@ pub const CLIENT_BYTES: usize = 128;
 pub const REASON_BYTES: usize = 480;
 /// The size of the largest frame, bytes.
 pub const MAX_FRAME_BYTES: usize = 1024;
+/// The most bytes of a directory's path. The path of a socket in it has at most 108 bytes.
+pub const DIRECTORY_BYTES: usize = 112;
 /// In [`Welcome::gpu_index`]: the daemon does not manage the GPU.
 pub const UNMANAGED: u8 = u8::MAX;
 
@@ -93,6 +95,36 @@ pub trait Frame: FromBytes + IntoBytes + Immutable + KnownLayout {
     const FIRST_BYTES: usize;
     /// Returns the frame's head.
     fn head(&self) -> &FrameHead;
+}
+
+/// The most batches of a profile in a hello.
+pub const PROFILE_BATCHES: usize = 17;
+/// The number of terms of a fitted profile beside its floor.
+pub const PROFILE_TERMS: usize = 4;
+
+/// The fitted profile of a job's program (`deepres run --profile`): the time of a run is max(floor,
+/// (a0 + a1 b) / S + c0 + c1 b), with the batch b and the part S of the SMs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct FittedFields {
+    /// The floor, ns.
+    pub floor_ns: f64,
+    /// The terms a0, a1, c0 and c1, ns.
+    pub terms_ns: [f64; PROFILE_TERMS],
+    /// Time of the host in a run, ns.
+    pub host_ns: f64,
+    /// The requests a second that the profile states; 0 for none.
+    pub rate_hz: f64,
+    /// The SLO that the profile states, ns; 0 for none.
+    pub slo_ns: u64,
+    /// The measured batches in rising order, then zeros.
+    pub batches: [u32; PROFILE_BATCHES],
+    /// The batch that the program runs; 0 if it is not known.
+    pub batch: u32,
+    /// The narrowest measured part of the SMs, percent; 0 if the job has no profile.
+    pub least_percent: u32,
+    /// The part of the SMs that `--sm auto` chose, percent; 0 without `--sm auto`.
+    pub auto_percent: u32,
 }
 
 /// The purpose of a connection.
@@ -162,6 +194,8 @@ pub struct Hello {
     /// hello has only the GPUs that the daemon chose.
     pub wants_gpus: u32,
     reserved: [u8; 8],
+    /// In a keeper's hello: the profile of the job's program.
+    pub profile: FittedFields,
 }
 
 /// The frame by which the daemon accepts a session or a keeper.
@@ -194,6 +228,12 @@ pub struct Welcome {
     /// then start the next daemon.
     pub is_of_run: u32,
     reserved_too: u32,
+    /// For a keeper: the directory of the MPS control daemon that the job is to use, UTF-8,
+    /// zero-padded. If the field is empty, the driver's own rule holds.
+    pub mps_pipes: [u8; DIRECTORY_BYTES],
+    /// For a keeper: the directory of the logs of MPS, UTF-8, zero-padded. If the field is empty, the
+    /// driver's own rule holds.
+    pub mps_logs: [u8; DIRECTORY_BYTES],
 }
 
 /// The number of file descriptors of pages that come with a welcome. The descriptors of the bells
@@ -497,8 +537,9 @@ pub fn text(field: &[u8]) -> Option<&str> {
 
 const _: () = {
     assert!(size_of::<FrameHead>() == 16);
-    assert!(size_of::<Hello>() == 832);
-    assert!(size_of::<Welcome>() == 136);
+    assert!(size_of::<Hello>() == 976);
+    assert!(size_of::<Welcome>() == 360);
+    assert!(core::mem::offset_of!(Hello, profile) == 832 && core::mem::offset_of!(Welcome, mps_pipes) == 136);
     assert!(size_of::<View>() == 936 && size_of::<View>() <= MAX_FRAME_BYTES);
     assert!(size_of::<Notice>() == 496);
     assert!(size_of::<Refusal>() == 504);

@@ -67,13 +67,17 @@ fn explain_share(name: &str, is_json: bool) -> Result<()> {
     let labels = granted.and_then(|granted| granted.labels.value);
     let sms = granted.and_then(|granted| Some((granted.sm_ppm.value?, granted.sm_ppm.rule)));
     let plans = plan::found(name);
+    let auto = tenant.as_ref().and_then(|tenant| tenant.sm_auto.clone());
     let accounts = tenant.map(|tenant| tenant.gpus).unwrap_or_default();
     let requests: BTreeMap<usize, RequestStatus> =
         accounts.into_iter().filter_map(|account| Some((account.gpu, account.requests?))).collect();
     let mut out = io::stdout().lock();
     let printed = if is_json {
         let sm_ppm = sms.map(|(ppm, _)| ppm);
-        let answer = json!({ "tenant": name, "labels": labels, "sm_ppm": sm_ppm, "gpus": gpus, "requests": requests, "plans": plans });
+        let answer = json!({
+            "tenant": name, "labels": labels, "sm_ppm": sm_ppm, "sm_auto": auto, "gpus": gpus,
+            "requests": requests, "plans": plans
+        });
         serde_json::to_writer_pretty(&mut out, &answer).map_err(io::Error::from).and_then(|()| writeln!(out))
     } else {
         let labelled = match labels {
@@ -84,8 +88,13 @@ fn explain_share(name: &str, is_json: bool) -> Result<()> {
             Some((ppm, rule)) => writeln!(out, "{name}, {} of the SMs under MPS, {rule}", Percent(ppm)),
             None => Ok(()),
         };
+        let chosen = match auto {
+            Some(auto) => writeln!(out, "{name}, --sm auto: {auto}"),
+            None => Ok(()),
+        };
         labelled
             .and(bounded)
+            .and(chosen)
             .and_then(|()| print(name, &gpus, &requests, &mut out))
             .and_then(|()| plans.iter().try_for_each(|found| plan::print_found(found, &mut out)))
     };
@@ -177,6 +186,9 @@ fn print(
             writeln!(out, "  requests  {}", ps::requests::figures(served))?;
             if let Some(late) = &served.late {
                 writeln!(out, "            {}", ps::requests::delays(late))?;
+            }
+            if let Some(point) = &served.operating_point {
+                writeln!(out, "  point     {}", ps::requests::point(point, served.slo_ns))?;
             }
         }
         if let Some(guard) = &share.guard {

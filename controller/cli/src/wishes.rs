@@ -13,6 +13,8 @@ use std::marker::PhantomData;
 pub trait Occasion {
     /// Whether an environment variable replaces an option that the user does not give.
     const HAS_VARIABLES: bool = false;
+    /// Whether a part of the SMs may be `auto`: the command has a profile.
+    const HAS_PROFILE: bool = false;
     /// Whether the tenant already runs. The command then needs at least one wish, and may remove
     /// the memory limit.
     const IS_LATER: bool = false;
@@ -24,6 +26,7 @@ pub struct Now;
 
 impl Occasion for Now {
     const HAS_VARIABLES: bool = true;
+    const HAS_PROFILE: bool = true;
 }
 
 /// The occasion of `deepres cdi generate`: a job will start in another process.
@@ -40,11 +43,18 @@ impl Occasion for Later {
     const IS_LATER: bool = true;
 }
 
+/// The word for a part of the SMs that follows from a profile.
+const AUTO: &str = "auto";
+/// The value that stands for [`AUTO`] among the values of clap. No job can ask for it.
+const AUTO_VALUE: Value = Value::Share(0);
+
 /// The wishes that the options of a command line state.
 #[derive(Debug)]
 pub struct Wishes<O> {
     /// The wishes.
     pub wish: Wish,
+    /// Whether the part of the SMs is to follow from a profile. The wishes then have no part.
+    pub has_auto_sm: bool,
     occasion: PhantomData<O>,
 }
 
@@ -91,11 +101,17 @@ impl<O: Occasion> clap::FromArgMatches for Wishes<O> {
                 }
             }
         }
-        Ok(Self { wish, occasion: PhantomData })
+        let has_auto_sm = wish.get(Key::Sm) == Some(AUTO_VALUE);
+        if has_auto_sm {
+            wish.remove(Key::Sm);
+        }
+        Ok(Self { wish, has_auto_sm, occasion: PhantomData })
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
-        self.wish = Self::from_arg_matches(matches)?.wish.or(self.wish);
+        let before = self.wish;
+        *self = Self::from_arg_matches(matches)?;
+        self.wish = self.wish.or(before);
         Ok(())
     }
 }
@@ -105,7 +121,11 @@ fn option<O: Occasion>(key: Key) -> Arg {
     let about = about(key);
     let mut option = Arg::new(key.option())
         .long(key.option())
-        .help(if O::IS_LATER { about.help_later } else { about.help })
+        .help(match key {
+            Key::Sm if O::HAS_PROFILE => format!("{}, or auto (from --profile)", about.help),
+            _ if O::IS_LATER => about.help_later.to_owned(),
+            _ => about.help.to_owned(),
+        })
         .value_name(match key.kind() {
             Kind::Labels => "KEY=VALUE",
             _ => key.name(),
@@ -123,6 +143,10 @@ fn option<O: Occasion>(key: Key) -> Arg {
             .default_missing_value("true")
             .value_parser(BoolishValueParser::new()),
         Kind::Labels => option.action(ArgAction::Append).value_parser(|text: &str| parse(Kind::Labels, text)),
+        Kind::Share if key == Key::Sm && O::HAS_PROFILE => option.value_parser(|text: &str| match text {
+            AUTO => Ok(AUTO_VALUE),
+            text => parse(Kind::Share, text),
+        }),
         Kind::Bytes if O::IS_LATER => option.value_parser(|text: &str| parse_limit(text).map(Value::Bytes)),
         kind => option.value_parser(move |text: &str| parse(kind, text)),
     }
@@ -172,6 +196,15 @@ mod tests {
         assert!(read::<Elsewhere>(&[]).is_ok());
         assert!(read::<Later>(&["--memory=unlimited"]).is_ok());
         assert!(read::<Elsewhere>(&["--memory=unlimited"]).is_err());
+    }
+
+    #[test]
+    fn only_a_job_that_starts_may_leave_its_part_of_the_sms_to_its_profile() {
+        let command = Wishes::<Now>::augment_args(Command::new("deepres").no_binary_name(true));
+        let matches = command.try_get_matches_from(["--sm=auto", "--share=30%"]).unwrap();
+        let Wishes { wish, has_auto_sm, .. } = Wishes::<Now>::from_arg_matches(&matches).unwrap();
+        assert_eq!((wish.sm_ppm, wish.share_ppm, has_auto_sm), (None, Some(300_000), true));
+        assert!(read::<Later>(&["--sm=auto"]).is_err() && read::<Elsewhere>(&["--sm=auto"]).is_err());
     }
 
     #[test]

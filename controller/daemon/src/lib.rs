@@ -7,6 +7,8 @@
 //! | `tenant` | one tenant: its terms, its members, its residence |
 //! | `memory` | promises and limits of memory, and reconciliation with NVML |
 //! | `nvml` | the thread that asks NVML |
+//! | `mps` | the MPS control daemon that the daemon starts |
+//! | `points` | the operating points of tenants with profiles |
 //! | `faults` | the threads that notice faults of GPUs |
 //! | `residency` | tenants that take turns on the GPUs with all their memory |
 //! | `sessions` | the tenant socket: admits processes, and answers processes that only ask |
@@ -34,8 +36,10 @@ pub mod identity;
 mod lines;
 mod memory;
 mod metrics;
+mod mps;
 mod nvml;
 pub mod plans;
+mod points;
 pub mod probes;
 mod registry;
 mod reload;
@@ -72,7 +76,9 @@ use gpu_lock::{GpuLock, LOOK_EVERY};
 use gpus::Gpus;
 use http::Server;
 use lines::Lines;
+use mps::Mps;
 use plans::Plans;
+use points::Points;
 use registry::Registry;
 use residency::Residency;
 use service::Service;
@@ -153,6 +159,10 @@ struct Shared {
     residency: RefCell<Residency>,
     /// The iterations of tenants that the daemon learned, and the plans that it found.
     plans: RefCell<Plans>,
+    /// The MPS control daemon for the jobs.
+    mps: RefCell<Mps>,
+    /// The operating points of tenants with profiles.
+    points: RefCell<Points>,
     /// The group whose members may administer the daemon.
     admin_group: Option<u32>,
     /// Whether a `deepres run` started the daemon.
@@ -279,6 +289,8 @@ pub fn run(
     let watcher = Watcher::start(registry.config().probes.clone(), registry.connected(), before)?;
     let lines = registry.lines();
     let shared = Rc::new(Shared {
+        mps: RefCell::new(Mps::of(&options.directory)),
+        points: RefCell::default(),
         directory: options.directory,
         started_ns,
         watcher,
@@ -316,6 +328,9 @@ pub fn run(
         tokio::task::spawn_local(faults.log_changes());
         tokio::task::spawn_local(driver_use::serve(Rc::clone(&shared)));
         tokio::task::spawn_local(slurm::serve(Rc::clone(&shared)));
+        mps::begin(&shared).await;
+        tokio::task::spawn_local(mps::serve(Rc::clone(&shared)));
+        tokio::task::spawn_local(points::serve(Rc::clone(&shared)));
         if let Some(hangups) = reload::hangups() {
             tokio::task::spawn_local(reload::serve(Rc::clone(&shared), hangups));
         }
@@ -375,6 +390,7 @@ pub fn run(
     // The gates open before the connections close, so that no tenant waits for a dead daemon.
     shared.registry.borrow_mut().open_gates();
     drop(tasks);
+    shared.mps.borrow_mut().stop();
     shared.lines.end_all();
     drop(locks);
     Ok(outcome?)

@@ -70,7 +70,7 @@ async fn now(shared: &Shared) -> Option<Status> {
         })
     };
     let gpu_bytes = |gpu: usize| registry.gpus().iter().nth(gpu).map(|gpu| gpu.memory_bytes);
-    let faults = registry.gpus().faults();
+    let (faults, points) = (registry.gpus().faults(), shared.points.borrow());
     let gpu_status = |(index, (gpu, report)): (usize, (&Gpu, &Report))| GpuStatus {
         fault: faults.of(&gpu.uuid_text),
         ..gpu_status(index, gpu, report, &names)
@@ -85,6 +85,8 @@ async fn now(shared: &Shared) -> Option<Status> {
             heartbeat_limit_ns: config.heartbeat_limit_ms * NS_PER_MS,
             fail_mode: config.fail_mode.name().to_owned(),
             suspend_limit_ns: config.suspend_limit_ms * NS_PER_MS,
+            mps_pipes: shared.mps.borrow().pipes(),
+            mps_deaths: shared.mps.borrow().deaths(),
         },
         gpus: gpus.map(gpu_status).collect(),
         tenants: tenants
@@ -92,6 +94,9 @@ async fn now(shared: &Shared) -> Option<Status> {
             .map(|(name, tenant)| {
                 let mut status = tenant_status(name, tenant, (&accounts, &sessions), gpu_bytes);
                 for account in &mut status.gpus {
+                    if let Some(requests) = &mut account.requests {
+                        requests.operating_point = points.of(tenant.id, account.gpu);
+                    }
                     if let Some(late) = account.requests.as_mut().and_then(|requests| requests.late.as_mut())
                     {
                         late.waited_for_ns = late_waits(tenant.id, account.gpu);
@@ -197,6 +202,10 @@ fn tenant_status(
             .placed
             .as_ref()
             .map(|placed| PlacementStatus { gpus: placed.gpus.iter().collect(), why: placed.why.clone() }),
+        sm_auto: tenant
+            .profiled
+            .as_ref()
+            .and_then(|profiled| profiled.auto.as_ref().map(ToString::to_string)),
         gpus: accounts.collect::<Vec<AccountStatus>>(),
         sessions: tenant
             .members

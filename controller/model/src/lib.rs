@@ -8,6 +8,8 @@
 //! | [`config`] | the daemon's configuration file |
 //! | [`probes`] | the findings of the probes, in the form in which deepres shows them |
 //! | [`identity`] | how the daemon found a tenant |
+//! | [`fitted`] | a fitted profile: the choice of `--sm auto`, and the figures for operating points |
+//! | [`mps`] | the MPS control daemon of a directory |
 //! | [`profile`] | the file of a profile: the time of a program by part of the SMs and batch |
 //! | [`quantity`] | shares, sizes and times in text |
 //! | [`slurm`] | the GPUs that Slurm gave to a job |
@@ -25,7 +27,9 @@ pub mod cdi;
 pub mod clock;
 pub mod config;
 pub mod directory;
+pub mod fitted;
 pub mod identity;
+pub mod mps;
 pub mod packet;
 pub mod peer;
 pub mod probes;

@@ -6,6 +6,8 @@ use serde::{Deserialize, Serialize};
 use std::io;
 use std::path::Path;
 
+/// The text in the command that stands for the batch.
+pub const BATCH: &str = "{batch}";
 /// Nanoseconds in a millisecond.
 const NS_PER_MS: f64 = 1e6;
 
@@ -143,6 +145,19 @@ impl Profile {
     /// Returns the measured parts in rising order, percent.
     pub fn parts_percent(&self) -> Vec<usize> {
         rising(self.points.iter().map(|point| point.part_percent))
+    }
+
+    /// Returns the batch that a program runs, if its command is the command of this profile with a
+    /// batch in it.
+    pub fn batch_of(&self, command: &[String]) -> Option<u32> {
+        let batches = self.batches();
+        let mut fitting = batches.into_iter().filter(|batch| {
+            let written = self.command.iter().map(|word| word.replace(BATCH, &batch.to_string()));
+            !self.command.is_empty() && written.eq(command.iter().cloned())
+        });
+        let first = fitting.next();
+        // A command without a batch in it runs any batch.
+        first.filter(|_| fitting.next().is_none())
     }
 
     /// Returns the measurement of this batch on the widest part.

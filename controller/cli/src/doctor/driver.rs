@@ -109,7 +109,7 @@ fn devices() -> Check {
 
 fn mps() -> Check {
     match mps::running() {
-        Ok(pipes) => Check::advice(
+        Some(pipes) => Check::advice(
             "mps",
             format!(
                 "MPS runs ({}): a fatal fault of one of its clients ends all other clients, with deepres or without",
@@ -117,6 +117,6 @@ fn mps() -> Check {
             ),
             "deepres needs MPS only for `deepres run --sm`; if no program needs it, run `echo quit | nvidia-cuda-mps-control`",
         ),
-        Err(_) => Check::good("mps", "does not run"),
+        None => Check::good("mps", "does not run"),
     }
 }

@@ -2,14 +2,13 @@
 
 use super::NS_PER_MS;
 use crate::ps::print_table;
+use deepres_model::fitted::KNEE_TOLERANCE;
 use deepres_model::profile::{Point, Profile};
 use deepres_model::text::harmless;
 use deepres_policy::packing::knapsack::WHOLE_PERCENT;
 use deepres_policy::packing::profile::{Profile as Fit, Unfit};
 use std::io::{self, Write};
 
-/// At the knee, a request takes at most this part longer than on all SMs.
-pub const TOLERANCE: f64 = 0.05;
 /// The host bounds a request that takes this many times its GPU time.
 const HOST_BOUND: f64 = 1.5;
 /// The width of the chart of a batch, columns.
@@ -59,7 +58,7 @@ impl<'a> Curve<'a> {
     /// if the curve is not known.
     pub fn knee(&self, batch: u32) -> Option<usize> {
         let least = *self.parts.first()?;
-        self.is_known().then(|| self.fit.knee_percent(batch, TOLERANCE).max(least))
+        self.is_known().then(|| self.fit.knee_percent(batch, KNEE_TOLERANCE).max(least))
     }
 
     /// Returns the batch and the part of greatest efficacy, of those whose requests take at most

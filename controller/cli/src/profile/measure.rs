@@ -8,7 +8,7 @@ use deepres_abi::PPM;
 use deepres_model::admin::client::Client;
 use deepres_model::admin::{GpuStatus, Reply, Request, Status};
 use deepres_model::process::own_program;
-use deepres_model::profile::Point;
+use deepres_model::profile::{BATCH, Point};
 use deepres_model::quantity::Time;
 use deepres_model::text::harmless;
 use deepres_model::wish::Value;
@@ -23,8 +23,6 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// The text in the command that stands for the batch.
-pub const BATCH: &str = "{batch}";
 /// The SLO of the command if the user gives none. The daemon only counts requests of tenants with
 /// an SLO.
 const ANY_SLO_NS: u64 = 1_000_000_000;
@@ -237,7 +235,7 @@ struct Running {
 
 impl Running {
     fn start(job: &Job<'_>, tenant: &str, batch: u32, part_percent: usize, output: &File) -> Result<Self> {
-        let has_mps = mps::running().is_ok();
+        let has_mps = mps::running().is_some();
         let slo = Time(job.slo_ns.unwrap_or(ANY_SLO_NS)).to_string();
         let program = own_program().context("cannot find the path of this program")?;
         let mut command = Command::new(program);

@@ -13,15 +13,15 @@ mod measure;
 mod svg;
 
 use crate::mps;
-use crate::run::heed_children;
+use crate::run::{self, heed_children};
 use anyhow::{Context, Result, bail, ensure};
 use curve::Curve;
 use deepres_abi::PPM;
-use deepres_model::profile::{Point, Profile};
+use deepres_model::profile::{BATCH, Point, Profile};
 use deepres_model::quantity::parse_time;
 use deepres_policy::packing::knapsack::WHOLE_PERCENT;
 use file::Held;
-use measure::{BATCH, Job, measure};
+use measure::{Job, measure};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use std::io::{self, ErrorKind, IsTerminal};
 use std::path::PathBuf;
@@ -105,17 +105,19 @@ pub fn run(args: &Args) -> Result<()> {
     if let Some(slo_ns) = args.slo {
         profile.slo_ms = Some(slo_ns as f64 / NS_PER_MS);
     }
+    // The daemon may start MPS.
+    run::ensure()?;
     // The knee needs the time on all SMs.
     let mut parts = vec![WHOLE_PERCENT];
-    if mps::running().is_ok() {
+    if let Some(directory) = mps::running() {
         parts.extend(&args.sm);
-        if let Some(ceiling) = mps::ceiling_below(PPM) {
+        if let Some(ceiling) = mps::ceiling_below(&directory, PPM) {
             eprintln!("deepres: {ceiling}, so wider parts have the times of this part");
         }
     } else if args.sm != parts {
         eprintln!(
             "deepres: no MPS runs, and without it each program has all SMs; the command measures 100 % alone (start \
-             MPS by `nvidia-cuda-mps-control -d`)"
+             MPS by `nvidia-cuda-mps-control -d`, or let the daemon start it by `mps = \"start\"`)"
         );
     }
     let signal = Arc::new(AtomicUsize::new(0));

@@ -2,7 +2,10 @@
 //! delays of late requests.
 
 use super::{cells, heads, print_table, time};
-use deepres_model::admin::{AccountStatus, LateStatus, RequestStatus, Status, TenantStatus};
+use deepres_model::admin::{
+    AccountStatus, LateStatus, OperatingPointStatus, RequestStatus, Status, TenantStatus,
+};
+use deepres_model::quantity::Percent;
 use std::io::{self, Write};
 
 const FIELDS: [&str; 6] = ["slo_ns", "ended", "p50_ns", "p99_ns", "attained_ppm", "goodput_per_second"];
@@ -62,6 +65,18 @@ pub fn delays(late: &LateStatus) -> String {
         time(late.waited_ns),
         time(late.worked_ns),
         time(late.rest_ns)
+    )
+}
+
+/// Returns an operating point in words.
+pub fn point(point: &OperatingPointStatus, slo_ns: u64) -> String {
+    let OperatingPointStatus { sm_ppm, batch, run_ns, is_in_time, rate_per_second, need_ppm } = *point;
+    let (does, part) = (if is_in_time { "answers" } else { "does not answer" }, Percent(sm_ppm));
+    format!(
+        "{part} of the SMs and batch {batch} by its profile: a run takes {}, which {does} {rate_per_second:.1} requests/s within {}; the points of all tenants need {} of the GPU's time (advice: the program chooses its batch, and a new part needs a new start)",
+        time(run_ns),
+        time(slo_ns),
+        Percent(need_ppm)
     )
 }
 

@@ -8,13 +8,14 @@ use anyhow::{Context, Result, bail};
 use deepres_abi::directory::SOCKET_VARIABLE;
 use deepres_abi::fallback::Fallback;
 use deepres_abi::wire::{
-    self, FrameKind, Hello, Notice, Refusal, RefusalKind, Role, UNMANAGED, Uuid, Welcome,
+    self, FittedFields, FrameKind, Hello, Notice, Refusal, RefusalKind, Role, UNMANAGED, Uuid, Welcome,
 };
 use deepres_daemon::Gpu;
 use deepres_daemon::probes::metering::PATIENCE;
 use deepres_model::authority::Wish;
 use deepres_model::clock::monotonic_ns;
 use deepres_model::directory::{Directory, TrustError, check_socket, named_socket};
+use deepres_model::mps::{LOGS_VARIABLE, PIPES_VARIABLE, named};
 use deepres_model::packet::{self, Packet};
 use deepres_model::peer::Peer;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -41,6 +42,8 @@ pub struct Request<'a> {
     pub name: &'a str,
     /// The wishes for the tenant.
     pub wish: Wish,
+    /// The profile of the program.
+    pub profile: FittedFields,
     /// The request for a number of GPUs, if the job asks for one.
     pub gpus: Option<GpuRequest<'a>>,
     /// Whether to wait while too few GPUs have room, or while the guarantees of other tenants leave
@@ -64,12 +67,38 @@ pub struct Keeper {
     pub fallback: Fallback,
     /// The part of the SMs that the daemon granted, parts per million.
     pub sm_ppm: Option<u32>,
+    /// The directories of the MPS control daemon that the job is to use.
+    pub mps: MpsDirectories,
     /// The GPUs that the daemon chose, by their places in the candidates.
     pub chosen: Vec<usize>,
     /// Whether a `deepres run` started the daemon.
     is_of_run: bool,
     connection: OwnedFd,
     hello: Box<Hello>,
+}
+
+/// The directories of MPS that the daemon handed on, if any.
+pub struct MpsDirectories([Option<PathBuf>; 2]);
+
+impl MpsDirectories {
+    fn of(welcome: &Welcome) -> Self {
+        let told = |field: &[u8]| wire::text(field).filter(|text| !text.is_empty()).map(PathBuf::from);
+        Self([told(&welcome.mps_pipes), told(&welcome.mps_logs)])
+    }
+
+    /// Returns the directory of the pipes.
+    pub fn pipes(&self) -> Option<&Path> {
+        self.0[0].as_deref()
+    }
+
+    /// Returns the variables for the job. A directory that the caller's environment names stays.
+    pub fn variables(&self) -> impl Iterator<Item = (&'static str, &Path)> {
+        let each = [PIPES_VARIABLE, LOGS_VARIABLE].into_iter().zip(&self.0);
+        let is_free = named(PIPES_VARIABLE).is_none();
+        each.filter_map(move |(variable, directory)| {
+            Some((variable, directory.as_deref().filter(|_| is_free)?))
+        })
+    }
 }
 
 /// The daemon's answer to a hello.
@@ -107,8 +136,19 @@ pub fn keep(request: &Request<'_>) -> Result<Keeper> {
 }
 
 fn keep_now(request: &Request<'_>) -> Result<Answer> {
-    if let Some((socket, connection)) = find(sockets())? {
-        return ask(request, socket, connection);
+    let (socket, connection) = reach()?;
+    ask(request, socket, connection)
+}
+
+/// Starts a daemon, unless one runs to which a job would connect now.
+pub fn ensure() -> Result<()> {
+    reach().map(drop)
+}
+
+/// Connects to the running daemon, or starts a daemon. Returns its socket and the connection.
+fn reach() -> Result<(PathBuf, OwnedFd)> {
+    if let Some(found) = find(sockets())? {
+        return Ok(found);
     }
     if let Some(named) = named_socket() {
         bail!(
@@ -120,7 +160,7 @@ fn keep_now(request: &Request<'_>) -> Result<Answer> {
     start::daemon(&directory, || Ok(connect(&directory.tenant_socket())?.is_some()))?;
     let socket = directory.tenant_socket();
     let connection = connect(&socket)?.context("the daemon ended right after its start; see its log")?;
-    ask(request, socket, connection)
+    Ok((socket, connection))
 }
 
 /// Returns the tenant socket of the daemon to which a job would connect now; `None` if no daemon
@@ -192,6 +232,7 @@ fn connect(socket: &Path) -> Result<Option<OwnedFd>> {
 fn ask(request: &Request<'_>, socket: PathBuf, connection: OwnedFd) -> Result<Answer> {
     let mut hello = Box::new(Hello::new(Role::Keeper));
     hello.wishes = request.wish.encode();
+    hello.profile = request.profile;
     hello.pid = std::process::id();
     hello.waits = u32::from(request.waits);
     wire::set_text(&mut hello.tenant, request.name);
@@ -215,6 +256,7 @@ fn ask(request: &Request<'_>, socket: PathBuf, connection: OwnedFd) -> Result<An
             Ok(Answer::Kept(Keeper {
                 socket: std::path::absolute(socket)?,
                 fallback: welcome.fallback(),
+                mps: MpsDirectories::of(&welcome),
                 sm_ppm: Some(welcome.sm_ppm).filter(|ppm| *ppm != 0),
                 chosen,
                 is_of_run: welcome.is_of_run != 0,

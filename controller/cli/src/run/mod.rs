@@ -6,13 +6,14 @@ mod job;
 mod libraries;
 mod metered;
 mod placement;
+mod profiled;
 mod program;
 mod record;
 mod start;
 
 use crate::mps;
 use crate::wishes::{self, Now, Wishes};
-pub use connect::{running, running_before_named};
+pub use connect::{ensure, running, running_before_named};
 pub use inherited::heed_children;
 pub use libraries::{HasLibraryArgs, find_interposer, has_library, preload_with, require_driver};
 pub use placement::{VISIBLE_VARIABLE, visible};
@@ -50,6 +51,7 @@ Examples:
   deepres run --criticality high --deadline 2h --size 40min -- python train.py
   deepres run --slo 30ms -- python serve.py
   deepres run --sm 40% -- python serve.py     (on a host with NVIDIA's MPS)
+  deepres run --profile infer.toml --sm auto --slo 30ms -- python serve.py
   deepres run --no-preload -- ./static-program
   deepres run --gpus 2 --share 50% -- torchrun --nproc-per-node 2 train.py
   deepres run --name sweep --share 50% -- ./worker.sh     (start it twice: both are one tenant)")]
@@ -63,6 +65,10 @@ pub struct Args {
     /// Record the program's calls to the GPU's driver in this file (docs/traces.md)
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
+    /// Profile of the program (`deepres profile`): the daemon advises a part of the SMs and a batch,
+    /// and `--sm auto` takes the part from it
+    #[arg(long, value_name = "FILE")]
+    profile: Option<PathBuf>,
     /// Do not load deepres into the program: the daemon counts launches from outside, and limits
     /// nothing
     #[arg(long, conflicts_with_all = ["share", "memory", "class", "record"])]
@@ -131,7 +137,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if args.oversubscribe == Some(Oversubscribe::Suspend) && has_checkpoints() == Some(false) {
         anyhow::bail!("{NO_CHECKPOINTS}; leave out --oversubscribe suspend, or try --oversubscribe managed");
     }
-    let wish = args.wishes.wish;
+    let mut wish = args.wishes.wish;
+    let profile = profiled::heed(args.profile.as_deref(), args.wishes.has_auto_sm, &mut wish, &args.command)?;
     if let Some(class @ (Class::Fair | Class::BestEffort)) = wish.class
         && args.wait
         && args.gpus.is_none()
@@ -143,10 +150,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let name = args.name.unwrap_or_else(|| default_name(program));
     let candidates = args.gpus.map(|_| placement::candidates()).transpose()?.unwrap_or_default();
     let gpus = args.gpus.map(|wanted| connect::GpuRequest { wanted, candidates: &candidates });
-    let request = connect::Request { name: &name, wish, gpus, waits: args.wait };
+    let request = connect::Request { name: &name, wish, profile, gpus, waits: args.wait };
     let keeper = connect::keep(&request)?;
     if wish.sm_ppm.is_some() {
-        mps::tell_of_another_part(keeper.sm_ppm);
+        mps::tell_of_another_part(keeper.sm_ppm, keeper.mps.pipes());
     }
     let record = args.record.as_deref().map(record::begin).transpose()?;
 
@@ -167,6 +174,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     command.envs(wishes::variables(&wish));
     command.env(FALLBACK_VARIABLE, keeper.fallback.to_string());
     command.envs(keeper.sm_ppm.map(mps::variable));
+    command.envs(keeper.mps.variables());
     command.envs(record.map(|file| (record::VARIABLE, file)));
     if let Some(way) = args.oversubscribe {
         command.env(OVERSUBSCRIBE_VARIABLE, way.name());

@@ -17,8 +17,8 @@ use deepres_policy::lease::{Grant, Phase};
 use deepres_policy::tuning::Tuning;
 use std::collections::BTreeMap;
 
-/// The precision of a goodput in the status: a multiple of one divided by this number.
-const GOODPUT_PARTS: f64 = 100.0;
+/// The precision of a rate in the status: a multiple of one divided by this number.
+const RATE_PARTS: f64 = 100.0;
 
 /// The state of one GPU at one moment. The registry adds the names.
 #[derive(Debug, Clone)]
@@ -187,6 +187,7 @@ fn request_status(requests: &Requests, served: &Served, slo_ns: u64, now_ns: u64
     let quantiles_ns = requests.quantiles_ns();
     let late = requests.late();
     let mean = |sum_ns: u64| sum_ns.checked_div(late.requests);
+    let rounded = |rate: f64| (rate * RATE_PARTS).round() / RATE_PARTS;
     RequestStatus {
         slo_ns,
         ended: served.requests,
@@ -196,7 +197,9 @@ fn request_status(requests: &Requests, served: &Served, slo_ns: u64, now_ns: u64
         p50_ns: quantiles_ns.map(|[median_ns, _]| median_ns),
         p99_ns: quantiles_ns.map(|[_, most_ns]| most_ns),
         attained_ppm: requests.attained_ppm(),
-        goodput_per_second: (requests.goodput_per_s(now_ns) * GOODPUT_PARTS).round() / GOODPUT_PARTS,
+        goodput_per_second: rounded(requests.goodput_per_s(now_ns)),
+        rate_per_second: rounded(requests.rate_per_s(now_ns)),
+        operating_point: None,
         late_waited_ns: served.late_waited_ns,
         late_worked_ns: served.late_worked_ns,
         late_rest_ns: served.late_rest_ns,

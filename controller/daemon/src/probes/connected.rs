@@ -2,6 +2,7 @@
 //! answer to an NVML call. The daemon does not report such processes as unmanaged.
 
 use super::reader::ring;
+use super::scan;
 use deepres_model::process::ProcessKey;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
@@ -26,6 +27,8 @@ struct State {
     arrived: Vec<ProcessKey>,
     /// Processes whose last session ended since the last `take_ended`.
     ended: Vec<u32>,
+    /// The MPS control daemon for the jobs. Its servers work for the jobs.
+    mps: Option<ProcessKey>,
     bell: Option<Arc<OwnedFd>>,
 }
 
@@ -73,10 +76,25 @@ impl Connected {
         std::mem::take(&mut self.state().ended)
     }
 
-    /// Returns whether a process has a session, or an open announcement of a session.
+    /// Sets the MPS control daemon whose servers work for the jobs.
+    pub fn serve_mps(&self, control: Option<ProcessKey>) {
+        self.state().mps = control;
+    }
+
+    /// Returns whether a process has a session, or an open announcement of a session, or is an MPS
+    /// server for the jobs.
     pub fn covers(&self, who: ProcessKey) -> bool {
-        let state = self.state();
-        state.sessions.contains_key(&who.pid) || state.announced.get(&who).is_some_and(|(_, open)| *open > 0)
+        let mps = {
+            let state = self.state();
+            let is_announced = || state.announced.get(&who).is_some_and(|(_, open)| *open > 0);
+            if state.sessions.contains_key(&who.pid) || is_announced() {
+                return true;
+            }
+            state.mps
+        };
+        mps.is_some_and(|control| {
+            control == who || scan::parent(who.pid) == Some(control.pid) && control.is_alive()
+        })
     }
 
     /// Returns the processes whose last announcement ended since the last call.
@@ -169,6 +187,20 @@ impl Drop for Announced {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_children_of_the_mps_control_daemon_of_the_jobs_are_covered() {
+        let (connected, own) = (Connected::default(), ProcessKey::of(std::process::id()).unwrap());
+        let mut child = std::process::Command::new("sleep").arg("100").spawn().unwrap();
+        let server = ProcessKey::of(child.id()).unwrap();
+        assert!(!connected.covers(server));
+        connected.serve_mps(Some(own));
+        assert!(connected.covers(server) && connected.covers(own));
+        connected.serve_mps(Some(ProcessKey { start_ticks: 0, ..own }));
+        assert!(!connected.covers(server), "another process had this number");
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
 
     #[test]
     fn a_process_is_connected_until_its_last_session_ends() {

@@ -10,7 +10,7 @@ use crate::memory::{TenantMemory, caps};
 use crate::probes::Presence;
 use crate::residency::{is_any_oversubscribed, let_wait};
 use crate::shm::{SharedPage, Writer};
-use crate::tenant::{Allotment, Ended, KeeperId, Owner, Placed, Session, Tenant, Terms};
+use crate::tenant::{Allotment, Ended, KeeperId, Owner, Placed, Profiled, Session, Tenant, Terms};
 use deepres_abi::beat::BeatPage;
 use deepres_abi::fallback::Fallback;
 use deepres_abi::grant::GrantPage;
@@ -149,6 +149,8 @@ impl Registry {
         let keeper = self.next_id();
         let tenant = self.tenants.get_mut(name).ok_or_else(gone)?;
         tenant.members.keep(keeper, guest.process());
+        let profiled = Profiled::of(&hello.profile, tenant.terms.asked().slo_ns);
+        tenant.profiled = profiled.or(tenant.profiled.take());
         let granted = tenant.terms.granted();
         let mut welcome = Welcome::new(0, 0);
         welcome.sm_ppm = granted.sm_ppm.value.unwrap_or(0);
@@ -395,6 +397,7 @@ impl Registry {
             tenant.memory.promise_everywhere();
             tenant.job = Arc::default();
             tenant.placed = Placed::by_cluster(&tenant.terms);
+            tenant.profiled = None;
             return Ok(name);
         }
         let stated = tenant.terms.stated();

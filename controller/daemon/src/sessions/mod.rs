@@ -311,6 +311,9 @@ async fn converse(
     };
     let Admitted { tenant, membership, mut welcome, pages, ready } = admitted;
     welcome.is_of_run = u32::from(shared.is_of_run);
+    if matches!(membership, Membership::Keeper(_)) {
+        shared.mps.borrow().hand_on(&mut welcome);
+    }
     shared.note_change();
     // If the arbiters do not answer, the session begins with a closed gate, and watches the
     // heartbeat.

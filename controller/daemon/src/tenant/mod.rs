@@ -17,7 +17,9 @@ use crate::state::OnGpu;
 use deepres_abi::grant::NO_LIMIT;
 use deepres_abi::oversubscribe::Oversubscribe;
 use deepres_abi::quantity::MIN_SHARE_PPM;
+use deepres_abi::wire::FittedFields;
 use deepres_model::authority::Wants;
+use deepres_model::fitted::{Choice, Fitted};
 use deepres_model::identity::{Container, Found};
 use deepres_policy::TenantId;
 use deepres_policy::class::Class;
@@ -65,6 +67,8 @@ pub struct Tenant {
     /// The GPUs that the cluster gave to the tenant's job, or that the daemon chose because the job
     /// asked for a number of GPUs.
     pub placed: Option<Placed>,
+    /// The profile of the tenant's program, by the last keeper that had one.
+    pub profiled: Option<Profiled>,
     /// The tenant's saved accounts on GPUs that this daemon does not manage, a lost GPU for example. A
     /// later daemon may manage these GPUs again.
     pub elsewhere: Vec<OnGpu<SavedAccount>>,
@@ -79,6 +83,26 @@ pub struct Placed {
     pub gpus: GpuSet,
     /// The reason, as a sentence.
     pub why: String,
+}
+
+/// The profile of a job's program (`deepres run --profile`).
+#[derive(Debug, Clone)]
+pub struct Profiled {
+    /// The fitted profile.
+    pub fitted: Fitted,
+    /// The part of the SMs that `--sm auto` took from the profile.
+    pub auto: Option<Choice>,
+}
+
+impl Profiled {
+    /// Returns the profile in a keeper's hello, if it has one. `slo_ns` is the SLO for which the job
+    /// asked.
+    pub fn of(fields: &FittedFields, slo_ns: Option<u64>) -> Option<Self> {
+        let fitted = Fitted::from_fields(fields)?;
+        let is_auto = |choice: &Choice| choice.part_percent == fields.auto_percent as usize;
+        let auto = (fields.auto_percent > 0).then(|| fitted.choice(slo_ns)).filter(is_auto);
+        Some(Self { fitted, auto })
+    }
 }
 
 /// The reason for the GPUs of a job that a cluster's scheduler placed.
@@ -107,6 +131,7 @@ impl Tenant {
             driver: DriverSignals::default(),
             job: Arc::default(),
             placed,
+            profiled: None,
             elsewhere: Vec::new(),
             gpus: Vec::new(),
         }

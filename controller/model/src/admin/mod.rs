@@ -294,6 +294,13 @@ status! {
         /// Time within which the driver must move a tenant's memory, ns.
         #[serde(default)]
         pub suspend_limit_ns: u64,
+        /// The directory of the MPS control daemon that jobs use, if the daemon hands one on (`mps =
+        /// "start"`).
+        #[serde(default)]
+        pub mps_pipes: Option<String>,
+        /// Number of times that the MPS control daemon ended without an order of the daemon.
+        #[serde(default)]
+        pub mps_deaths: u64,
     }
 
     /// A job that waits for guaranteed memory or for GPUs (`deepres run --wait`).
@@ -417,6 +424,9 @@ status! {
         pub keepers: usize,
         /// The GPUs of the job, if the daemon or a cluster's scheduler chose them.
         pub placement: Option<PlacementStatus>,
+        /// The part of the SMs that `--sm auto` took from the job's profile, and the reason, as a
+        /// sentence.
+        pub sm_auto: Option<String>,
         /// The tenant's account on each GPU on which it has or had a session.
         pub gpus: Vec<AccountStatus>,
         /// The tenant's processes that have sessions.
@@ -569,6 +579,11 @@ status! {
         /// Goodput: requests that ended within the SLO, per second, in the last ten seconds or, if
         /// shorter, since the oldest of the latest 256 requests.
         pub goodput_per_second: f64 as Gauge => "GOODPUT",
+        /// Requests that have ended, per second, over the time of the goodput.
+        pub rate_per_second: f64 as Gauge,
+        /// The operating point of the tenant's profile. `None` without a profile (`deepres run
+        /// --profile`), or before the first requests.
+        pub operating_point: Option<OperatingPointStatus>,
         /// Time of late requests in which another tenant had the GPU and the tenant's gate was
         /// closed, ns.
         pub late_waited_ns: u64 as Counter,
@@ -579,6 +594,27 @@ status! {
         pub late_rest_ns: u64 as Counter,
         /// The delays of the latest late requests. `None` without late requests.
         pub late: Option<LateStatus>,
+    }
+
+    /// The operating point of a tenant: the part of the SMs and the batch of least area at which its
+    /// profile answers its requests within the SLO, beside the other tenants with profiles.
+    #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+    #[serde(default)]
+    pub struct OperatingPointStatus {
+        /// The part of the SMs, parts per million.
+        pub sm_ppm: u32,
+        /// The batch. It is advice, because the program chooses its batches by itself.
+        pub batch: u32,
+        /// The time of a run of this batch on this part by the profile, ns.
+        pub run_ns: u64,
+        /// Whether the requests are in time at this point if the tenant is alone.
+        pub is_in_time: bool,
+        /// The requests a second for which the daemon computed the point: the measured requests,
+        /// each with the batch that the program runs, if it is known.
+        pub rate_per_second: f64,
+        /// The part of its time that the GPU needs for all tenants with profiles at their points,
+        /// parts per million. More than the whole is overload.
+        pub need_ppm: u32,
     }
 
     /// The delays of about the latest hundred late requests of a tenant: the mean for one request.
@@ -704,6 +740,7 @@ pub fn fields() -> String {
         section::<PlacementStatus>(),
         section::<AccountStatus>(),
         section::<RequestStatus>(),
+        section::<OperatingPointStatus>(),
         section::<LateStatus>(),
         section::<RefusalStatus>(),
         section::<SessionStatus>(),

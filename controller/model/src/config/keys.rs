@@ -51,7 +51,7 @@ pub const TOP: &[Key] = &[
     Key("shared_names", Takes::Texts("train")),
     Key("pods_need_token", Takes::Switch),
     Key("gangs", Takes::Switch),
-    Key("mps", Takes::Word(&["off", "use"])),
+    Key("mps", Takes::Word(&["off", "use", "start"])),
     Key("quantum", Takes::Section(QUANTUM)),
     Key("caps", Takes::Section(CAPS)),
     Key("groups", Takes::Sections(CAPS)),

@@ -196,6 +196,8 @@ pub enum MpsKey {
     Off,
     /// Jobs run on their parts of the SMs if an MPS control daemon runs.
     Use,
+    /// As `Use`, and the daemon starts an MPS control daemon if none runs.
+    Start,
 }
 
 /// The bounds of the quantum, as the configuration gives them.
@@ -418,7 +420,7 @@ impl Config {
             (None, Some(caps)) => (caps, CapOf::Groups),
             (None, None) => (self.caps, CapOf::Everyone),
         };
-        (Caps { sm: self.mps == MpsKey::Use, ..caps }, of)
+        (Caps { sm: self.mps != MpsKey::Off, ..caps }, of)
     }
 }
 

@@ -332,6 +332,15 @@ impl Requests {
     /// Returns the requests that ended within the SLO in the last ten seconds, per second. If more
     /// requests ended than the core remembers, returns the rate of the remembered ones.
     pub fn goodput_per_s(&self, now_ns: u64) -> f64 {
+        self.per_s(now_ns, |ended| ended.is_in_time)
+    }
+
+    /// Returns the requests that ended, in time or late, over the time of the goodput, per second.
+    pub fn rate_per_s(&self, now_ns: u64) -> f64 {
+        self.per_s(now_ns, |_| true)
+    }
+
+    fn per_s(&self, now_ns: u64, counts: impl Fn(&Ended) -> bool) -> f64 {
         let begun_ns = self.since_ns.max(now_ns.saturating_sub(GOODPUT_NS));
         // Nothing is known of the time before the oldest remembered request.
         let full = (self.count == REMEMBERED).then(|| self.latest[self.next].at_ns);
@@ -339,9 +348,9 @@ impl Requests {
             Some(oldest_ns) => (oldest_ns, 1),
             None => (begun_ns, LEAST_GOODPUT_NS),
         };
-        let in_time = self.latest().iter().filter(|ended| ended.is_in_time && ended.at_ns > from_ns).count();
+        let counted = self.latest().iter().filter(|ended| counts(ended) && ended.at_ns > from_ns).count();
         let over_ns = now_ns.saturating_sub(from_ns).max(least_ns);
-        in_time as f64 / Duration::from_nanos(over_ns).as_secs_f64()
+        counted as f64 / Duration::from_nanos(over_ns).as_secs_f64()
     }
 
     /// Returns the delays of about the latest hundred late requests.
@@ -479,6 +488,8 @@ mod tests {
         }
         let per_s = bench.requests.goodput_per_s(bench.now_ns);
         assert!((per_s - 3.0 / 2.036).abs() < 0.01, "{per_s}");
+        let rate_per_s = bench.requests.rate_per_s(bench.now_ns);
+        assert!((rate_per_s - 4.0 / 2.036).abs() < 0.01, "{rate_per_s}");
         assert_eq!(bench.requests.attained_ppm(), Some(750_000));
         assert_eq!(bench.requests.goodput_per_s(bench.now_ns + 2 * GOODPUT_NS), 0.0);
     }

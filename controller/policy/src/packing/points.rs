@@ -14,6 +14,9 @@ use super::profile::Profile;
 /// If a rate changes by more than the rate divided by this number, the caller computes the
 /// operating points again.
 const RATE_MOVES: f64 = 10.0;
+/// The part of its time for which operating points plan the GPU, so that bursts of requests that
+/// come at random are done.
+pub const MOST_NEED: f64 = 0.85;
 /// The most of a tenant's time that its runs and the host's pauses may take. The rest is for bursts
 /// of requests.
 const MOST_BUSY: f64 = 0.95;

@@ -1,11 +1,15 @@
 //! Parts of the SMs (`deepres run --sm`), under MPS on the simulated GPU.
 
 use std::env;
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
 use deepres_e2e::prelude::*;
+use rustix::process::{Pid, kill_process};
 
 const NO_EFFECT: &str = "--sm has no effect";
 const CEILING: &str = "deepres: the MPS server gives each client at most 30% of the SMs";
@@ -14,11 +18,20 @@ const SIMGPU: &str = "sm_count = 100\nlaunch_overhead_ns = 0\n\
                       kernel = [{ name = \"busy_1000us\", ns = 1000000, sm_ppm = 1000000 }]\n";
 const PERCENT: u32 = 10_000;
 
-/// Lets a command find the host's MPS control daemon and its control program.
-pub fn by_mps(host: &Host, mut command: Command) -> Command {
+/// A profile whose runs take max(1 ms, 0.5 ms / S), so that its knee is at 48 %.
+const PROFILE: &str = "points = [{ batch = 1, part_percent = 10, ms = 5 }, { batch = 1, part_percent = 20, ms = 2.5 }, \
+                       { batch = 1, part_percent = 50, ms = 1 }, { batch = 1, part_percent = 100, ms = 1 }]\n";
+
+/// Returns the PATH on which programs find the MPS control program.
+fn program_path() -> OsString {
     let usual = env::var_os("PATH").unwrap_or_default();
     let folders = [artefacts().simgpu.clone()].into_iter().chain(env::split_paths(&usual));
-    command.env("PATH", env::join_paths(folders).expect("no colon in a build folder"));
+    env::join_paths(folders).expect("no colon in a build folder")
+}
+
+/// Lets a command find the host's MPS control daemon and its control program.
+pub fn by_mps(host: &Host, mut command: Command) -> Command {
+    command.env("PATH", program_path());
     command.env("CUDA_MPS_PIPE_DIRECTORY", host.path().join("mps"));
     command
 }
@@ -165,4 +178,153 @@ fn a_lower_percentage_of_the_mps_server_is_told() {
     let jobs = ["30%", "31%"].map(|part| job(&host, &["--sm", part]));
     let told = jobs.each_ref().map(|job| job.stderr().contains(CEILING));
     assert_eq!((told, parts(&host)), ([false, true], vec![Some(30); 3]));
+}
+
+/// Writes [`PROFILE`] with these lines before it. Returns the file.
+fn profile(host: &Host, lines: &str) -> PathBuf {
+    let file = host.path().join("profile.toml");
+    fs::write(&file, format!("{lines}{PROFILE}")).expect("a folder of our own");
+    file
+}
+
+#[test]
+fn a_part_follows_from_a_profile_and_is_explained() {
+    let (host, _daemon) = Host::new().simgpu(SIMGPU).with_daemon();
+    let _mps = mps(&host);
+    let file = profile(&host, "").display().to_string();
+    let started = job(&host, &["--name", "t", "--profile", &file, "--sm", "auto"]);
+    assert_eq!(parts(&host), [Some(48)]);
+    let chosen = "--sm auto: 48% of the SMs, the knee of its profile at batch 1, a run takes 1.042ms, and 1ms on all SMs";
+    assert!(started.stderr().starts_with(&format!("deepres: {chosen}\n")), "{}", started.stderr());
+    let explained = host.shows(&["explain", "t"]);
+    assert!(explained.contains(&format!("t, {chosen}\n")), "{explained}");
+    assert!(explained.contains("t, 48% of the SMs under MPS, as asked"), "{explained}");
+    let refused = |options: &[&str], says: &str| {
+        host.finish(by_mps(&host, host.run(options, "true", &[]))).refused(says);
+    };
+    refused(&["--sm", "auto"], "takes the part of the SMs from a profile, and none was given");
+    refused(&["--profile", "none.toml", "--sm", "auto"], "cannot use none.toml");
+    fs::write(&file, "points = [{ batch = 1, part_percent = 100, ms = 1 }]\n").unwrap();
+    refused(&["--profile", &file], "points on one part of the SMs only");
+}
+
+#[test]
+#[ignore = "deep: takes long"]
+fn the_operating_point_of_a_tenant_follows_its_requests() {
+    let (host, _daemon) = Host::new().simgpu(SIMGPU).with_daemon();
+    let file = profile(&host, "").display().to_string();
+    let options = ["--name", "t", "--slo", "20ms", "--profile", &file];
+    let serve = host.run(&options, c_client("serve"), &["--kernel", "busy_1000us", "--rate", "40"]);
+    let _serve = host.spawn(serve);
+    let requests = || host.json(&["explain", "t", "--json"])["requests"]["0"].clone();
+    let seen = await_value_within(requests, |seen| !seen["operating_point"].is_null(), COMMAND_LIMIT);
+    let point = &seen["operating_point"];
+    // All parts up to 50 % have the same area, and the widest of them is the quickest.
+    assert_eq!(
+        (&point["sm_ppm"], &point["batch"], &point["is_in_time"]),
+        (&json!(500_000), &json!(1), &json!(true))
+    );
+    assert!((990_000..1_010_000).contains(&point["run_ns"].as_u64().unwrap()), "{point}");
+    assert!(point["need_ppm"].as_u64().unwrap() > 0 && point["rate_per_second"].as_f64().unwrap() > 0.0);
+    let explained = host.shows(&["explain", "t"]);
+    assert!(
+        explained.contains("point     50% of the SMs and batch 1 by its profile: a run takes"),
+        "{explained}"
+    );
+}
+
+/// Starts a daemon that finds the control program, on a host where no variable names MPS.
+fn daemon_with_mps(host: &Host) -> Process {
+    host.daemon_with(&[("PATH", Path::new(&program_path()))])
+}
+
+/// Starts a backlogged job with a part of 40 %, to which only deepres tells the directory of MPS.
+fn told_job(host: &Host) -> Process {
+    let mut command = host.run(&["--name", "t", "--sm", "40%"], c_client("backlog"), &["--sync-every", "4"]);
+    command.env("PATH", program_path());
+    host.start(command, "ready")
+}
+
+/// Returns the MPS control daemon that the daemon started.
+fn control(host: &Host) -> Option<Pid> {
+    let file = host.deepres_dir().join("mps/nvidia-cuda-mps-control.pid");
+    let pid = Pid::from_raw(fs::read_to_string(file).ok()?.trim().parse().ok()?)?;
+    host.processes().contains(&(pid.as_raw_nonzero().get() as u32)).then_some(pid)
+}
+
+#[test]
+fn the_daemon_starts_mps_for_its_jobs_and_ends_it() {
+    let host = Host::new().simgpu(SIMGPU).config("mps = \"start\"\n");
+    let mut daemon = daemon_with_mps(&host);
+    let pipes = host.deepres_dir().join("mps");
+    assert_eq!(host.status()["daemon"]["mps_pipes"].as_str().map(Path::new), Some(&*pipes));
+    assert!(control(&host).is_some());
+    let mut job = told_job(&host);
+    assert_eq!((parts(&host), job.stderr()), (vec![Some(40)], String::new()));
+    job.terminate();
+    daemon.terminate();
+    assert_eq!(control(&host), None, "{}", daemon.stderr());
+}
+
+#[test]
+#[ignore = "deep: takes long"]
+fn mps_that_dies_is_told_and_started_again_and_lives_on_with_its_clients() {
+    let host = Host::new().simgpu(SIMGPU).config("mps = \"start\"\n");
+    let mut daemon = daemon_with_mps(&host);
+    let first = control(&host).expect("it runs");
+    kill_process(first, Signal::KILL).unwrap();
+    let second =
+        await_value_within(|| control(&host), |now| now.is_some_and(|now| now != first), COMMAND_LIMIT);
+    assert!(daemon.stderr().contains("the MPS control daemon ended"), "{}", daemon.stderr());
+    await_value(|| host.status()["daemon"]["mps_deaths"].clone(), |deaths| *deaths == 1);
+    await_value(|| host.status()["daemon"]["mps_pipes"].clone(), |pipes| !pipes.is_null());
+    let mut job = told_job(&host);
+    assert_eq!(parts(&host), [Some(40)]);
+    // The job is a client, so the control daemon outlives the daemon, and the next daemon finds it.
+    daemon.terminate();
+    assert_eq!(control(&host), second);
+    let mut next = daemon_with_mps(&host);
+    assert_eq!((control(&host), parts(&host)), (second, vec![Some(40)]));
+    let also = told_job(&host);
+    assert_eq!(parts(&host), [Some(40); 2]);
+    assert!(!also.stderr().contains(NO_EFFECT), "{}", also.stderr());
+    // The next daemon did not start it.
+    job.terminate();
+    next.terminate();
+    assert_eq!(control(&host), second);
+}
+
+#[test]
+#[ignore = "deep: takes long"]
+fn the_death_of_an_mps_server_is_told_and_breaks_nobody_else() {
+    let host = Host::new().simgpu(SIMGPU).config("mps = \"start\"\n");
+    let daemon = daemon_with_mps(&host);
+    let mut client = told_job(&host);
+    let mut command =
+        host.run(&["--name", "u", "--memory", "1GiB"], c_client("backlog"), &["--sync-every", "4"]);
+    // A job without MPS.
+    command.env("CUDA_MPS_PIPE_DIRECTORY", host.path().join("none"));
+    let _other = host.start(command, "ready");
+    let control = control(&host).expect("it runs").as_raw_nonzero();
+    let children = fs::read_to_string(format!("/proc/{control}/task/{control}/children")).unwrap();
+    // The daemon looks for servers twice a second.
+    thread::sleep(Duration::from_secs(1));
+    let server = Pid::from_raw(children.trim().parse().expect("one server")).unwrap();
+    kill_process(server, Signal::KILL).unwrap();
+    assert_ne!(client.await_end().code, 0, "its server is gone");
+    eventually("the daemon tells it", || daemon.stderr().contains("an MPS server ended"));
+    let other = || host.account("u")["kernel_launches"].as_u64().unwrap();
+    let before = other();
+    await_value(other, |launches| *launches > before);
+    assert_eq!(host.tenant("u")["memory_limit_bytes"], GIB);
+    let _next = told_job(&host);
+    assert!(parts(&host).contains(&Some(40)), "{:?}", parts(&host));
+}
+
+#[test]
+fn a_daemon_without_the_control_program_says_so_and_serves() {
+    let host = Host::new().simgpu(SIMGPU).config("mps = \"start\"\n");
+    let daemon = host.daemon_with(&[("PATH", Path::new("/nowhere"))]);
+    assert!(daemon.stderr().contains("cannot start nvidia-cuda-mps-control"), "{}", daemon.stderr());
+    assert!(host.status()["daemon"]["mps_pipes"].is_null());
 }

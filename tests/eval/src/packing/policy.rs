@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 
 use deepres_policy::packing::lags::Lags;
-use deepres_policy::packing::points::{Point, Service, has_moved, operating_points};
+use deepres_policy::packing::points::{MOST_NEED, Point, Service, has_moved, operating_points};
 use deepres_policy::packing::profile::Profile;
 use deepres_policy::packing::{LOOK_NS, Packer, Run};
 
@@ -13,10 +13,8 @@ use super::sim::{self, Candidate, Outcome, Place, Policy};
 
 /// Nanoseconds in a millisecond.
 const MS: f64 = 1e6;
-/// The part of its time for which operating points plan the GPU, so that bursts of requests that
-/// come at random are done.
-const MOST_NEED: f64 = 0.85;
-/// The same for requests that come at known times.
+/// The part of its time for which operating points plan the GPU, for requests that come at known
+/// times ([`MOST_NEED`] is for requests at random).
 const MOST_NEED_PERIODIC: f64 = 1.0;
 /// What a tenant without an SLO is owed, as a part of the GPU.
 const GUEST: f64 = 0.01;

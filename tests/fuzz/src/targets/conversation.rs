@@ -155,6 +155,9 @@ fn any_hello(daemon: &Daemon, input: &mut Unstructured<'_>) -> Result<Hello> {
     if input.ratio(1, 8)? {
         input.fill_buffer(&mut hello.client)?;
     }
+    if input.ratio(1, 8)? {
+        input.fill_buffer(hello.profile.as_mut_bytes())?;
+    }
     Ok(hello)
 }
 
