@@ -216,7 +216,7 @@ fn the_operating_point_of_a_tenant_follows_its_requests() {
     let options = ["--name", "t", "--slo", "20ms", "--profile", &file];
     let serve = host.run(&options, c_client("serve"), &["--kernel", "busy_1000us", "--rate", "40"]);
     let _serve = host.spawn(serve);
-    let requests = || host.json(&["explain", "t", "--json"])["requests"]["0"].clone();
+    let requests = || host.status()["tenants"][0]["gpus"][0]["requests"].clone();
     let seen = await_value_within(requests, |seen| !seen["operating_point"].is_null(), COMMAND_LIMIT);
     let point = &seen["operating_point"];
     // All parts up to 50 % have the same area, and the widest of them is the quickest.
