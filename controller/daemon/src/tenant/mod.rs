@@ -14,6 +14,7 @@ use crate::identity::Key;
 use crate::memory::TenantMemory;
 use crate::residency::Residence;
 use crate::state::OnGpu;
+use deepres_abi::PPM;
 use deepres_abi::grant::NO_LIMIT;
 use deepres_abi::oversubscribe::Oversubscribe;
 use deepres_abi::quantity::MIN_SHARE_PPM;
@@ -118,6 +119,14 @@ impl Placed {
 }
 
 impl Tenant {
+    /// Returns the choice of `--sm auto`, if its part is still the stated one: an administrator may
+    /// have set another part, and a later keeper may have asked for another part.
+    pub fn sm_auto(&self) -> Option<&Choice> {
+        let ppm = |choice: &Choice| choice.part_percent as u32 * (PPM / 100);
+        let stated_ppm = self.terms.stated().sm_ppm;
+        self.profiled.as_ref()?.auto.as_ref().filter(|choice| stated_ppm == Some(ppm(choice)))
+    }
+
     /// Returns a tenant without members that was on no GPU.
     pub fn new(id: TenantId, owner: Owner, terms: Terms, memory: TenantMemory) -> Self {
         let placed = Placed::by_cluster(&terms);
