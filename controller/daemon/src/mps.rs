@@ -67,9 +67,10 @@ pub struct Mps {
     are_own: bool,
     /// Whether the configuration has `mps = "start"`.
     is_wanted: bool,
-    /// The control daemon that this daemon started, and the time of its start.
+    /// The control daemon that this daemon started.
     child: Option<Child>,
-    started: Instant,
+    /// The time of the last start, until the control daemon has noted its process.
+    starting: Option<Instant>,
     /// The control daemon that runs now.
     control: Option<ProcessKey>,
     /// The living MPS servers of this and of former control daemons.
@@ -101,7 +102,7 @@ impl Mps {
             logs: logs.unwrap_or_else(|| directory.path().join(OWN_LOGS)),
             is_wanted: false,
             child: None,
-            started: Instant::now(),
+            starting: None,
             control: None,
             servers: BTreeSet::new(),
             deaths: 0,
@@ -169,7 +170,8 @@ impl Mps {
             _ => {}
         }
         self.look_at_servers();
-        if self.control.is_none() && self.started.elapsed() > HANGS_AFTER {
+        self.starting = self.starting.filter(|_| self.control.is_none() && self.child.is_some());
+        if self.starting.is_some_and(|began| began.elapsed() > HANGS_AFTER) {
             self.end_hanging();
         }
         if is_wanted && self.control.is_none() && self.child.is_none() && Instant::now() >= self.next {
@@ -179,6 +181,7 @@ impl Mps {
 
     /// Ends the control daemon that this daemon started. The next look finds it ended.
     fn end_hanging(&mut self) {
+        self.starting = None;
         let Some(child) = &mut self.child else { return };
         tracing::warn!(
             pid = child.id(),
@@ -255,7 +258,7 @@ impl Mps {
                     );
                 }
                 self.child = Some(child);
-                self.started = Instant::now();
+                self.starting = Some(Instant::now());
                 // If the control daemon lives for this time, the pauses begin anew.
                 self.next = Instant::now() + self.pause;
             }
@@ -473,5 +476,23 @@ mod tests {
         end(&mut child);
         mps.look(false);
         assert!(!mps.servers.contains(&server));
+    }
+
+    #[test]
+    fn a_control_daemon_that_hangs_as_it_starts_is_ended_and_counts_as_a_death() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut mps = Mps::at(&Directory::at(folder.path()), [None, None], false);
+        let hanging = |mps: &mut Mps, began: Option<Instant>| {
+            mps.child = Some(Command::new("sleep").arg("100").spawn().unwrap());
+            mps.starting = began;
+            mps.look(false);
+            mps.look(false);
+        };
+        hanging(&mut mps, Some(Instant::now().checked_sub(2 * HANGS_AFTER).unwrap()));
+        assert!((mps.child.is_none(), mps.deaths(), mps.starting) == (true, 1, None));
+        assert!(mps.next > Instant::now() && mps.pause > FIRST_PAUSE, "the next start is put off");
+        // One that served once may still serve its last clients.
+        hanging(&mut mps, None);
+        end(&mut mps.child.take().expect("it goes on"));
     }
 }

@@ -174,6 +174,11 @@ mod tests {
             assert!(Instant::now() < patience, "the daemon is not found");
             thread::yield_now();
         }
+        if geteuid().is_root() {
+            is_not_trusted_with_another_user(folder.path(), &program);
+            note(&format!("{}\n", daemon.id()));
+            assert!(runs());
+        }
         let file = folder.path().join(PID_FILE);
         fs::rename(&file, folder.path().join("elsewhere")).unwrap();
         std::os::unix::fs::symlink("elsewhere", &file).unwrap();
@@ -189,6 +194,26 @@ mod tests {
             note(text);
             assert!(!runs(), "{text}");
         }
+    }
+
+    /// Checks that a control daemon does not count if its directory or its process is another user's.
+    fn is_not_trusted_with_another_user(folder: &Path, program: &Path) {
+        use std::os::unix::fs::{PermissionsExt as _, chown};
+        use std::os::unix::process::CommandExt as _;
+        const ANOTHER: u32 = 65_534;
+        chown(folder, Some(ANOTHER), None).unwrap();
+        assert_eq!(control_daemon(folder), None, "the directory is another user's");
+        chown(folder, Some(0), None).unwrap();
+        fs::set_permissions(folder, fs::Permissions::from_mode(0o755)).unwrap();
+        let mut daemon = Command::new(program).arg("100").uid(ANOTHER).spawn().unwrap();
+        fs::write(folder.join(PID_FILE), daemon.id().to_string()).unwrap();
+        let name = format!("/proc/{}/comm", daemon.id());
+        while fs::read_to_string(&name).unwrap().trim_end() != CONTROL_NAME {
+            thread::yield_now();
+        }
+        assert_eq!(control_daemon(folder), None, "the process is another user's");
+        daemon.kill().unwrap();
+        daemon.wait().unwrap();
     }
 
     #[test]
@@ -208,18 +233,5 @@ mod tests {
     #[test]
     fn a_message_in_an_answer_has_no_process_ids() {
         assert_eq!(numbers("12\n 7 \nNo MPS server has PID 5\n").collect::<Vec<_>>(), [12, 7]);
-    }
-
-    #[test]
-    fn a_directory_or_a_process_of_another_user_is_no_control_daemon_of_this_user() {
-        let root = fs::metadata("/proc/1").unwrap();
-        assert!(is_trusted(&root) || root.uid() != 0);
-        let folder = tempfile::tempdir().unwrap();
-        let own = folder.path().metadata().unwrap();
-        assert!(is_trusted(&own));
-        if geteuid().is_root() {
-            std::os::unix::fs::chown(folder.path(), Some(65_534), None).unwrap();
-            assert!(!is_trusted(&folder.path().metadata().unwrap()));
-        }
     }
 }
