@@ -489,7 +489,7 @@ mod tests {
             mps.look(false);
         };
         hanging(&mut mps, Some(Instant::now().checked_sub(2 * HANGS_AFTER).unwrap()));
-        assert!((mps.child.is_none(), mps.deaths(), mps.starting) == (true, 1, None));
+        assert_eq!((mps.child.is_none(), mps.deaths(), mps.starting), (true, 1, None));
         assert!(mps.next > Instant::now() && mps.pause > FIRST_PAUSE, "the next start is put off");
         // One that served once may still serve its last clients.
         hanging(&mut mps, None);
