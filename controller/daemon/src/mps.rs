@@ -11,15 +11,15 @@ use deepres_model::mps::{
     control_program, named,
 };
 use deepres_model::process::ProcessKey;
-use rustix::fs::Mode;
+use rustix::fs::{MemfdFlags, Mode, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::process::{Pid, Signal, geteuid, kill_process, umask};
 use std::collections::BTreeSet;
 use std::env;
 use std::ffi::OsString;
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -43,6 +43,8 @@ const TERMINATES_WITHIN: Duration = Duration::from_millis(300);
 /// The pause before the first new start. Each further start that fails doubles the pause.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// The most bytes of errors that the daemon keeps of a control daemon.
+const ERRORS_BYTES: usize = 16 << 10;
 /// The name of the directories in a daemon's own directory.
 const OWN_PIPES: &str = "mps";
 const OWN_LOGS: &str = "mps-log";
@@ -69,6 +71,8 @@ pub struct Mps {
     is_wanted: bool,
     /// The control daemon that this daemon started.
     child: Option<Child>,
+    /// The errors that the last control daemon wrote.
+    errors: Option<File>,
     /// The time of the last start, until the control daemon has noted its process.
     starting: Option<Instant>,
     /// The control daemon that runs now.
@@ -102,6 +106,7 @@ impl Mps {
             logs: logs.unwrap_or_else(|| directory.path().join(OWN_LOGS)),
             is_wanted: false,
             child: None,
+            errors: None,
             starting: None,
             control: None,
             servers: BTreeSet::new(),
@@ -150,7 +155,8 @@ impl Mps {
         let ended = self.child.as_mut().and_then(|child| child.try_wait().ok().flatten());
         if let Some(status) = ended {
             self.child = None;
-            self.died(format_args!("the MPS control daemon ended ({status})"));
+            let why = self.errors.take().map(|errors| last_line(&errors)).unwrap_or_default();
+            self.died(format_args!("the MPS control daemon ended ({status}{why})"));
         }
         let before = self.control.take();
         if is_wanted || self.child.is_some() {
@@ -233,11 +239,12 @@ impl Mps {
             let mut command = Command::new(control_program()?);
             let inherited = env::vars_os().map(|(name, _)| name);
             self.set_variables(inherited, &mut command);
+            let errors = self.errors.insert(errors()?).try_clone()?;
             command
                 .arg("-f")
                 .stdin(Stdio::null())
                 .stdout(Stdio::null())
-                .stderr(Stdio::null())
+                .stderr(errors)
                 // A signal of the terminal is for this daemon.
                 .process_group(0);
             // SAFETY: between fork and exec the closure makes one system call.
@@ -336,6 +343,24 @@ fn make(directory: &Path) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         made => made,
     }
+}
+
+/// Returns a file for the errors of a control daemon. The file does not grow, because a control daemon
+/// may write for years, and may outlive this daemon.
+fn errors() -> io::Result<File> {
+    let file = File::from(memfd_create("mps-errors", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
+    file.set_len(ERRORS_BYTES as u64)?;
+    fcntl_add_seals(&file, SealFlags::GROW)?;
+    Ok(file)
+}
+
+/// Returns the last line of errors after a colon, or nothing if there is no line.
+fn last_line(errors: &File) -> String {
+    let mut bytes = vec![0; ERRORS_BYTES];
+    let read = errors.read_at(&mut bytes, 0).unwrap_or(0);
+    let text = String::from_utf8_lossy(&bytes[..read]);
+    let line = text.trim_end_matches('\0').lines().rfind(|line| !line.trim().is_empty());
+    line.map(|line| format!(": {}", line.trim().escape_debug())).unwrap_or_default()
 }
 
 /// Returns the living children of all threads of a process.
@@ -476,6 +501,20 @@ mod tests {
         end(&mut child);
         mps.look(false);
         assert!(!mps.servers.contains(&server));
+    }
+
+    #[test]
+    fn the_reason_of_a_failed_start_is_the_last_line_of_its_errors() {
+        let kept = errors().unwrap();
+        assert_eq!(last_line(&kept), "");
+        let run = |script: &str| {
+            let mut shell = Command::new("sh");
+            shell.args(["-c", script]).stderr(kept.try_clone().unwrap()).status().unwrap()
+        };
+        run("echo first >&2; echo no GPU >&2; exit 1");
+        assert_eq!(last_line(&kept), ": no GPU");
+        let _ = run("head -c 100000 /dev/zero >&2");
+        assert_eq!(kept.metadata().unwrap().len(), ERRORS_BYTES as u64);
     }
 
     #[test]
