@@ -322,7 +322,7 @@ mod tests {
 
     #[test]
     fn a_part_that_was_set_later_is_not_explained_by_the_profile() {
-        let point = |part_percent| {
+        let point = |part_percent: usize| {
             let ms = 100.0 / part_percent as f64;
             Point { batch: 1, part_percent, ms, latency_ms: None, requests: None }
         };
