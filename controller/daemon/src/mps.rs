@@ -7,17 +7,21 @@ use deepres_abi::wire::{self, DIRECTORY_BYTES, Welcome};
 use deepres_model::config::MpsKey;
 use deepres_model::directory::Directory;
 use deepres_model::mps::{
-    CONTROL_PROGRAM, DEFAULT_PIPES, LOGS_VARIABLE, PIPES_VARIABLE, ask, clients, control_daemon, named,
+    CONTROL_PROGRAM, DEFAULT_PIPES, LOGS_VARIABLE, PIPES_VARIABLE, ask_until, clients, control_daemon,
+    control_program, named,
 };
-use deepres_model::process::{ProcessKey, text};
-use rustix::fs::Mode;
+use deepres_model::process::ProcessKey;
+use rustix::fs::{MemfdFlags, Mode, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::process::{Pid, Signal, geteuid, kill_process, umask};
 use std::collections::BTreeSet;
-use std::fs;
+use std::env;
+use std::ffi::OsString;
+use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -30,19 +34,29 @@ const LOOK_SOON: Duration = Duration::from_millis(10);
 /// Time within which a control daemon starts. The daemon serves tenants after this time also without
 /// the control daemon.
 const STARTS_WITHIN: Duration = Duration::from_secs(3);
-/// Time within which a control daemon without clients ends.
-const ENDS_WITHIN: Duration = Duration::from_secs(3);
+/// The daemon ends a control daemon that has not noted its process after this time.
+const HANGS_AFTER: Duration = Duration::from_secs(10);
+/// Time within which a control daemon tells its clients, and ends if it has none.
+const ENDS_WITHIN: Duration = Duration::from_secs(2);
+/// Time within which a control daemon ends after SIGTERM.
+const TERMINATES_WITHIN: Duration = Duration::from_millis(300);
 /// The pause before the first new start. Each further start that fails doubles the pause.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// The most bytes of errors that the daemon keeps of a control daemon.
+const ERRORS_BYTES: usize = 16 << 10;
 /// The name of the directories in a daemon's own directory.
 const OWN_PIPES: &str = "mps";
 const OWN_LOGS: &str = "mps-log";
-/// Variables of this daemon that are not for MPS. A lower percentage would bind all clients.
-const NOT_FOR_MPS: [&str; 5] =
-    ["LD_PRELOAD", "NOTIFY_SOCKET", "WATCHDOG_USEC", "LISTEN_FDS", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"];
+/// Variables of this daemon that are not for MPS.
+const NOT_FOR_MPS: [&str; 4] = ["LD_PRELOAD", "NOTIFY_SOCKET", "WATCHDOG_USEC", "LISTEN_FDS"];
+/// The beginning of the variables of CUDA. They may come from the first job, and would bind the
+/// clients of all jobs: the GPUs that they see, for example.
+const OF_CUDA: &str = "CUDA_";
 /// A directory that only its user can read.
 const PRIVATE: u32 = 0o700;
+/// A directory that all users can read.
+const FOR_ALL: u32 = 0o755;
 /// The usual mask of the modes of new files.
 const USUAL_MASK: u32 = 0o022;
 
@@ -53,11 +67,17 @@ pub struct Mps {
     logs: PathBuf,
     /// Whether both directories are in a user's own directory.
     are_own: bool,
+    /// Whether the configuration has `mps = "start"`.
+    is_wanted: bool,
     /// The control daemon that this daemon started.
     child: Option<Child>,
+    /// The errors that the last control daemon wrote.
+    errors: Option<File>,
+    /// The time of the last start, until the control daemon has noted its process.
+    starting: Option<Instant>,
     /// The control daemon that runs now.
     control: Option<ProcessKey>,
-    /// The MPS servers of the control daemon.
+    /// The living MPS servers of this and of former control daemons.
     servers: BTreeSet<ProcessKey>,
     deaths: u64,
     pause: Duration,
@@ -84,7 +104,10 @@ impl Mps {
             pipes: pipes.unwrap_or_else(own_pipes),
             // The daemon's service may not write to the driver's own directory for logs.
             logs: logs.unwrap_or_else(|| directory.path().join(OWN_LOGS)),
+            is_wanted: false,
             child: None,
+            errors: None,
+            starting: None,
             control: None,
             servers: BTreeSet::new(),
             deaths: 0,
@@ -94,9 +117,14 @@ impl Mps {
         }
     }
 
+    /// Returns whether a control daemon runs for later jobs.
+    fn serves(&self) -> bool {
+        self.is_wanted && self.control.is_some()
+    }
+
     /// Returns the directory of the control daemon that runs now.
     pub fn pipes(&self) -> Option<String> {
-        self.control.map(|_| self.pipes.display().to_string())
+        self.serves().then(|| self.pipes.display().to_string())
     }
 
     /// Returns how often a control daemon ended without an order of this daemon.
@@ -109,23 +137,35 @@ impl Mps {
         let fields = [(&self.pipes, &mut welcome.mps_pipes), (&self.logs, &mut welcome.mps_logs)];
         for (directory, field) in fields {
             let text = directory.to_str().unwrap_or_default();
-            if self.control.is_some() && text.len() < DIRECTORY_BYTES {
+            if self.serves() && text.len() < DIRECTORY_BYTES {
                 wire::set_text(field, text);
             }
         }
     }
 
-    /// Looks at the control daemon, and starts one if none runs and the pause is over.
-    fn look(&mut self) {
+    /// Looks at the control daemon, and starts one if none runs and the pause is over. If
+    /// `is_wanted` is false, looks only at the one that this daemon started before a reload.
+    fn look(&mut self, is_wanted: bool) {
+        if self.is_wanted && !is_wanted && self.child.is_some() {
+            tracing::info!(
+                "the MPS control daemon that the daemon started runs on for its clients, but no later job gets it"
+            );
+        }
+        self.is_wanted = is_wanted;
         let ended = self.child.as_mut().and_then(|child| child.try_wait().ok().flatten());
         if let Some(status) = ended {
             self.child = None;
-            self.died(format_args!("the MPS control daemon ended ({status})"));
+            let why = self.errors.take().map(|errors| last_line(&errors)).unwrap_or_default();
+            self.died(format_args!("the MPS control daemon ended ({status}{why})"));
         }
         let before = self.control.take();
-        self.control = control_daemon(&self.pipes).and_then(ProcessKey::of);
+        if is_wanted || self.child.is_some() {
+            self.control = control_daemon(&self.pipes).and_then(ProcessKey::of);
+        }
         match (before, self.control) {
-            (Some(before), now) if ended.is_none() && now != Some(before) && self.child.is_none() => {
+            (Some(before), now)
+                if is_wanted && ended.is_none() && now != Some(before) && self.child.is_none() =>
+            {
                 self.died(format_args!("the MPS control daemon {} ended", before.pid));
             }
             (Some(_), Some(_)) if Instant::now() >= self.next => self.pause = FIRST_PAUSE,
@@ -136,17 +176,38 @@ impl Mps {
             _ => {}
         }
         self.look_at_servers();
-        if self.control.is_none() && self.child.is_none() && Instant::now() >= self.next {
+        self.starting = self.starting.filter(|_| self.control.is_none() && self.child.is_some());
+        if self.starting.is_some_and(|began| began.elapsed() > HANGS_AFTER) {
+            self.end_hanging();
+        }
+        if is_wanted && self.control.is_none() && self.child.is_none() && Instant::now() >= self.next {
             self.start();
         }
     }
 
+    /// Ends the control daemon that this daemon started. The next look finds it ended.
+    fn end_hanging(&mut self) {
+        self.starting = None;
+        let Some(child) = &mut self.child else { return };
+        tracing::warn!(
+            pid = child.id(),
+            "{CONTROL_PROGRAM} does not serve in {} after {HANGS_AFTER:?}; the daemon ends it",
+            self.pipes.display()
+        );
+        end(child);
+    }
+
     fn died(&mut self, what: std::fmt::Arguments<'_>) {
         self.deaths += 1;
-        tracing::warn!(
-            deaths = self.deaths,
-            "{what}: later jobs run without MPS until a control daemon runs again; deepres starts one"
-        );
+        let deaths = self.deaths;
+        if self.is_wanted {
+            tracing::warn!(
+                deaths,
+                "{what}: later jobs run without MPS until a control daemon runs again; deepres starts one"
+            );
+        } else {
+            tracing::info!(deaths, "{what}");
+        }
         self.delay();
     }
 
@@ -156,34 +217,34 @@ impl Mps {
         self.pause = (2 * self.pause).min(LONGEST_PAUSE);
     }
 
-    /// Tells of servers that ended while their control daemon lives.
+    /// Looks for new servers, and tells of servers that ended while a control daemon lives. A server
+    /// with clients outlives its control daemon.
     fn look_at_servers(&mut self) {
-        let Some(control) = self.control else { return self.servers.clear() };
-        let children = text(control.pid, &format!("task/{}/children", control.pid)).unwrap_or_default();
-        let servers: BTreeSet<ProcessKey> =
-            deepres_model::mps::numbers(&children).filter_map(ProcessKey::of).collect();
-        for ended in self.servers.difference(&servers) {
-            tracing::warn!(
-                pid = ended.pid,
-                "an MPS server ended: if it had clients, these lost the GPU and have to be started again; the next client gets a new server"
-            );
-        }
-        self.servers = servers;
+        let is_served = self.control.is_some();
+        self.servers.retain(|server| {
+            let is_alive = server.is_alive();
+            if !is_alive && is_served {
+                tracing::warn!(
+                    pid = server.pid,
+                    "an MPS server ended: if it had clients, these lost the GPU and have to be started again; the next client gets a new server"
+                );
+            }
+            is_alive
+        });
+        self.servers.extend(self.control.into_iter().flat_map(|control| children(control.pid)));
     }
 
     fn start(&mut self) {
         let started = self.prepare().and_then(|()| {
-            let mut command = Command::new(CONTROL_PROGRAM);
-            for variable in NOT_FOR_MPS {
-                command.env_remove(variable);
-            }
+            let mut command = Command::new(control_program()?);
+            let inherited = env::vars_os().map(|(name, _)| name);
+            self.set_variables(inherited, &mut command);
+            let errors = self.errors.insert(errors()?).try_clone()?;
             command
                 .arg("-f")
-                .env(PIPES_VARIABLE, &self.pipes)
-                .env(LOGS_VARIABLE, &self.logs)
                 .stdin(Stdio::null())
                 .stdout(Stdio::null())
-                .stderr(Stdio::null())
+                .stderr(errors)
                 // A signal of the terminal is for this daemon.
                 .process_group(0);
             // SAFETY: between fork and exec the closure makes one system call.
@@ -198,7 +259,13 @@ impl Mps {
         });
         match started {
             Ok(child) => {
+                if geteuid().is_root() {
+                    tracing::warn!(
+                        "an MPS control daemon serves one user at a time: a job of another user waits in cuInit until the last client of the first user has ended"
+                    );
+                }
                 self.child = Some(child);
+                self.starting = Some(Instant::now());
                 // If the control daemon lives for this time, the pauses begin anew.
                 self.next = Instant::now() + self.pause;
             }
@@ -216,21 +283,29 @@ impl Mps {
         }
     }
 
-    /// Makes the daemon's own directories. Checks that a directory in a place where all users write
-    /// is this user's.
+    /// Sets the variables of a control daemon that has `inherited` variables of these names.
+    fn set_variables(&self, inherited: impl Iterator<Item = OsString>, command: &mut Command) {
+        for name in inherited.filter(|name| name.as_bytes().starts_with(OF_CUDA.as_bytes())) {
+            command.env_remove(name);
+        }
+        for name in NOT_FOR_MPS {
+            command.env_remove(name);
+        }
+        command.env(PIPES_VARIABLE, &self.pipes).env(LOGS_VARIABLE, &self.logs);
+    }
+
+    /// Makes the directories that are missing. Checks that the directory of MPS is this user's, because
+    /// any user can make a directory in a place where all users write.
     fn prepare(&self) -> io::Result<()> {
-        let make =
-            |directory: &PathBuf| fs::DirBuilder::new().recursive(true).mode(PRIVATE).create(directory);
         if self.are_own {
-            make(&self.pipes)?;
             make(&self.logs)?;
         }
-        match fs::symlink_metadata(&self.pipes) {
-            Ok(found) if found.is_dir() && found.uid() == geteuid().as_raw() => Ok(()),
-            Ok(_) => Err(io::Error::other("this is no directory of the daemon's user; remove it")),
-            // The control daemon makes the directory, with the rights that its clients need.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            Err(error) => Err(error),
+        make(&self.pipes)?;
+        let found = fs::symlink_metadata(&self.pipes)?;
+        if found.is_dir() && found.uid() == geteuid().as_raw() {
+            Ok(())
+        } else {
+            Err(io::Error::other("this is no directory of the daemon's user; remove it"))
         }
     }
 
@@ -238,7 +313,8 @@ impl Mps {
     /// control daemon has ended.
     pub fn stop(&mut self) {
         let Some(mut child) = self.child.take() else { return };
-        match clients(&self.pipes) {
+        let deadline = Instant::now() + ENDS_WITHIN;
+        match clients(&self.pipes, deadline) {
             Some(0) => {}
             Some(number) => {
                 return tracing::info!(
@@ -252,17 +328,71 @@ impl Mps {
                 );
             }
         }
-        let _ = ask(&self.pipes, "quit");
-        let asked = Instant::now();
-        while matches!(child.try_wait(), Ok(None)) {
-            if asked.elapsed() > ENDS_WITHIN {
-                // The process is this daemon's child and not waited for, so its number is its own.
-                let _ = kill_process(Pid::from_child(&child), Signal::TERM);
-                break;
-            }
-            std::thread::sleep(LOOK_SOON);
+        let _ = ask_until(&self.pipes, "quit", deadline);
+        if !has_ended(&mut child, deadline) {
+            end(&mut child);
         }
         tracing::info!("the daemon ended the MPS control daemon that it had started");
+    }
+}
+
+/// Makes a directory, unless it is there. All users use the directories of root's control daemon.
+fn make(directory: &Path) -> io::Result<()> {
+    match fs::DirBuilder::new().mode(PRIVATE).create(directory) {
+        Ok(()) if geteuid().is_root() => fs::set_permissions(directory, fs::Permissions::from_mode(FOR_ALL)),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        made => made,
+    }
+}
+
+/// Returns a file for the errors of a control daemon. The file does not grow, because a control daemon
+/// may write for years, and may outlive this daemon.
+fn errors() -> io::Result<File> {
+    let file = File::from(memfd_create("mps-errors", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
+    file.set_len(ERRORS_BYTES as u64)?;
+    fcntl_add_seals(&file, SealFlags::GROW)?;
+    Ok(file)
+}
+
+/// Returns the last line of errors after a colon, or nothing if there is no line.
+fn last_line(errors: &File) -> String {
+    let mut bytes = vec![0; ERRORS_BYTES];
+    let read = errors.read_at(&mut bytes, 0).unwrap_or(0);
+    let text = String::from_utf8_lossy(&bytes[..read]);
+    let line = text.trim_end_matches('\0').lines().rfind(|line| !line.trim().is_empty());
+    line.map(|line| format!(": {}", line.trim().escape_debug())).unwrap_or_default()
+}
+
+/// Returns the living children of all threads of a process.
+fn children(pid: u32) -> BTreeSet<ProcessKey> {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let lists = threads.filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
+    let of_list = |list: String| -> Vec<ProcessKey> {
+        list.split_whitespace().filter_map(|pid| ProcessKey::of(pid.parse().ok()?)).collect()
+    };
+    lists.flat_map(of_list).collect()
+}
+
+/// Waits until a child has ended, or until `deadline`. Returns whether it has ended.
+fn has_ended(child: &mut Child, deadline: Instant) -> bool {
+    loop {
+        if !matches!(child.try_wait(), Ok(None)) {
+            return true;
+        }
+        if Instant::now() > deadline {
+            return false;
+        }
+        std::thread::sleep(LOOK_SOON);
+    }
+}
+
+/// Ends a child by a signal. Returns once it has ended.
+fn end(child: &mut Child) {
+    // Nobody has waited for the child, so its number is its own.
+    let _ = kill_process(Pid::from_child(child), Signal::TERM);
+    if !has_ended(child, Instant::now() + TERMINATES_WITHIN) {
+        let _ = child.kill();
+        let _ = child.wait();
     }
 }
 
@@ -293,12 +423,8 @@ pub async fn serve(shared: Rc<Shared>) {
 fn look(shared: &Shared) {
     let is_wanted = shared.registry.borrow().config().mps == MpsKey::Start;
     let mut mps = shared.mps.borrow_mut();
-    if is_wanted {
-        mps.look();
-    } else {
-        mps.control = None;
-    }
-    shared.registry.borrow().connected().serve_mps(mps.control);
+    mps.look(is_wanted);
+    shared.registry.borrow().connected().serve_mps(mps.control, &mps.servers);
 }
 
 #[cfg(test)]
@@ -314,6 +440,8 @@ mod tests {
         mps.hand_on(&mut welcome);
         assert_eq!((mps.pipes(), wire::text(&welcome.mps_pipes)), (None, Some("")), "none runs");
         mps.control = ProcessKey::of(std::process::id());
+        assert_eq!(mps.pipes(), None, "after a reload, no later job gets it");
+        mps.is_wanted = true;
         mps.hand_on(&mut welcome);
         assert_eq!(wire::text(&welcome.mps_pipes).map(PathBuf::from), Some(folder.path().join(OWN_PIPES)));
         assert_eq!(wire::text(&welcome.mps_logs).map(PathBuf::from), Some(folder.path().join(OWN_LOGS)));
@@ -338,8 +466,72 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let there = folder.path().join("there");
         let mps = Mps::at(&Directory::at(folder.path()), [Some(there), None], false);
-        assert!(mps.prepare().is_ok(), "the control daemon makes it");
+        assert!(mps.prepare().is_ok() && mps.pipes.is_dir());
+        assert!(mps.prepare().is_ok(), "it is there already");
+        let mode = fs::metadata(&mps.pipes).unwrap().mode() & 0o777;
+        assert_eq!(mode, if geteuid().is_root() { FOR_ALL } else { PRIVATE });
+        fs::remove_dir(&mps.pipes).unwrap();
         std::os::unix::fs::symlink(folder.path(), &mps.pipes).unwrap();
         assert!(mps.prepare().is_err());
+    }
+
+    #[test]
+    fn the_variables_of_the_first_job_are_not_those_of_mps() {
+        let folder = tempfile::tempdir().unwrap();
+        let mps = Mps::at(&Directory::at(folder.path()), [None, None], false);
+        let mut command = Command::new("none");
+        let names = ["CUDA_VISIBLE_DEVICES", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", PIPES_VARIABLE, "PATH"];
+        mps.set_variables(names.into_iter().map(OsString::from), &mut command);
+        let set = |name: &str| command.get_envs().find(|(of, _)| *of == name).map(|(_, value)| value);
+        assert_eq!((set(names[0]), set(names[1]), set("PATH")), (Some(None), Some(None), None));
+        assert_eq!(set(PIPES_VARIABLE), Some(Some(mps.pipes.as_os_str())));
+    }
+
+    #[test]
+    fn a_server_outlives_its_control_daemon_and_a_reload() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut mps = Mps::at(&Directory::at(folder.path()), [None, None], false);
+        let mut child = Command::new("sleep").arg("100").spawn().unwrap();
+        let server = ProcessKey::of(child.id()).unwrap();
+        mps.control = ProcessKey::of(std::process::id());
+        mps.look_at_servers();
+        assert!(mps.servers.contains(&server), "a child of any thread");
+        mps.look(false);
+        assert!(mps.control.is_none() && mps.servers.contains(&server));
+        end(&mut child);
+        mps.look(false);
+        assert!(!mps.servers.contains(&server));
+    }
+
+    #[test]
+    fn the_reason_of_a_failed_start_is_the_last_line_of_its_errors() {
+        let kept = errors().unwrap();
+        assert_eq!(last_line(&kept), "");
+        let run = |script: &str| {
+            let mut shell = Command::new("sh");
+            shell.args(["-c", script]).stderr(kept.try_clone().unwrap()).status().unwrap()
+        };
+        run("echo first >&2; echo no GPU >&2; exit 1");
+        assert_eq!(last_line(&kept), ": no GPU");
+        let _ = run("head -c 100000 /dev/zero >&2");
+        assert_eq!(kept.metadata().unwrap().len(), ERRORS_BYTES as u64);
+    }
+
+    #[test]
+    fn a_control_daemon_that_hangs_as_it_starts_is_ended_and_counts_as_a_death() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut mps = Mps::at(&Directory::at(folder.path()), [None, None], false);
+        let hanging = |mps: &mut Mps, began: Option<Instant>| {
+            mps.child = Some(Command::new("sleep").arg("100").spawn().unwrap());
+            mps.starting = began;
+            mps.look(false);
+            mps.look(false);
+        };
+        hanging(&mut mps, Some(Instant::now().checked_sub(2 * HANGS_AFTER).unwrap()));
+        assert_eq!((mps.child.is_none(), mps.deaths(), mps.starting), (true, 1, None));
+        assert!(mps.next > Instant::now() && mps.pause > FIRST_PAUSE, "the next start is put off");
+        // One that served once may still serve its last clients.
+        hanging(&mut mps, None);
+        end(&mut mps.child.take().expect("it goes on"));
     }
 }

@@ -12,10 +12,17 @@ use deepres_policy::packing::points::{MOST_NEED, Service, has_moved, operating_p
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Instant;
+use tokio::time::sleep;
 
-/// The most tenants of a GPU for which the daemon computes points. Under overload, eight tenants with
-/// twenty parts and five batches each take about a second of another thread.
+/// The most tenants of a GPU for which the daemon computes points, and the most batches of all of
+/// them. Under overload, eight tenants with twenty parts and five batches each take about a second of
+/// another thread.
 const MOST_SERVICES: usize = 8;
+const MOST_BATCHES: usize = 40;
+/// After a computation, the daemon pauses for this number of times the computation's duration, so
+/// that a user whose rate of requests swings cannot keep a CPU busy.
+const PAUSES: u32 = 10;
 
 /// The figures of a tenant from which its point follows.
 #[derive(Debug, Clone)]
@@ -74,10 +81,12 @@ pub async fn serve(shared: Rc<Shared>) {
                 continue;
             }
             let task = figures.clone();
+            let begun = Instant::now();
             // The computation panics for no figures.
             if let Ok(points) = tokio::task::spawn_blocking(move || compute(&task)).await {
                 shared.points.borrow_mut().set(gpu, figures, points);
             }
+            sleep(PAUSES * begun.elapsed()).await;
         }
     }
 }
@@ -89,11 +98,21 @@ fn figures(shared: &Shared, status: &Status, gpu: usize) -> Vec<Figures> {
         let requests = tenant.gpus.iter().find(|account| account.gpu == gpu)?.requests.as_ref()?;
         let own = registry.tenants().get(&tenant.name).filter(|own| own.members.is_present())?;
         let fitted = own.profiled.as_ref()?.fitted.clone();
-        // The daemon sees a run as one request.
-        let rate_hz = requests.rate_per_second * f64::from(fitted.batch.unwrap_or(1));
+        // The daemon sees a run as one request, and each run has a batch of requests.
+        let rate_hz = requests.rate_per_second * f64::from(fitted.known_batch()?);
         (rate_hz > 0.0).then_some(Figures { tenant: own.id, slo_ns: requests.slo_ns, rate_hz, fitted })
     };
-    status.tenants.iter().filter_map(of).take(MOST_SERVICES).collect()
+    bounded(status.tenants.iter().filter_map(of))
+}
+
+/// Returns the first figures, as many as the daemon computes points for.
+fn bounded(all: impl Iterator<Item = Figures>) -> Vec<Figures> {
+    let mut batches = 0;
+    let fits = |one: &Figures| {
+        batches += one.fitted.batches.len();
+        batches <= MOST_BATCHES
+    };
+    all.take(MOST_SERVICES).take_while(fits).collect()
 }
 
 /// Returns the points, in the order of the figures.
@@ -160,5 +179,15 @@ mod tests {
         assert!(beside[0].need_ppm > point.need_ppm && beside[0].need_ppm < PPM, "{beside:?}");
         let overload = compute(&[figures(1, 900.0), figures(2, 900.0)]);
         assert!(overload[0].need_ppm > PPM, "{overload:?}");
+    }
+
+    #[test]
+    fn the_tenants_and_the_batches_of_a_computation_are_bounded() {
+        let many = |batches: u32| {
+            let mut one = figures(1, 50.0);
+            one.fitted.batches = (1..=batches).collect();
+            std::iter::repeat_n(one, 20)
+        };
+        assert_eq!((bounded(many(1)).len(), bounded(many(17)).len()), (MOST_SERVICES, 2));
     }
 }

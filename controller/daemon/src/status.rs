@@ -202,10 +202,7 @@ fn tenant_status(
             .placed
             .as_ref()
             .map(|placed| PlacementStatus { gpus: placed.gpus.iter().collect(), why: placed.why.clone() }),
-        sm_auto: tenant
-            .profiled
-            .as_ref()
-            .and_then(|profiled| profiled.auto.as_ref().map(ToString::to_string)),
+        sm_auto: tenant.sm_auto().map(ToString::to_string),
         gpus: accounts.collect::<Vec<AccountStatus>>(),
         sessions: tenant
             .members

@@ -136,6 +136,12 @@ impl Fitted {
         })
     }
 
+    /// Returns the batch that the program runs: the one in its command, or the only one of the
+    /// profile.
+    pub fn known_batch(&self) -> Option<u32> {
+        self.batch.or(if let [only] = self.batches[..] { Some(only) } else { None })
+    }
+
     /// Returns the part of the SMs for `--sm auto`: with an SLO and a rate of requests, the operating
     /// point; else the knee. The job's own SLO counts before the SLO of the profile.
     pub fn choice(&self, slo_ns: Option<u64>) -> Choice {
@@ -173,7 +179,8 @@ impl Fitted {
             batches: &self.batches,
             parts_percent,
             rate_hz,
-            slo_ns: slo_ns as f64,
+            // The rest of the SLO is the host's time.
+            slo_ns: (slo_ns as f64 - self.host_ns).max(1.0),
             pause_ns: self.host_ns,
             instances: 1,
         }
@@ -206,6 +213,7 @@ impl Fitted {
         let is_good = (1..=WHOLE_PERCENT).contains(&least_percent)
             && !batches.is_empty()
             && batches.is_sorted_by(|one, next| one < next)
+            && (batch == 0 || batches.contains(&batch))
             && terms_ns.iter().all(is_time)
             && [floor_ns, host_ns].iter().all(|ns| is_time(ns) && *ns >= 0.0)
             && (0.0..=MOST_HZ).contains(&rate_hz);
@@ -276,9 +284,22 @@ mod tests {
         // The job's own SLO counts first.
         let hurried = fitted.choice(Some(8_000_000));
         assert!(hurried.part_percent > choice.part_percent && hurried.run_ns <= 4e6, "{hurried:?}");
+        // Of the SLO, the host needs half.
+        let beside_host = Fitted { host_ns: 20e6, ..fitted.clone() }.choice(None);
+        assert!(choice.run_ns > 10e6 && beside_host.run_ns <= 10e6, "{beside_host:?}");
         let late = fitted.choice(Some(1_000_000));
         assert!(matches!(late.rule, Rule::Point { in_time: false, .. }), "{late:?}");
         assert!(late.to_string().contains("does not answer 20.0 requests/s within 1ms"), "{late}");
+    }
+
+    #[test]
+    fn the_batch_is_known_by_the_command_or_if_the_profile_has_one_only() {
+        let known = |profile: &Profile, words: &[&str]| fitted(profile, words).known_batch();
+        let mut profile = profile();
+        let both = ["serve", "--batch=3"];
+        assert_eq!((known(&profile, &both), known(&profile, &[])), (Some(3), None));
+        profile.points.retain(|point| point.batch == 1);
+        assert_eq!(known(&profile, &[]), Some(1));
     }
 
     #[test]
@@ -306,6 +327,7 @@ mod tests {
             FittedFields { rate_hz: f64::INFINITY, ..fields },
             FittedFields { batches: [2; PROFILE_BATCHES], ..fields },
             FittedFields { least_percent: 101, ..fields },
+            FittedFields { batch: 2, ..fields },
         ] {
             assert_eq!(Fitted::from_fields(&wrong), None, "{wrong:?}");
         }

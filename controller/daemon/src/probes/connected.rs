@@ -29,6 +29,8 @@ struct State {
     ended: Vec<u32>,
     /// The MPS control daemon for the jobs. Its servers work for the jobs.
     mps: Option<ProcessKey>,
+    /// The MPS servers for the jobs. A server may outlive its control daemon.
+    mps_servers: BTreeSet<ProcessKey>,
     bell: Option<Arc<OwnedFd>>,
 }
 
@@ -76,9 +78,12 @@ impl Connected {
         std::mem::take(&mut self.state().ended)
     }
 
-    /// Sets the MPS control daemon whose servers work for the jobs.
-    pub fn serve_mps(&self, control: Option<ProcessKey>) {
-        self.state().mps = control;
+    /// Sets the MPS control daemon whose servers work for the jobs, and the living servers of this
+    /// and of former control daemons.
+    pub fn serve_mps(&self, control: Option<ProcessKey>, servers: &BTreeSet<ProcessKey>) {
+        let mut state = self.state();
+        state.mps = control;
+        state.mps_servers.clone_from(servers);
     }
 
     /// Returns whether a process has a session, or an open announcement of a session, or is an MPS
@@ -87,7 +92,8 @@ impl Connected {
         let mps = {
             let state = self.state();
             let is_announced = || state.announced.get(&who).is_some_and(|(_, open)| *open > 0);
-            if state.sessions.contains_key(&who.pid) || is_announced() {
+            let has_session = state.sessions.contains_key(&who.pid);
+            if has_session || is_announced() || state.mps_servers.contains(&who) {
                 return true;
             }
             state.mps
@@ -194,10 +200,13 @@ mod tests {
         let mut child = std::process::Command::new("sleep").arg("100").spawn().unwrap();
         let server = ProcessKey::of(child.id()).unwrap();
         assert!(!connected.covers(server));
-        connected.serve_mps(Some(own));
+        let none = BTreeSet::new();
+        connected.serve_mps(Some(own), &none);
         assert!(connected.covers(server) && connected.covers(own));
-        connected.serve_mps(Some(ProcessKey { start_ticks: 0, ..own }));
+        connected.serve_mps(Some(ProcessKey { start_ticks: 0, ..own }), &none);
         assert!(!connected.covers(server), "another process had this number");
+        connected.serve_mps(None, &[server].into());
+        assert!(connected.covers(server) && !connected.covers(own), "it outlives its control daemon");
         child.kill().unwrap();
         child.wait().unwrap();
     }

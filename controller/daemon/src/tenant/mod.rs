@@ -14,6 +14,7 @@ use crate::identity::Key;
 use crate::memory::TenantMemory;
 use crate::residency::Residence;
 use crate::state::OnGpu;
+use deepres_abi::PPM;
 use deepres_abi::grant::NO_LIMIT;
 use deepres_abi::oversubscribe::Oversubscribe;
 use deepres_abi::quantity::MIN_SHARE_PPM;
@@ -118,6 +119,14 @@ impl Placed {
 }
 
 impl Tenant {
+    /// Returns the choice of `--sm auto`, if its part is still the stated one: an administrator may
+    /// have set another part, and a later keeper may have asked for another part.
+    pub fn sm_auto(&self) -> Option<&Choice> {
+        let ppm = |choice: &Choice| choice.part_percent as u32 * (PPM / 100);
+        let stated_ppm = self.terms.stated().sm_ppm;
+        self.profiled.as_ref()?.auto.as_ref().filter(|choice| stated_ppm == Some(ppm(choice)))
+    }
+
     /// Returns a tenant without members that was on no GPU.
     pub fn new(id: TenantId, owner: Owner, terms: Terms, memory: TenantMemory) -> Self {
         let placed = Placed::by_cluster(&terms);
@@ -281,9 +290,9 @@ impl Tenant {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use deepres_abi::PPM;
     use deepres_model::authority::Wish;
     use deepres_model::config::{CapOf, Caps};
+    use deepres_model::profile::{Point, Profile};
 
     /// Returns the memory limits of a tenant with this key on GPU 0, which Slurm gave to its job, and
     /// on GPU 1.
@@ -309,5 +318,27 @@ mod tests {
         assert_eq!(limits_bytes(Key::Cgroup(path.clone())), [NO_LIMIT, 10]);
         let named = Key::Name { user: 1_000, name: "sweep".to_owned(), place: Some(path) };
         assert_eq!(limits_bytes(named), [NO_LIMIT, 0]);
+    }
+
+    #[test]
+    fn a_part_that_was_set_later_is_not_explained_by_the_profile() {
+        let point = |part_percent: usize| {
+            let ms = 100.0 / part_percent as f64;
+            Point { batch: 1, part_percent, ms, latency_ms: None, requests: None }
+        };
+        let profile = Profile { points: [10, 50, 100].map(point).into(), ..Profile::default() };
+        let fitted = Fitted::of(&profile, &[]).unwrap();
+        let auto = fitted.choice(None);
+        let part = |percent: usize| Wish { sm_ppm: Some(percent as u32 * (PPM / 100)), ..Wish::default() };
+        let asked = part(auto.part_percent);
+        let terms = Terms::new(asked, Wish::default(), (Caps::NONE, CapOf::Everyone));
+        let key = Key::Cgroup("/job".to_owned());
+        let owner =
+            Owner { key, found: Found::Slurm { job: 7 }, container: None, user: 0, groups: Vec::new() };
+        let mut tenant = Tenant::new(1, owner, terms, TenantMemory::new().unwrap());
+        tenant.profiled = Some(Profiled { fitted, auto: Some(auto) });
+        assert_eq!(tenant.sm_auto(), Some(&auto));
+        tenant.terms.set(part(auto.part_percent - 1), false);
+        assert_eq!(tenant.sm_auto(), None);
     }
 }
