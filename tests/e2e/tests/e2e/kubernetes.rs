@@ -41,6 +41,7 @@ impl Plugin {
             whole: Vec::new(),
             directory: Directory::at(host.deepres_dir()),
             timing: Timing::default(),
+            by_claims: false,
         };
         let runtime = Runtime::new().expect("a runtime");
         let node = Arc::new(Node::new(options).expect("a node"));
