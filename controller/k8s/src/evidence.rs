@@ -207,7 +207,7 @@ mod tests {
             vec![CdiDevice { name: name.clone() }, CdiDevice { name: "nvidia.com/gpu=G".to_owned() }];
         let resources = vec![ClaimResource { cdi_devices }];
         listed.pod_resources[0].containers[0].claims = vec![DynamicResource { resources }];
-        let evidence = Evidence::new(listed, "");
+        let evidence = Evidence::new(listed, None).unwrap();
         assert_eq!(evidence.holder(&Ids::from([name])).unwrap().to_string(), "default/pod/main");
         assert!(!evidence.is_doubtful());
     }
