@@ -30,7 +30,7 @@ pub const CLIENT_BYTES: usize = 128;
 /// The most bytes of the sentence in a refusal.
 pub const REASON_BYTES: usize = 480;
 /// The size of the largest frame, bytes.
-pub const MAX_FRAME_BYTES: usize = 1024;
+pub const MAX_FRAME_BYTES: usize = 2048;
 /// The most bytes of a directory's path. The path of a socket in it has at most 108 bytes.
 pub const DIRECTORY_BYTES: usize = 112;
 /// In [`Welcome::gpu_index`]: the daemon does not manage the GPU.

@@ -46,15 +46,14 @@ pub struct Repetition {
 /// the rest, the function returns the shortest one whose longest run is at least half as long as the
 /// longest run of all. If any repetition comes three times in a row, only such repetitions count.
 pub fn find(keys: &[u64]) -> Option<Repetition> {
-    let found: Vec<(Repetition, usize)> =
-        candidates(keys).into_iter().filter_map(|length| examine(keys, length)).collect();
+    let tells = |(repetition, _): &(Repetition, usize)| LEAST_PART * repetition.explained >= keys.len();
+    let lengths = candidates(keys).into_iter();
+    let found: Vec<_> = lengths.filter_map(|length| examine(keys, length)).filter(tells).collect();
     let is_steady = |(repetition, run): &&(Repetition, usize)| *run >= 2 * repetition.length;
     let (steady, others): (Vec<_>, Vec<_>) = found.iter().partition(is_steady);
     let counts = if steady.is_empty() { others } else { steady };
     let most = counts.iter().map(|(repetition, _)| repetition.explained).max()?;
-    let explains = |(repetition, _): &&&(Repetition, usize)| {
-        2 * repetition.explained >= most && LEAST_PART * repetition.explained >= keys.len()
-    };
+    let explains = |(repetition, _): &&&(Repetition, usize)| 2 * repetition.explained >= most;
     let longest = counts.iter().filter(explains).map(|(_, run)| *run).max()?;
     let long = counts.iter().filter(explains).filter(|(_, run)| 2 * run >= longest);
     long.min_by_key(|(repetition, _)| repetition.length).map(|(repetition, _)| repetition.clone())
