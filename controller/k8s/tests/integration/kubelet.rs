@@ -242,7 +242,7 @@ impl Service {
             vec![DynamicResource { resources: vec![ClaimResource { cdi_devices }] }]
         };
         let containers = |pod: &Pod| {
-            let is_shown = |one: &&Container| !one.is_init && !(one.ids.is_empty() && one.devices.is_empty());
+            let is_shown = |one: &&Container| !(one.is_init || one.ids.is_empty() && one.devices.is_empty());
             let shown = pod.containers.iter().filter(is_shown);
             shown
                 .map(|one| ContainerResources {
