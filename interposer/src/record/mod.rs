@@ -9,14 +9,14 @@ mod encode;
 mod output;
 mod ring;
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::ffi::CStr;
 use std::fs::OpenOptions;
 use std::io;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use std::{ptr, thread};
+use std::{mem, ptr, thread};
 
 use deepres_abi::driver::ApiId;
 use deepres_abi::driver::result::CUDA_SUCCESS;
@@ -82,7 +82,9 @@ fn current() -> Option<&'static Recording> {
 thread_local! {
     /// This thread's ring. The thread gives the ring back at its end.
     static OWN: RefCell<Option<RingOwner<'static>>> = const { RefCell::new(None) };
-    static KNOWN: [Cell<u64>; DESCRIBED] = const { [const { Cell::new(0) }; DESCRIBED] };
+    /// The keys of described functions. The heap has the table, because static storage of a thread
+    /// takes room from the stacks of the job's threads.
+    static KNOWN: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Begins to record into `path`, to which `deepres run` has written the head. If the recording
@@ -151,7 +153,7 @@ pub fn forget() {
     LAST_EXCERPT.store(0, Ordering::Relaxed);
     capture::set_recording(false);
     OWN.with(|own| drop(own.take()));
-    KNOWN.with(|known| known.iter().for_each(|key| key.set(0)));
+    _ = KNOWN.try_with(|known| known.borrow_mut().clear());
 }
 
 /// Ends the recording, because the process ends. Waits for a bounded time until the recording
@@ -295,8 +297,12 @@ fn describe(api: ApiId, function: CUfunction, block: [u32; 3], shared_bytes: u32
     let round = recording.round.load(Ordering::Relaxed);
     let [x, y, z] = block.map(u64::from);
     let key = estimates::key([function as u64, x << u32::BITS | y, z, u64::from(shared_bytes), round]);
-    let is_known = KNOWN.with(|known| known[key as usize % DESCRIBED].replace(key) == key);
-    if is_known {
+    let is_known = KNOWN.try_with(|known| {
+        let mut known = known.borrow_mut();
+        known.resize(DESCRIBED, 0);
+        known.get_mut(key as usize % DESCRIBED).is_some_and(|place| mem::replace(place, key) == key)
+    });
+    if is_known.unwrap_or(true) {
         return;
     }
     if let Some(text) = name(function) {

@@ -178,18 +178,27 @@ fn list(nvml: &Nvml) -> Result<Vec<Gpu>, GpuError> {
     let describe = |device: &Device<'_>| describe(device, driver_version.as_deref());
     let mut described = Vec::new();
     for index in 0..nvml.device_count()? {
-        match devices(nvml, index) {
-            Ok(devices) => described.extend(devices.iter().map(&describe)),
-            Err(error) => described.push(Err(error.into())),
+        match nvml.device_by_index(index) {
+            Ok(device) => {
+                let parts = parts(nvml, &device, describe);
+                if parts.is_empty() {
+                    described.push((false, describe(&device)));
+                }
+                described.extend(parts.into_iter().map(|part| (true, Ok(part))));
+            }
+            Err(error) => described.push((false, Err(error.into()))),
         }
     }
     if described.is_empty() {
         return Err(GpuError::None);
     }
     if described.len() > MAX_GPUS {
-        tracing::warn!("this machine has {} GPUs: the daemon manages the first {MAX_GPUS}", described.len());
+        tracing::warn!("this machine has {} GPUs: the daemon manages {MAX_GPUS}", described.len());
+        // Whole GPUs come first, because many MIG devices would take all places.
+        described.sort_by_key(|(is_part, _)| *is_part);
         described.truncate(MAX_GPUS);
     }
+    let described = described.into_iter().map(|(_, described)| described).collect();
     numbered(described)
 }
 
@@ -203,12 +212,21 @@ fn describe(device: &Device<'_>, driver_version: Option<&str>) -> Result<Gpu, Gp
     })
 }
 
-/// Returns the devices of the GPU with this index that programs can use: the GPU, or its MIG devices
-/// if the GPU is in MIG mode.
-fn devices(nvml: &Nvml, index: u32) -> Result<Vec<Device<'_>>, NvmlError> {
-    let device = nvml.device_by_index(index)?;
-    let is_divided = device.mig_mode().is_ok_and(|mode| mode.current != 0);
-    Ok(if is_divided { mig_devices(nvml, &device) } else { vec![device] })
+/// Returns the MIG devices of a GPU, which programs use instead of the GPU. The list is empty if the
+/// GPU is not in MIG mode, or has no MIG device that NVML describes.
+fn parts(
+    nvml: &Nvml,
+    device: &Device<'_>,
+    describe: impl Fn(&Device<'_>) -> Result<Gpu, GpuError>,
+) -> Vec<Gpu> {
+    if !device.mig_mode().is_ok_and(|mode| mode.current != 0) {
+        return Vec::new();
+    }
+    let described = mig_devices(nvml, device).into_iter().map(|part| describe(&part));
+    let or_warn = |described: Result<Gpu, GpuError>| {
+        described.inspect_err(|error| tracing::warn!("a MIG device gets no jobs: {error}")).ok()
+    };
+    described.filter_map(or_warn).collect()
 }
 
 /// Returns the MIG devices of a GPU in MIG mode. nvml-wrapper has no call for them.

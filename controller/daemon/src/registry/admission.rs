@@ -455,7 +455,7 @@ impl Registry {
     fn waits_for_others(&self, wish: &Wish, key: &Key) -> Option<Refused> {
         let (Some(Class::Guaranteed), Some(bytes)) = (wish.class, wish.memory_bytes) else { return None };
         let lacks_memory = |lack| matches!(lack, Lack::Memory(_));
-        self.waiting.is_behind(key, monotonic_ns(), lacks_memory).then(|| {
+        self.waiting.is_behind(key, monotonic_ns(), u64::MAX, lacks_memory).then(|| {
             let reason = format!(
                 "the daemon cannot guarantee {} of memory now: other jobs came before, and wait for guaranteed memory; ask for class fair",
                 Bytes(bytes)

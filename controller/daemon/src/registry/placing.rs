@@ -12,7 +12,11 @@ use deepres_abi::wire::{Hello, RefusalKind};
 use deepres_model::clock::monotonic_ns;
 use deepres_policy::placement::{GpuSet, Placement, Request, Room, place};
 use std::num::NonZero;
+use std::time::Duration;
 
+/// The longest time for which a job that waits for GPUs holds later jobs back, ns. GPUs that a server
+/// has may never be free.
+const HOLDS_BACK_NS: u64 = Duration::from_secs(600).as_nanos() as u64;
 /// The reason for the GPUs of a job that an earlier daemon placed.
 const EARLIER: &str = "an earlier daemon chose these GPUs";
 
@@ -72,7 +76,7 @@ impl Registry {
         };
         let lacks_same =
             |lack| matches!(lack, Lack::Gpus { among: other, .. } if !(other & among).is_empty());
-        let chosen = if self.waiting.is_behind(&key, now_ns, lacks_same) {
+        let chosen = if self.waiting.is_behind(&key, now_ns, HOLDS_BACK_NS, lacks_same) {
             Err(refused("other jobs came before, and wait for GPUs"))
         } else {
             self.choose(name, &request)

@@ -51,10 +51,12 @@ struct Place {
 pub struct Waiting(Vec<Place>);
 
 impl Waiting {
-    /// Returns whether a job waits at `now_ns` that came before the job of this key, and that lacks
-    /// what `is_same` names.
-    pub fn is_behind(&self, key: &Key, now_ns: u64, is_same: impl Fn(Lack) -> bool) -> bool {
-        self.at(now_ns).take_while(|place| place.job.key != *key).any(|place| is_same(place.job.lack))
+    /// Returns whether a job waits at `now_ns` that came before the job of this key, at most `for_ns`
+    /// ago, and that lacks what `is_same` names.
+    pub fn is_behind(&self, key: &Key, now_ns: u64, for_ns: u64, is_same: impl Fn(Lack) -> bool) -> bool {
+        let before = self.at(now_ns).take_while(|place| place.job.key != *key);
+        let mut holding = before.filter(|place| now_ns.saturating_sub(place.since_ns) <= for_ns);
+        holding.any(|place| is_same(place.job.lack))
     }
 
     /// Notes that a job asked in vain at `now_ns`, and asks again. A user with too many waiting jobs
@@ -116,7 +118,7 @@ mod tests {
 
     /// Returns whether each of these jobs is behind another job.
     fn behind<const JOBS: usize>(waiting: &Waiting, now_ns: u64, jobs: [usize; JOBS]) -> [bool; JOBS] {
-        jobs.map(|number| waiting.is_behind(&key(number), now_ns, |_| true))
+        jobs.map(|number| waiting.is_behind(&key(number), now_ns, u64::MAX, |_| true))
     }
 
     #[test]
@@ -124,6 +126,7 @@ mod tests {
         let mut waiting = Waiting::default();
         (0..3).for_each(|number| waiting.note(job(number), number as u64));
         waiting.note(job(0), 10);
+        assert!(!waiting.is_behind(&key(1), 10, 5, |_| true), "job 0 has waited for longer");
         assert_eq!(behind(&waiting, 11, [0, 1, 2, 3]), [false, true, true, true]);
         waiting.remove(&key(0));
         assert_eq!(behind(&waiting, 11, [1, 2]), [false, true]);
@@ -140,7 +143,7 @@ mod tests {
         let among = GpuSet::first(2);
         waiting.note(job(0), 0);
         waiting.note(Waiter { lack: Lack::Gpus { count: 2, among }, ..job(1) }, 0);
-        let is_behind = |number, lack| waiting.is_behind(&key(number), 0, |other| other == lack);
+        let is_behind = |number, lack| waiting.is_behind(&key(number), 0, u64::MAX, |other| other == lack);
         assert!(
             !is_behind(1, Lack::Gpus { count: 2, among }) && is_behind(2, Lack::Gpus { count: 2, among })
         );
