@@ -262,6 +262,7 @@ fn the_daemon_starts_mps_for_its_jobs_and_ends_it() {
     let mut job = told_job(&host);
     assert_eq!((parts(&host), job.stderr()), (vec![Some(40)], String::new()));
     job.terminate();
+    await_value(|| parts(&host), Vec::is_empty);
     daemon.terminate();
     assert_eq!(control(&host), None, "{}", daemon.stderr());
 }
