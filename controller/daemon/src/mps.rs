@@ -24,6 +24,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::rc::Rc;
+use std::thread;
 use std::time::{Duration, Instant};
 use tokio::time::sleep;
 
@@ -36,6 +37,8 @@ const LOOK_SOON: Duration = Duration::from_millis(10);
 const STARTS_WITHIN: Duration = Duration::from_secs(3);
 /// The daemon ends a control daemon that has not noted its process after this time.
 const HANGS_AFTER: Duration = Duration::from_secs(10);
+/// The time within which MPS no longer counts a client that has just ended.
+const SETTLES_WITHIN: Duration = Duration::from_millis(300);
 /// Time within which a control daemon tells its clients, and ends if it has none.
 const ENDS_WITHIN: Duration = Duration::from_secs(2);
 /// Time within which a control daemon ends after SIGTERM.
@@ -314,7 +317,13 @@ impl Mps {
     pub fn stop(&mut self) {
         let Some(mut child) = self.child.take() else { return };
         let deadline = Instant::now() + ENDS_WITHIN;
-        match clients(&self.pipes, deadline) {
+        let settled = Instant::now() + SETTLES_WITHIN;
+        let mut has = clients(&self.pipes, deadline);
+        while has.is_some_and(|number| number > 0) && Instant::now() < settled {
+            thread::sleep(SETTLES_WITHIN / 10);
+            has = clients(&self.pipes, deadline);
+        }
+        match has {
             Some(0) => {}
             Some(number) => {
                 return tracing::info!(
