@@ -219,9 +219,6 @@ fn parts(
     device: &Device<'_>,
     describe: impl Fn(&Device<'_>) -> Result<Gpu, GpuError>,
 ) -> Vec<Gpu> {
-    if !device.mig_mode().is_ok_and(|mode| mode.current != 0) {
-        return Vec::new();
-    }
     let described = mig_devices(nvml, device).into_iter().map(|part| describe(&part));
     let or_warn = |described: Result<Gpu, GpuError>| {
         described.inspect_err(|error| tracing::warn!("a MIG device gets no jobs: {error}")).ok()
@@ -229,8 +226,12 @@ fn parts(
     described.filter_map(or_warn).collect()
 }
 
-/// Returns the MIG devices of a GPU in MIG mode. nvml-wrapper has no call for them.
+/// Returns the MIG devices of a GPU; none if the GPU is not in MIG mode. nvml-wrapper has no call for
+/// them.
 fn mig_devices<'nvml>(nvml: &'nvml Nvml, device: &Device<'nvml>) -> Vec<Device<'nvml>> {
+    if !device.mig_mode().is_ok_and(|mode| mode.current != 0) {
+        return Vec::new();
+    }
     // SAFETY: NVML is loaded already, so no code of the library runs now.
     let Ok(raw) = (unsafe { sys::NvmlLib::new(LIBRARY) }) else { return Vec::new() };
     let (Ok(count), Ok(find)) =
@@ -292,8 +293,12 @@ fn on_gpu(nvml: &Nvml, uuid: &str) -> Result<OnGpu, NvmlError> {
 
 fn computing(nvml: &Nvml) -> BTreeSet<u32> {
     let count = nvml.device_count().unwrap_or(0);
-    let gpus = (0..count).filter_map(|index| devices(nvml, index).ok()).flatten();
-    let processes = gpus.filter_map(|gpu| gpu.running_compute_processes().ok()).flatten();
+    let gpus = (0..count).filter_map(|index| nvml.device_by_index(index).ok());
+    let devices = gpus.flat_map(|gpu| {
+        let parts = mig_devices(nvml, &gpu);
+        if parts.is_empty() { vec![gpu] } else { parts }
+    });
+    let processes = devices.filter_map(|gpu| gpu.running_compute_processes().ok()).flatten();
     processes.map(|process| process.pid).collect()
 }
 
