@@ -14,12 +14,21 @@ use std::{
     os::unix::fs::{MetadataExt, PermissionsExt},
     panic::{AssertUnwindSafe, catch_unwind},
     ptr,
+    sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
+
+/// Lets one test at a time have a forked process. A forked process inherits the locked files of all
+/// tests, so two such processes could wait for each other for ever.
+fn alone() -> MutexGuard<'static, ()> {
+    static FORKED: Mutex<()> = Mutex::new(());
+    FORKED.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Runs `child` in a forked process that attaches by itself. The test kills the process after
 /// `stores` stores of `child` to the shared state. Returns whether the child ran to its end.
 fn killed_after(world: &World, stores: u64, child: impl FnOnce(&Host)) -> bool {
+    let _alone = alone();
     // SAFETY: the child uses no lock that another thread of the test program may hold, except the
     // allocator's, which glibc resets in a forked child. The child leaves by `_exit`.
     let pid = unsafe { libc::fork() };
@@ -219,6 +228,7 @@ fn a_forked_child_does_not_keep_its_dead_parent_alive() {
 
 #[test]
 fn a_process_of_another_pid_namespace_is_known_by_its_id_here() {
+    let _alone = alone();
     let world = World::new();
     let mut pipe = [0; 2];
     // SAFETY: `pipe` has room for the two descriptors.
@@ -360,6 +370,7 @@ fn what_waits_for_a_dead_process_waits_no_more() {
 
 #[test]
 fn a_forked_child_can_do_nothing_and_harms_nothing() {
+    let _alone = alone();
     let (world, [a]) = World::new().with_clients();
     let x = a.kernel(50);
     // SAFETY: as in `killed_after`.
