@@ -197,7 +197,7 @@ fn a_reset_of_the_primary_context_ends_its_green_contexts_and_charges_their_work
         let account = await_value(|| host.account(TENANT), |account| account["kernel_launches"] == round);
         let charged_ns = account["gpu_ns"].as_u64().unwrap_or(0);
         let ran_ns = host.record(client.pid()).gpus[0].kernel_busy_ns;
-        assert_eq!(ran_ns, round * KERNEL_NS);
+        assert!(ran_ns >= round * KERNEL_NS, "ran {ran_ns} ns");
         assert!(charged_ns.abs_diff(ran_ns) <= ran_ns / 5, "charged {charged_ns} ns, ran {ran_ns} ns");
     }
 }
