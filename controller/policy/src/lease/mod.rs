@@ -18,11 +18,11 @@
 //! due before the holder's.
 //!
 //! One tenant at a time may launch, unless several owners fit on the GPU [`together`]. If no other
-//! tenant wants the GPU, the gate of this tenant is open. Otherwise the tenant has a lease for its request. At a hand-off the scheduler closes the
-//! gate, reads the meters again, waits until the work in flight has drained, and opens the next
-//! gate. If the next tenant would lose less in the hardware's turns than by the wait for the drain,
-//! the scheduler opens its gate at once. The hardware then takes turns between the old work in
-//! flight and the next tenant's burst.
+//! tenant wants the GPU, the gate of this tenant is open. Otherwise the tenant has a lease for its
+//! request. At a hand-off the scheduler closes the gate, reads the meters again, waits until the
+//! work in flight has drained, and opens the next gate. If the next tenant would lose less in the
+//! hardware's turns than by the wait for the drain, the scheduler opens its gate at once. The
+//! hardware then takes turns between the old work in flight and the next tenant's burst.
 //!
 //! Guests (best-effort tenants) get the GPU only while no *owner* (tenant of another class) wants
 //! it. Among guests, the one rule decides. A guest loses the GPU as soon as an owner wants it.

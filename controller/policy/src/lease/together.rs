@@ -189,10 +189,10 @@ enum Parting {
 
 /// The figures of all active owners of a GPU.
 #[derive(Debug, Default)]
-pub struct Census {
+struct Census {
     owners: usize,
     /// The sum of the owners' parts of the SMs, parts per million.
-    pub(super) parts_ppm: u64,
+    parts_ppm: u64,
     /// The two least parts of the SMs, parts per million.
     least_ppm: [u32; 2],
     /// The sum of the known paces, parts per million.
@@ -368,14 +368,13 @@ impl Scheduler {
         }
     }
 
-    /// Sets the gates of those tenants for which `is_asked` holds. Returns whether there are any.
-    pub(super) fn set_gates(&mut self, is_asked: impl Fn(&Tenant) -> bool, grant: Grant) -> bool {
+    /// Sets the gates of those tenants for which `is_asked` holds.
+    fn set_gates(&mut self, is_asked: impl Fn(&Tenant) -> bool, grant: Grant) {
         let mut after = None;
         while let Some(id) = self.tenants.next_after(after, &is_asked) {
             self.change(id, grant, false);
             after = Some(id);
         }
-        after.is_some()
     }
 
     /// Returns why owners that fitted on the GPU part, if they do.
