@@ -269,6 +269,7 @@ fn begin() -> Result<(), Unheld> {
     // linker's lock, which the next call takes.
     process.tell_meter(RUNS);
     coverage::look_past();
+    coverage::try_look_ups();
     if session.standalone().is_none() {
         say!(Info, "session {} with {} GPUs", session.id(), process.gpus.len());
     }

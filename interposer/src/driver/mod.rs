@@ -100,6 +100,14 @@ fn adopt(found: usize) {
     resolve::keep(bound);
 }
 
+/// Returns an address inside the driver that the hooks call; `None` if they call a library that only
+/// forwards to the driver.
+pub fn address_inside() -> Option<usize> {
+    let inside = INSTANCE.load(Ordering::Acquire);
+    let is_driver = elf::Object::containing(inside).as_ref().is_some_and(is_driver);
+    (is_driver && behind().is_none()).then_some(inside)
+}
+
 /// Returns whether the hooks call a driver, and the table has all variants of `family` that this driver
 /// exports.
 pub fn has_no_unknown_variant(family: &[u8]) -> bool {
@@ -300,7 +308,8 @@ fn loaded_in_driver(address: usize) -> bool {
     elf::find(is_there).or_else(|| elf::find_elsewhere(is_there)).unwrap_or(false)
 }
 
-fn is_driver(object: &elf::Object) -> bool {
+/// Returns whether the object is a driver.
+pub fn is_driver(object: &elf::Object) -> bool {
     object.soname().unwrap_or_default().to_bytes().starts_with(SONAME_START)
 }
 

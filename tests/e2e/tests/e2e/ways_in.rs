@@ -134,3 +134,21 @@ fn a_client_is_counted_once_where_deepres_is_preloaded_twice() {
         assert_every_way_is_counted_beside(&preloaded.map(|library| library.as_path()));
     }
 }
+
+/// The driver then comes first in every search, so a program that is linked to it calls it past the
+/// hooks. A look-up by `dlsym` finds the hooks still.
+#[test]
+fn a_driver_that_is_preloaded_before_us_is_named_at_the_job_and_in_ps_and_in_the_log() {
+    let (host, mut daemon) = Host::new().with_daemon();
+    let mut command = host.preloaded(c_client_by("launches", Way::Dlsym));
+    let driver = artefacts().simgpu.join("libcuda.so.1");
+    let preload = format!("{}:{}", driver.display(), artefacts().library.display());
+    command.env("LD_PRELOAD", preload).env("DEEPRES_TENANT", "past");
+    let (mut client, _) = host.told(command);
+    client.await_error_line(|line| line.contains("finds cuLaunchKernel by linking gets the driver's own"));
+    let shown = || host.shows(&["ps"]);
+    let line = "finds the driver's own cuLaunchKernel by 1 of its ways";
+    await_value(shown, |shown| shown.contains(line));
+    daemon.await_error_line(|line| line.contains("a process finds the driver's own cuLaunchKernel"));
+    client.finish().success();
+}
