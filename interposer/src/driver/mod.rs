@@ -31,7 +31,7 @@ pub static REAL: [AtomicUsize; ApiId::COUNT] = [const { AtomicUsize::new(0) }; A
 static INSTANCE: AtomicUsize = AtomicUsize::new(0);
 /// An address inside the driver's libcuda, if the functions in `REAL` belong to a library that only
 /// forwards to libcuda. Else 0. TensorFlow has such a library, which looks each function up at its
-/// first call.
+/// first call. Under WSL2, libcuda.so.1 itself is such a library, a *loader* of the driver.
 static BEHIND: AtomicUsize = AtomicUsize::new(0);
 /// By [`ApiId`]: whether a look-up of the forwarding library got the driver's address of the
 /// function.
@@ -134,10 +134,18 @@ fn is_of_instance(found: usize) -> bool {
     if called.contains(found) {
         return true;
     }
-    if is_driver(&called) {
-        return false;
-    }
-    behind().is_none_or(|driver| driver.contains(found) || !is_in_driver(found))
+    let Some(driver) = behind() else { return !is_driver(&called) };
+    driver.contains(found) || !is_driver(&called) && !is_in_driver(found)
+}
+
+/// Returns whether the object only forwards to the driver.
+fn is_forwarder(object: &elf::Object) -> bool {
+    !is_driver(object) || is_loader(object)
+}
+
+/// Returns whether the object is the libcuda that the hooks call, and only loads the driver.
+fn is_loader(object: &elf::Object) -> bool {
+    is_driver(object) && behind().is_some() && object.contains(INSTANCE.load(Ordering::Acquire))
 }
 
 /// Relation between a function that a look-up found and the function that the hook calls.
@@ -156,11 +164,16 @@ pub enum Found {
 /// Returns the relation of `found`, which a look-up from `caller` found. If no other function is
 /// known, hooks call `found` from now on.
 pub fn place(id: ApiId, found: usize, caller: usize) -> Found {
-    look_behind(found);
-    if remember(id, found) {
+    look_behind(found, Some(caller));
+    let first = elf::Object::containing(INSTANCE.load(Ordering::Acquire)).filter(is_forwarder);
+    if first.is_some_and(|first| is_loader(&first) && first.contains(caller) && !first.contains(found)) {
+        return Found::Behind;
+    }
+    // A forwarder's function does what the driver's function does, which the hook may call already.
+    if remember(id, found) || first.is_some_and(|first| first.contains(found)) {
         return Found::Hooked;
     }
-    let Some(called) = known(id).and_then(elf::Object::containing).filter(|object| !is_driver(object)) else {
+    let Some(called) = known(id).and_then(elf::Object::containing).filter(is_forwarder) else {
         return Found::Elsewhere;
     };
     if called.contains(caller) {
@@ -173,7 +186,7 @@ pub fn place(id: ApiId, found: usize, caller: usize) -> Found {
 /// Returns the relation of `found`, the answer of `cuGetProcAddress` to a caller, to the driver
 /// that the hooks call.
 pub fn place_answer(id: ApiId, found: usize) -> Found {
-    look_behind(found);
+    look_behind(found, None);
     match (known(id), behind_symbol(id)) {
         (Some(called), Some(driver)) if driver == found && called != found => tell(id, found),
         // No hook has called the forwarding library yet, so hooks will call the driver itself.
@@ -196,22 +209,26 @@ pub fn place_answer(id: ApiId, found: usize) -> Found {
 ///
 /// Later look-ups get the hook. But a later look-up may come from the forwarding library, and then
 /// hook and library would call each other for ever. So the hook calls the driver itself from now
-/// on.
+/// on. A loader's own look-ups never come here ([`place`]).
 fn tell(id: ApiId, found: usize) -> Found {
     REAL[id as usize].store(found, Ordering::Release);
-    if TOLD[id as usize].swap(true, Ordering::AcqRel) { Found::Hooked } else { Found::Behind }
+    let was_told = TOLD[id as usize].swap(true, Ordering::AcqRel);
+    if was_told || is_in_driver(INSTANCE.load(Ordering::Acquire)) { Found::Hooked } else { Found::Behind }
 }
 
 /// Records `found` as an address in the driver, if the hooks so far call a library that only
-/// forwards.
-fn look_behind(found: usize) {
-    let instance = INSTANCE.load(Ordering::Acquire);
-    if instance == 0 || BEHIND.load(Ordering::Acquire) != 0 || is_in_driver(instance) || !is_in_driver(found)
-    {
+/// forwards. If this library is a libcuda, its own look-up in another libcuda shows that it is a
+/// loader. A look-up by another `caller` finds a second copy of the driver.
+fn look_behind(found: usize, caller: Option<usize>) {
+    if BEHIND.load(Ordering::Acquire) != 0 {
         return;
     }
-    resolve::keep(found);
-    BEHIND.store(found, Ordering::Release);
+    let Some(called) = elf::Object::containing(INSTANCE.load(Ordering::Acquire)) else { return };
+    let loads = || !called.contains(found) && caller.is_some_and(|caller| called.contains(caller));
+    if (!is_driver(&called) || loads()) && is_in_driver(found) {
+        resolve::keep(found);
+        BEHIND.store(found, Ordering::Release);
+    }
 }
 
 fn is_in_driver(address: usize) -> bool {

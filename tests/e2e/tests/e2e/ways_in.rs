@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use deepres_e2e::clients::c_library_on;
+use deepres_e2e::clients::{c_library_on, loader};
 use deepres_e2e::prelude::*;
 use deepres_e2e::witness::{Client, assert_every_look_up_is_answered_with_our_hook};
 
@@ -120,6 +120,50 @@ fn a_client_is_counted_behind_a_library_that_stands_for_the_driver() {
             forwarders: &[asker],
             ..Client::new(&c_program("hosts"))
         });
+    }
+}
+
+/// The pattern of WSL2: libcuda.so.1 loads the driver, another libcuda, and looks its functions up.
+#[test]
+fn a_client_is_counted_though_its_libcuda_only_loads_the_driver() {
+    let (host, _daemon) = Host::new().with_daemon();
+    let simgpu = &artefacts().simgpu;
+    let libraries = format!("{}:{}", loader().display(), simgpu.display());
+    for way in Way::ALL {
+        let tenant = format!("{way:?}");
+        let mut command = host.run(&["--name", &tenant], c_client_by("launches", way), &[]);
+        command.env("LD_LIBRARY_PATH", &libraries).env("DRIVER_FILE", simgpu.join("libcuda.so.1"));
+        assert_every_launch_is_counted(&host, &tenant, command);
+    }
+}
+
+/// Releases of the driver differ in the variants of a function that they export. One is enough.
+#[test]
+fn a_client_is_counted_though_the_driver_lacks_the_older_or_the_newer_variants() {
+    let older = ["cuDeviceGetUuid", "cuEventElapsedTime", "cuEventDestroy", "cuCtxPushCurrent"];
+    let newer = [
+        "cuDeviceGetUuid_v2",
+        "cuEventElapsedTime_v2",
+        "cuEventDestroy_v2",
+        "cuCtxPushCurrent_v2",
+        "cuCtxPopCurrent_v2",
+        "cuDevicePrimaryCtxRelease_v2",
+    ];
+    for (age, lacks) in [("older", &older[..]), ("newer", &newer[..])] {
+        let mut driver = std::fs::read(artefacts().simgpu.join("libcuda.so.1")).unwrap();
+        for name in lacks {
+            // Nobody looks the function up under the name that begins with an `x`.
+            let name = format!("\0{name}\0");
+            let at = driver.windows(name.len()).position(|bytes| bytes == name.as_bytes()).unwrap();
+            driver[at + 1] = b'x';
+        }
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("libcuda.so.1"), driver).unwrap();
+        let (host, _daemon) = Host::new().with_daemon();
+        let mut command = host.run(&["--name", age, "--memory", "1GiB"], c_client("launches"), &[]);
+        let libraries = format!("{}:{}", folder.path().display(), artefacts().simgpu.display());
+        command.env("LD_LIBRARY_PATH", libraries);
+        assert_every_launch_is_counted(&host, age, command);
     }
 }
 
