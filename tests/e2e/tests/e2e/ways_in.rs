@@ -167,6 +167,21 @@ fn a_client_is_counted_though_the_driver_lacks_the_older_or_the_newer_variants()
     }
 }
 
+#[test]
+fn the_doctor_checks_a_drivers_file_without_a_gpu() {
+    let host = Host::new();
+    let examine = |folder: &Path| {
+        let file = folder.join("libcuda.so.1").display().to_string();
+        host.finish(host.deepres(&["doctor", "--driver", &file]))
+    };
+    let whole = examine(&artefacts().simgpu).success();
+    assert!(whole.stdout.contains("all that the interposer needs"), "{}", whole.stdout);
+    assert!(whole.stdout.contains("binds its calls of its own functions to itself"), "{}", whole.stdout);
+    let partial = examine(&loader());
+    assert_eq!(partial.code, 1, "{}", partial.stdout);
+    assert!(partial.stdout.contains("the driver lacks cuCtxGetCurrent"), "{}", partial.stdout);
+}
+
 /// The machine preloads deepres everywhere, and a container brings its own copy. Only one of them
 /// does the work.
 #[test]
