@@ -10,6 +10,8 @@ use std::process::{Command, Stdio};
 /// File in which the kernel driver gives its version.
 const VERSION: &str = "/proc/driver/nvidia/version";
 
+/// The device by which WSL2 hands calls on to the driver of Windows.
+const WSL_DEVICE: &str = "/dev/dxg";
 const DRIVER_LIBRARY: &str = "libcuda.so.1";
 /// Every driver with checkpoint functions has this function.
 const CHECKPOINT: &str = "cuCheckpointProcessLock";
@@ -48,6 +50,11 @@ fn checkpoints() -> Option<Check> {
 fn module() -> Check {
     match std::fs::read_to_string(VERSION) {
         Ok(text) => Check::good("driver", text.lines().next().unwrap_or_default().trim().to_owned()),
+        Err(_) if Path::new(WSL_DEVICE).exists() => Check::advice(
+            "driver",
+            "WSL2: the driver is in Windows. NVML tells no memory of processes there, so deepres charges allocations alone; the probes see no calls to the driver",
+            "give jobs memory limits that leave room for contexts and code",
+        ),
         Err(_) => Check::limited(
             "driver",
             format!("NVIDIA's kernel driver is not loaded: {VERSION} does not exist"),
@@ -81,7 +88,10 @@ fn gpus() -> Check {
 }
 
 fn devices() -> Check {
-    let nodes = ["/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-uvm"];
+    let nodes: &[&str] = match Path::new(WSL_DEVICE).exists() {
+        true => &[WSL_DEVICE],
+        false => &["/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-uvm"],
+    };
     let missing: Vec<_> = nodes.iter().filter(|node| !Path::new(node).exists()).copied().collect();
     let closed: Vec<_> = nodes
         .iter()
