@@ -330,6 +330,7 @@ extern "C" fn forked() {
     START.store(NOT_STARTED, Ordering::Release);
     coverage::forget_calls();
     record::forget();
+    capture::forget();
     thread::reset();
     alone::forget();
     // SAFETY: `begin` stored the pointer, and the state is never freed.
