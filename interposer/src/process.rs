@@ -26,7 +26,7 @@ use crate::meter::{self, alone};
 use crate::resolve::{is_behind_another, is_disabled};
 use crate::session::Session;
 use crate::standalone::Local;
-use crate::{capture, coverage, os, record, thread};
+use crate::{capture, coverage, driver, os, record, thread};
 
 /// The longest time for which the end of the process waits until the meter thread is out of the
 /// driver, ns.
@@ -174,6 +174,22 @@ pub fn start() -> Result<(), Unheld> {
         },
         Err(UNHELD) => Err(Unheld),
         Err(_) => Ok(()),
+    }
+}
+
+/// Returns the process's state for a call that makes a context. If the program has initialised the
+/// driver past the hook of `cuInit`, begins the session first. Without a context, no call uses the GPU.
+///
+/// # Errors
+/// [`Unheld`] if the process must not use the GPU.
+pub fn for_context() -> Result<Option<&'static Process>, Unheld> {
+    if let Some(process) = current() {
+        return Ok(Some(process));
+    }
+    match START.load(Ordering::Acquire) {
+        STARTED => Ok(None),
+        NOT_STARTED if !driver::is_initialised() => Ok(None),
+        _ => start().map(|()| current()),
     }
 }
 

@@ -11,6 +11,7 @@ use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use deepres_abi::driver::ApiId;
+use deepres_abi::driver::result::CUDA_SUCCESS;
 
 use crate::resolve::{self, elf};
 
@@ -98,6 +99,13 @@ fn adopt(found: usize) {
     // This thread keeps the library even if another thread was first. A failed look-up leaves an
     // error in `dlerror`, and the successful `dlmopen` in `keep` clears the error.
     resolve::keep(bound);
+}
+
+/// Returns whether the driver answers, because the program has initialised it.
+pub fn is_initialised() -> bool {
+    let mut count = 0;
+    // SAFETY: the result has room.
+    real!(cuDeviceGetCount).is_some_and(|ask| unsafe { ask(&mut count) } == CUDA_SUCCESS)
 }
 
 /// Returns an address inside the driver that the hooks call; `None` if they call a library that only
