@@ -343,3 +343,29 @@ impl Drop for Arbiter {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_asks_for_short_slices_keeps_its_policy_and_priority() {
+        let attributes = || {
+            // SAFETY: all zeroes are a valid value of this plain structure.
+            let mut attributes = unsafe { std::mem::zeroed::<libc::sched_attr>() };
+            let size = size_of_val(&attributes);
+            // SAFETY: the structure has room for `size` bytes.
+            unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attributes, size, 0) };
+            attributes
+        };
+        let asks = || {
+            let before = attributes();
+            ask_for_short_slices();
+            (before, attributes())
+        };
+        let (before, after) = std::thread::spawn(asks).join().unwrap();
+        assert_eq!((before.sched_policy, before.sched_nice), (after.sched_policy, after.sched_nice));
+        // Versions of Linux before 6.12 tell no time.
+        assert_eq!(after.sched_runtime, before.sched_runtime.min(SLICE_NS));
+    }
+}
