@@ -93,7 +93,7 @@ fn adopt(found: usize) {
     let mut buffer = [0_u8; SYMBOL_BYTES];
     let bound = c_string(ApiId::cuInit.symbol(), &mut buffer)
         .and_then(resolve::next_definition)
-        .filter(|bound| is_in_driver(*bound) && is_in_driver(found))
+        .filter(|bound| is_inside(*bound) && is_inside(found))
         .unwrap_or(found);
     let _ = INSTANCE.compare_exchange(0, bound, Ordering::AcqRel, Ordering::Relaxed);
     // This thread keeps the library even if another thread was first. A failed look-up leaves an
@@ -143,7 +143,7 @@ fn is_of_instance(found: usize) -> bool {
         return true;
     }
     let Some(driver) = behind() else { return !is_driver(&called) };
-    driver.contains(found) || !is_driver(&called) && !is_in_driver(found)
+    driver.contains(found) || !is_driver(&called) && !is_inside(found)
 }
 
 /// Returns whether the object only forwards to the driver.
@@ -221,7 +221,7 @@ pub fn place_answer(id: ApiId, found: usize) -> Found {
 fn tell(id: ApiId, found: usize) -> Found {
     REAL[id as usize].store(found, Ordering::Release);
     let was_told = TOLD[id as usize].swap(true, Ordering::AcqRel);
-    if was_told || is_in_driver(INSTANCE.load(Ordering::Acquire)) { Found::Hooked } else { Found::Behind }
+    if was_told || is_inside(INSTANCE.load(Ordering::Acquire)) { Found::Hooked } else { Found::Behind }
 }
 
 /// Records `found` as an address in the driver, if the hooks so far call a library that only
@@ -233,13 +233,14 @@ fn look_behind(found: usize, caller: Option<usize>) {
     }
     let Some(called) = elf::Object::containing(INSTANCE.load(Ordering::Acquire)) else { return };
     let loads = || !called.contains(found) && caller.is_some_and(|caller| called.contains(caller));
-    if (!is_driver(&called) || loads()) && is_in_driver(found) {
+    if (!is_driver(&called) || loads()) && is_inside(found) {
         resolve::keep(found);
         BEHIND.store(found, Ordering::Release);
     }
 }
 
-fn is_in_driver(address: usize) -> bool {
+/// Returns whether the address is inside a driver.
+pub fn is_inside(address: usize) -> bool {
     elf::Object::containing(address).is_some_and(|object| is_driver(&object))
 }
 
@@ -326,15 +327,14 @@ fn looks_past(object: &elf::Object, lookups: &[usize]) -> bool {
     object.is_bound_to(lookups) && object.mentions(SONAME_START)
 }
 
-/// Returns whether `address` belongs to a driver in this process. Unlike [`is_in_driver`], this
+/// Returns whether `address` belongs to a driver in this process. Unlike [`is_inside`], this
 /// function searches the listed objects.
 fn loaded_in_driver(address: usize) -> bool {
     let is_there = |object: &elf::Object| object.contains(address).then(|| is_driver(object));
     elf::find(is_there).or_else(|| elf::find_elsewhere(is_there)).unwrap_or(false)
 }
 
-/// Returns whether the object is a driver.
-pub fn is_driver(object: &elf::Object) -> bool {
+fn is_driver(object: &elf::Object) -> bool {
     object.soname().unwrap_or_default().to_bytes().starts_with(SONAME_START)
 }
 

@@ -6,9 +6,9 @@
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::null_mut;
 
-use deepres_abi::driver::pfn;
 use deepres_abi::driver::result::CUDA_SUCCESS;
 use deepres_abi::driver::types::CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
+use deepres_abi::driver::{ApiId, pfn};
 
 use super::decide::in_scope_of;
 use super::elf;
@@ -17,6 +17,9 @@ use crate::driver::{self, real};
 const LAUNCH: &CStr = c"cuLaunchKernel";
 
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
+
+/// The addresses of `cuGetProcAddress_v2` and of `cuGetProcAddress`; 0 for one that is missing.
+type ProcAddress = [usize; 2];
 
 /// Returns the names of the ways of look-up by which the process gets the driver's own
 /// `cuLaunchKernel`. A library that the process loaded before this one may give a function of its own,
@@ -33,27 +36,30 @@ pub fn lost_ways() -> Vec<&'static str> {
         // SAFETY: the handle is open during the call, and the name is terminated.
         in_scope_of(inside, |handle| unsafe { dlsym(handle, name.as_ptr()) as usize }).unwrap_or(0)
     };
+    let seen: ProcAddress = [c"cuGetProcAddress_v2", c"cuGetProcAddress"].map(by_dlsym);
+    let own: ProcAddress = [ApiId::cuGetProcAddress_v2, ApiId::cuGetProcAddress].map(driver::address);
+    let by_proc_address = |flags| (ask(seen, flags), ask(own, flags));
     let per_thread = u64::from(CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM);
     let found = [
-        ("linking", elf::find(|object| object.symbol(LAUNCH)).unwrap_or(0)),
-        ("dlsym", by_dlsym(LAUNCH)),
-        ("cuGetProcAddress", by_proc_address(by_dlsym, 0)),
-        ("cuGetProcAddress for per-thread default streams", by_proc_address(by_dlsym, per_thread)),
+        ("linking", (elf::find(|object| object.symbol(LAUNCH)).unwrap_or(0), 0)),
+        ("dlsym", (by_dlsym(LAUNCH), 0)),
+        ("cuGetProcAddress", by_proc_address(0)),
+        ("cuGetProcAddress for per-thread default streams", by_proc_address(per_thread)),
     ];
-    found.into_iter().filter(|(_, found)| is_of_driver(*found)).map(|(way, _)| way).collect()
+    let is_lost = |(seen, own): (usize, usize)| seen != 0 && (seen == own || driver::is_inside(seen));
+    found.into_iter().filter(|(_, found)| is_lost(*found)).map(|(way, _)| way).collect()
 }
 
-/// Returns the answer of `cuGetProcAddress`, as `by_dlsym` finds this function; 0 without an answer.
-fn by_proc_address(by_dlsym: impl Fn(&CStr) -> usize, flags: u64) -> usize {
+/// Returns the answer of `cuGetProcAddress` for `cuLaunchKernel`; 0 without an answer.
+fn ask([newer, older]: ProcAddress, flags: u64) -> usize {
     let (mut version, mut found, mut status) = (0, null_mut(), 0);
     // SAFETY: the result has room.
     let is_known = real!(cuDriverGetVersion).is_some_and(|ask| unsafe { ask(&mut version) } == CUDA_SUCCESS);
-    let (newer, older) = (by_dlsym(c"cuGetProcAddress_v2"), by_dlsym(c"cuGetProcAddress"));
     if !is_known || newer | older == 0 {
         return 0;
     }
-    // SAFETY: the look-up by this name found the function, so it has the type of this name in the
-    // table. All results have room, and the name is terminated.
+    // SAFETY: a look-up by this name found the function, so it has the type of this name in the table.
+    // All results have room, and the name is terminated.
     let result = unsafe {
         if newer == 0 {
             let ask = std::mem::transmute::<usize, pfn::cuGetProcAddress>(older);
@@ -64,9 +70,4 @@ fn by_proc_address(by_dlsym: impl Fn(&CStr) -> usize, flags: u64) -> usize {
         }
     };
     if result == CUDA_SUCCESS { found as usize } else { 0 }
-}
-
-/// Returns whether `address` is in a driver, or in no library at all, where only a driver has functions.
-fn is_of_driver(address: usize) -> bool {
-    address != 0 && elf::Object::containing(address).is_none_or(|object| driver::is_driver(&object))
 }
