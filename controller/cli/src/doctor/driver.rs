@@ -1,10 +1,10 @@
 //! Checks of the NVIDIA driver, its devices, its GPUs and of MPS.
 
-use super::Check;
+use super::{Check, file};
 use crate::mps;
 use deepres_daemon::Gpu;
 use rustix::fs::{Access, access};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// File in which the kernel driver gives its version.
@@ -19,7 +19,18 @@ const CHECKPOINT: &str = "cuCheckpointProcessLock";
 pub const NO_CHECKPOINTS: &str = "the NVIDIA driver has no checkpoint API (release 570 and newer have it)";
 
 pub fn checks() -> Vec<Check> {
-    [module(), gpus(), devices(), mps()].into_iter().chain(checkpoints()).collect()
+    // A driver that cannot be read cannot be loaded either.
+    let of_file = library().and_then(|path| file::checks(&path).ok()).unwrap_or_default();
+    [module(), gpus(), devices(), mps()].into_iter().chain(checkpoints()).chain(of_file).collect()
+}
+
+/// Returns the file of the driver that programs find; `None` if they find none. Another process loads
+/// the driver, so that the driver is never in this process.
+fn library() -> Option<PathBuf> {
+    let mut program = Command::new(std::env::current_exe().ok()?);
+    program.args(["has-library", DRIVER_LIBRARY]).stdin(Stdio::null()).stderr(Stdio::null());
+    let output = program.output().ok().filter(|output| output.status.success())?;
+    Some(PathBuf::from(String::from_utf8(output.stdout).ok()?.trim()))
 }
 
 /// Returns whether the driver that programs find can move a process with its memory off the GPU.
