@@ -238,7 +238,9 @@ pub struct Coverage {
     /// Look-ups that got the C library's own `dlsym` or `dlvsym`. The interposer does not see
     /// look-ups by these functions.
     pub given_lookups: AtomicU64,
-    reserved: [AtomicU64; 1],
+    /// Ways of look-up by which the process gets the driver's own `cuLaunchKernel`, by the session's
+    /// own attempts at its beginning.
+    pub lost_ways: AtomicU64,
     looked_up: [AtomicU32; WORDS],
     hooked: [AtomicU32; WORDS],
     calls: [AtomicU64; PLACES],
@@ -261,7 +263,7 @@ impl Coverage {
             export_tables: AtomicU64::new(0),
             bound_past: AtomicU64::new(0),
             given_lookups: AtomicU64::new(0),
-            reserved: [const { AtomicU64::new(0) }; 1],
+            lost_ways: AtomicU64::new(0),
             looked_up: [const { AtomicU32::new(0) }; WORDS],
             hooked: [const { AtomicU32::new(0) }; WORDS],
             calls: [const { AtomicU64::new(0) }; PLACES],
@@ -337,6 +339,7 @@ impl Coverage {
         copy(&self.export_tables, &other.export_tables);
         copy(&self.bound_past, &other.bound_past);
         copy(&self.given_lookups, &other.given_lookups);
+        copy(&self.lost_ways, &other.lost_ways);
         for (to, from) in self.calls.iter().zip(&other.calls) {
             copy(to, from);
         }

@@ -215,6 +215,15 @@ pub fn forget_context(context: Context) {
     }
 }
 
+/// Forgets all captures, in a forked child, which has none of its parent's. Another thread of the parent
+/// may have had the lock, and then the child never gets it.
+pub fn forget() {
+    if let Some(mut captures) = CAPTURES.try_lock() {
+        captures.clear();
+    }
+    ACTIVE.store(0, Ordering::SeqCst);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -274,5 +283,13 @@ mod tests {
         assert!(is_active(), "others outlive who began on them");
         end(one, None);
         assert!(!is_active());
+        begin(one, None);
+        {
+            let _of_another_thread = CAPTURES.lock();
+            forget();
+        }
+        assert!(is_clear());
+        forget();
+        change(|captures| assert!(captures.is_empty()));
     }
 }

@@ -5,6 +5,7 @@
 //! A process looks functions up before it has a session. So this module keeps the coverage in the
 //! process, and copies it to the meter page now and then.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use deepres_abi::coverage::{Bypass, Bypasses, Coverage};
@@ -12,6 +13,7 @@ use deepres_abi::driver::{self, ApiId};
 use deepres_abi::meter::MeterPage;
 
 use crate::log::say;
+use crate::resolve;
 
 /// The time between two copies of the counters to the shared page, ns.
 const PUBLISH_NS: u64 = 100_000_000;
@@ -23,9 +25,16 @@ static BYPASSES: Bypasses = Bypasses::new();
 /// When the module last copied the coverage, ns of `CLOCK_MONOTONIC`.
 static PUBLISHED_NS: AtomicU64 = AtomicU64::new(0);
 
+thread_local! {
+    /// Whether the look-ups of this thread are those of the interposer, which do not count.
+    static IS_QUIET: Cell<bool> = const { Cell::new(false) };
+}
+
 /// Adds one to a counter.
 pub fn count(counter: &AtomicU64) {
-    counter.fetch_add(1, Ordering::Relaxed);
+    if !IS_QUIET.get() {
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 /// Counts a bypass: a call of a hooked function that the interposer neither meters nor charges.
@@ -42,14 +51,16 @@ pub fn forget_calls() {
 
 /// Notes a look-up of `id` by its exported name. `is_hooked`: the caller got the hook.
 pub fn note(id: ApiId, is_hooked: bool) {
-    OWN.note(id, is_hooked);
+    if !IS_QUIET.get() {
+        OWN.note(id, is_hooked);
+    }
 }
 
 /// Notes a look-up by `cuGetProcAddress` that got the driver's own function of this family and
 /// version.
 pub fn note_forwarded(family: &[u8], version: u32, per_thread: bool) {
     match driver::resolve(family, version, per_thread).or_else(|| driver::variants(family).next_back()) {
-        Some(id) => OWN.note(id, false),
+        Some(id) => note(id, false),
         None => count(&OWN.unknown_names),
     }
 }
@@ -66,6 +77,23 @@ pub fn look_past() {
             "{found} libraries are bound to the driver itself (by RTLD_DEEPBIND or dlmopen): deepres does not see their launches and allocations"
         );
     }
+}
+
+/// Looks `cuLaunchKernel` up in every way in which the process may, and reports the ways that do not
+/// lead to the hook. The call takes the dynamic linker's lock, as [`look_past`] does.
+pub fn try_look_ups() {
+    IS_QUIET.set(true);
+    let lost = resolve::lost_ways();
+    IS_QUIET.set(false);
+    if lost.is_empty() {
+        return;
+    }
+    OWN.lost_ways.store(lost.len() as u64, Ordering::Relaxed);
+    say!(
+        Error,
+        "a program that finds cuLaunchKernel by {} gets the driver's own function: its launches bypass deepres and the job's limits; check the driver by `deepres doctor --driver FILE`, and the order of LD_PRELOAD",
+        lost.join(", by ")
+    );
 }
 
 /// Copies the coverage to the page, if the last copy is old enough.

@@ -26,7 +26,7 @@ use crate::meter::{self, alone};
 use crate::resolve::{is_behind_another, is_disabled};
 use crate::session::Session;
 use crate::standalone::Local;
-use crate::{capture, coverage, os, record, thread};
+use crate::{capture, coverage, driver, os, record, thread};
 
 /// The longest time for which the end of the process waits until the meter thread is out of the
 /// driver, ns.
@@ -177,6 +177,22 @@ pub fn start() -> Result<(), Unheld> {
     }
 }
 
+/// Returns the process's state for a call that makes a context. If the program has initialised the
+/// driver past the hook of `cuInit`, begins the session first. Without a context, no call uses the GPU.
+///
+/// # Errors
+/// [`Unheld`] if the process must not use the GPU.
+pub fn for_context() -> Result<Option<&'static Process>, Unheld> {
+    if let Some(process) = current() {
+        return Ok(Some(process));
+    }
+    match START.load(Ordering::Acquire) {
+        STARTED => Ok(None),
+        NOT_STARTED if !driver::is_initialised() => Ok(None),
+        _ => start().map(|()| current()),
+    }
+}
+
 /// Ends the attempt to begin a session, because of `reason`. Returns an error if the process has
 /// limits, or if launches are to fail without a daemon.
 fn give_up(config: &Config, reason: fmt::Arguments<'_>) -> Result<(), Unheld> {
@@ -269,6 +285,7 @@ fn begin() -> Result<(), Unheld> {
     // linker's lock, which the next call takes.
     process.tell_meter(RUNS);
     coverage::look_past();
+    coverage::try_look_ups();
     if session.standalone().is_none() {
         say!(Info, "session {} with {} GPUs", session.id(), process.gpus.len());
     }
@@ -329,6 +346,7 @@ extern "C" fn forked() {
     START.store(NOT_STARTED, Ordering::Release);
     coverage::forget_calls();
     record::forget();
+    capture::forget();
     thread::reset();
     alone::forget();
     // SAFETY: `begin` stored the pointer, and the state is never freed.

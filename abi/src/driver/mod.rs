@@ -29,11 +29,13 @@ macro_rules! codes {
 )]
 pub mod constants;
 mod functions;
+mod needed;
 pub mod pfn;
 #[expect(missing_docs, reason = "names are NVIDIA's, documented in its driver API reference")]
 pub mod result;
 pub mod types;
 
+pub use self::needed::NEEDED;
 pub use self::result::CUresult;
 
 /// The default stream that a function uses for stream 0.

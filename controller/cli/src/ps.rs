@@ -207,6 +207,7 @@ fn print(status: &Status, shown: Shown, out: &mut impl Write) -> io::Result<()> 
     print_processes(status, shown.is_wide, out)?;
     print_waiting(status, out)?;
     print_overdue(status, out)?;
+    print_lost(status, out)?;
     if verbose {
         why::print(&status.tenants, out)?;
     }
@@ -358,6 +359,20 @@ fn print_overdue(status: &Status, out: &mut impl Write) -> io::Result<()> {
                     time(overdue_ns)
                 )?;
             }
+        }
+    }
+    Ok(())
+}
+
+/// Prints the processes whose launches may bypass deepres.
+fn print_lost(status: &Status, out: &mut impl Write) -> io::Result<()> {
+    for tenant in &status.tenants {
+        for session in tenant.sessions.iter().filter(|session| session.lost_ways > 0) {
+            writeln!(
+                out,
+                "\n{} ({}) finds the driver's own cuLaunchKernel by {} of its ways of look-up, so its launches bypass deepres. The first lines of its output name the ways.",
+                tenant.name, session.pid, session.lost_ways
+            )?;
         }
     }
     Ok(())

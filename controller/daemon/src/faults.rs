@@ -5,20 +5,21 @@
 //! thread of this GPU, and the GPU has a fault until the answer comes. One more thread waits for NVML's
 //! events. The thread for all other questions ([`crate::nvml`]) must answer at once, so it does neither.
 //!
+//! NVML tells the Xids of a MIG device as events of its GPU, and mostly tells the instance too. The
+//! driver says only of whole GPUs what they need.
+//!
 //! An Xid says that something happened, and not how long it matters. Newer drivers say what a GPU
 //! needs: NVML's field *GPU recovery action*. If such a driver says for a while that the GPU needs
 //! nothing, the GPU's Xid is no fault any more. Other drivers say nothing, so an Xid stays.
 
-use crate::nvml::{LIBRARY, STUCK};
+use crate::nvml::{Event, Instance, Library, STUCK};
 use nvml_wrapper::bitmasks::event::EventTypes;
 use nvml_wrapper::enums::device::SampleValue;
-use nvml_wrapper::enums::event::XidError;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::structs::device::FieldId;
 use nvml_wrapper::sys_exports::field_id::NVML_FI_DEV_GET_GPU_RECOVERY_ACTION;
-use nvml_wrapper::{Device, EventSet, Nvml};
+use nvml_wrapper::{Device, EventSet};
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::OsStr;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::sleep;
@@ -44,8 +45,6 @@ const UNKNOWN_NEED: Option<&str> = Some("the driver asks for a recovery that dee
 /// The number of answers in a row that a GPU needs nothing after which its Xid is no fault. The
 /// driver may tell the Xid before it knows what the GPU needs.
 const CALM_ANSWERS: u32 = 10;
-/// The number by which NVML says that it does not know the Xid.
-const UNKNOWN_XID: u64 = 999;
 /// The fault of a GPU of which NVML told nothing when the daemon started.
 pub const LOST: &str =
     "NVML told nothing of the GPU at the daemon's start: reset the GPU, and restart the daemon";
@@ -122,12 +121,12 @@ impl Faults {
 
     /// Asks for a GPU again and again. Returns if NVML cannot be opened.
     fn ask_for(&self, uuid: &str) -> Result<(), NvmlError> {
-        let nvml = self.during(uuid, open)?;
+        let library = self.during(uuid, Library::open)?;
         loop {
             let ask = || {
-                let device = nvml.device_by_uuid(uuid)?;
+                let device = library.nvml.device_by_uuid(uuid)?;
                 device.memory_info()?;
-                Ok(needs(&device))
+                Ok(needs(&library.whole_of(&device).unwrap_or(device)))
             };
             let answer = self.during(uuid, ask);
             self.change(uuid, |gpu| gpu.note_answer(answer));
@@ -145,14 +144,33 @@ impl Faults {
 
     /// Waits for the Xids of GPUs. Returns if NVML cannot be opened.
     fn await_xids(&self, uuids: &[String]) -> Result<(), NvmlError> {
-        let nvml = open()?;
-        let mut events = Events::new(&nvml, uuids);
+        let library = Library::open()?;
+        let mut events = Events::new(&library, uuids);
         loop {
-            let Some((uuid, xid)) = events.wait(&nvml, uuids) else { continue };
-            // If NVML does not say which GPU, it may be each of them.
-            let of = |gpu: &&String| uuid.as_ref().is_none_or(|uuid| *gpu == uuid);
-            uuids.iter().filter(of).for_each(|gpu| self.change(gpu, |gpu| gpu.note_xid(xid)));
+            let Some(event) = events.wait(&library, uuids) else { continue };
+            let concerned = events.places.iter().filter(|place| place.is_concerned(&event));
+            concerned.for_each(|place| self.change(&place.uuid, |gpu| gpu.note_xid(event.number)));
         }
+    }
+}
+
+/// The place of a watched GPU among the GPUs of which NVML tells events.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Place {
+    uuid: String,
+    /// The UUID of the whole GPU.
+    whole: String,
+    /// The instance, if the watched GPU is a MIG device.
+    instance: Instance,
+}
+
+impl Place {
+    /// Returns whether an event may concern the watched GPU. If NVML does not tell a GPU or an
+    /// instance, it may be each of them.
+    fn is_concerned(&self, event: &Event) -> bool {
+        let is_gpu = event.gpu.as_ref().is_none_or(|gpu| *gpu == self.whole);
+        let mut instances = self.instance.iter().zip(&event.instance);
+        is_gpu && instances.all(|(own, told)| own.is_none() || told.is_none() || own == told)
     }
 }
 
@@ -170,10 +188,6 @@ fn keep_on(name: &str, act: impl Fn() -> Result<(), NvmlError> + Send + 'static)
     thread.spawn(keep).map(drop)
 }
 
-fn open() -> Result<Nvml, NvmlError> {
-    Nvml::builder().lib_path(OsStr::new(LIBRARY)).init()
-}
-
 /// Returns the number of what a GPU needs; `None` if the driver does not say it.
 fn needs(device: &Device<'_>) -> Option<usize> {
     let values = device.field_values_for(&[FieldId(NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)]).ok()?;
@@ -189,26 +203,30 @@ fn needs(device: &Device<'_>) -> Option<usize> {
 struct Events<'nvml> {
     /// `None` while NVML tells no Xids.
     set: Option<EventSet<'nvml>>,
+    places: Vec<Place>,
     /// The time from which the thread asks for the Xids again.
     again: Instant,
 }
 
 impl<'nvml> Events<'nvml> {
-    fn new(nvml: &'nvml Nvml, uuids: &[String]) -> Self {
-        let set = match Self::set(nvml, uuids) {
+    fn new(library: &'nvml Library, uuids: &[String]) -> Self {
+        let places: Vec<Place> = uuids.iter().filter_map(|uuid| place(library, uuid).ok()).collect();
+        let gpus: BTreeSet<&str> = places.iter().map(|place| place.whole.as_str()).collect();
+        let set = match Self::set(library, &gpus) {
             Ok(set) => Some(set),
             Err(error) => {
                 tracing::debug!(%error, "NVML tells no Xids");
                 None
             }
         };
-        Self { set, again: Instant::now() + RETRY }
+        Self { set, places, again: Instant::now() + RETRY }
     }
 
     /// Returns the set of events of all GPUs that have Xids. NVML frees the whole set if one GPU
     /// cannot be added, so that this function leaves out the GPU and begins anew.
-    fn set(nvml: &'nvml Nvml, uuids: &[String]) -> Result<EventSet<'nvml>, NvmlError> {
-        let devices = uuids.iter().filter_map(|uuid| nvml.device_by_uuid(uuid.as_str()).ok());
+    fn set(library: &'nvml Library, gpus: &BTreeSet<&str>) -> Result<EventSet<'nvml>, NvmlError> {
+        let nvml = &library.nvml;
+        let devices = gpus.iter().filter_map(|uuid| nvml.device_by_uuid(*uuid).ok());
         let tells_xids = |device: &Device<'_>| {
             let kinds = device.supported_event_types();
             kinds.is_ok_and(|kinds| kinds.contains(EventTypes::CRITICAL_XID_ERROR))
@@ -221,24 +239,17 @@ impl<'nvml> Events<'nvml> {
         devices.iter().try_fold(nvml.create_event_set()?, |set, device| register(device, set))
     }
 
-    /// Waits for an Xid for [`PERIOD`] at most. Returns the Xid and the UUID of its GPU, if NVML tells
-    /// the UUID.
-    fn wait(&mut self, nvml: &'nvml Nvml, uuids: &[String]) -> Option<(Option<String>, u64)> {
+    /// Waits for an Xid for [`PERIOD`] at most.
+    fn wait(&mut self, library: &'nvml Library, uuids: &[String]) -> Option<Event> {
         let Some(set) = &self.set else {
             sleep(PERIOD);
             if Instant::now() >= self.again {
-                *self = Self::new(nvml, uuids);
+                *self = Self::new(library, uuids);
             }
             return None;
         };
-        match set.wait(PERIOD.as_millis() as u32) {
-            Ok(event) => {
-                let xid = match event.event_data? {
-                    XidError::Value(xid) => xid,
-                    XidError::Unknown => UNKNOWN_XID,
-                };
-                Some((event.device.uuid().ok(), xid))
-            }
+        match library.await_event(set, PERIOD.as_millis() as u32) {
+            Ok(event) => Some(event),
             Err(NvmlError::Timeout) => None,
             // A GPU that fell off the bus, for example. The others go on.
             Err(error) => {
@@ -249,6 +260,17 @@ impl<'nvml> Events<'nvml> {
             }
         }
     }
+}
+
+/// Returns the place of a watched GPU.
+fn place(library: &Library, uuid: &str) -> Result<Place, NvmlError> {
+    let device = library.nvml.device_by_uuid(uuid)?;
+    Ok(match library.whole_of(&device) {
+        Some(whole) => {
+            Place { uuid: uuid.to_owned(), whole: whole.uuid()?, instance: library.instance_of(&device) }
+        }
+        None => Place { uuid: uuid.to_owned(), whole: uuid.to_owned(), instance: Instance::default() },
+    })
 }
 
 /// The health of a GPU.
@@ -353,6 +375,26 @@ mod tests {
         gpu.note_answer(Err(NvmlError::GpuLost));
         gpu.note_answer(Ok(None));
         assert_eq!(fault(&gpu), None);
+    }
+
+    #[test]
+    fn an_xid_of_a_gpu_is_one_of_the_mig_devices_that_it_may_concern() {
+        let place = |whole: &str, instance| Place { uuid: String::new(), whole: whole.to_owned(), instance };
+        let places = [
+            place("GPU-1", [Some(1), Some(0)]),
+            place("GPU-1", [Some(2), Some(0)]),
+            place("GPU-1", [Some(2), Some(1)]),
+            place("GPU-2", Instance::default()),
+        ];
+        let concerned = |gpu: Option<&str>, instance| {
+            let event = Event { gpu: gpu.map(str::to_owned), instance, number: 48 };
+            places.each_ref().map(|place| place.is_concerned(&event))
+        };
+        assert_eq!(concerned(Some("GPU-1"), [Some(2), Some(1)]), [false, false, true, false]);
+        assert_eq!(concerned(Some("GPU-1"), [Some(2), None]), [false, true, true, false]);
+        assert_eq!(concerned(Some("GPU-1"), [None, None]), [true, true, true, false]);
+        assert_eq!(concerned(Some("GPU-2"), [None, None]), [false, false, false, true]);
+        assert_eq!(concerned(None, [None, None]), [true; 4]);
     }
 
     #[test]

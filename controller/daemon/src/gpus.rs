@@ -42,7 +42,8 @@ pub struct Gpu {
     pub simulated: bool,
     /// The GPU's memory, bytes.
     pub memory_bytes: u64,
-    /// The number of the GPU's device file, as in `/dev/nvidia0`; `None` if NVML does not tell it.
+    /// The number of the GPU's device file, as in `/dev/nvidia0`; `None` for a MIG device, or if NVML
+    /// does not tell it.
     pub minor: Option<u32>,
     /// The root of the GPU's tree of PCI Express, as the kernel names it: `pci0000:00`.
     pub pcie_root: Option<String>,
@@ -113,6 +114,11 @@ impl Gpu {
             driver_version: None,
             is_lost: true,
         }
+    }
+
+    /// Returns whether the GPU is a MIG device.
+    pub fn is_mig(&self) -> bool {
+        self.uuid_text.starts_with(MIG_PREFIX)
     }
 
     /// Returns all GPUs of the host, in NVML's order, but at most as many as pages have slots. A GPU
@@ -209,9 +215,10 @@ impl Gpus {
         self.iter().position(|gpu| gpu.uuid_text == uuid)
     }
 
-    /// Returns the numbers of all GPUs, in the order of their device files.
+    /// Returns the numbers of all GPUs, in the order of their device files. MIG devices are left out,
+    /// because `deepres slurm gres-conf` gives Slurm none.
     pub fn by_device_file(&self) -> Vec<usize> {
-        by_minor(&self.iter().map(|gpu| gpu.minor).collect::<Vec<_>>())
+        by_minor(self.iter().enumerate().filter(|(_, gpu)| !gpu.is_mig()).map(|(gpu, own)| (gpu, own.minor)))
     }
 
     /// Returns the UUIDs as text, `GPU-…`, in the order of the GPUs' numbers.
@@ -267,12 +274,13 @@ pub async fn answers<T>(pending: Vec<oneshot::Receiver<T>>) -> Option<Vec<T>> {
     answers.into_iter().collect()
 }
 
-/// Returns the places in `minors` in the order of the device files. A GPU without a known device file
-/// has the first that no other GPU has. So a lost GPU moves no other.
-fn by_minor(minors: &[Option<u32>]) -> Vec<usize> {
-    let mut free = (0..).filter(|minor| !minors.contains(&Some(*minor)));
+/// Returns the numbers of these GPUs in the order of their device files. A GPU without a known device
+/// file has the first that no other GPU has. So a lost GPU moves no other.
+fn by_minor(gpus: impl Iterator<Item = (usize, Option<u32>)>) -> Vec<usize> {
+    let gpus: Vec<_> = gpus.collect();
+    let mut free = (0..).filter(|minor| !gpus.iter().any(|(_, own)| *own == Some(*minor)));
     let mut files: Vec<(Option<u32>, usize)> =
-        minors.iter().zip(0..).map(|(minor, gpu)| (minor.or_else(|| free.next()), gpu)).collect();
+        gpus.iter().map(|(gpu, minor)| (minor.or_else(|| free.next()), *gpu)).collect();
     files.sort_unstable();
     files.into_iter().map(|(_, gpu)| gpu).collect()
 }
@@ -318,7 +326,7 @@ mod tests {
         assert_eq!(gpu.uuid, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]);
         assert!(gpu.simulated);
         let part = Gpu::new("MIG-00010203-0405-0607-0809-0a0b0c0d0e0f", "H200 MIG 1g.18gb", 1).unwrap();
-        assert_eq!(part.uuid, gpu.uuid);
+        assert_eq!((part.uuid, part.is_mig(), gpu.is_mig()), (gpu.uuid, true, false));
     }
 
     #[test]
@@ -326,9 +334,10 @@ mod tests {
         let lost = Gpu::lost(11);
         assert_eq!(parse_uuid(&lost.uuid_text), Some(lost.uuid));
         assert_ne!(Gpu::lost(0).uuid, Uuid::default());
-        assert_eq!(by_minor(&[Some(3), Some(2), None, Some(0)]), [3, 2, 1, 0]);
-        assert_eq!(by_minor(&[Some(0), None, Some(1), None]), [0, 2, 1, 3]);
-        assert_eq!(by_minor(&[None, None]), [0, 1]);
+        let order = |minors: &[Option<u32>]| by_minor(minors.iter().copied().enumerate());
+        assert_eq!(order(&[Some(3), Some(2), None, Some(0)]), [3, 2, 1, 0]);
+        assert_eq!(order(&[Some(0), None, Some(1), None]), [0, 2, 1, 3]);
+        assert_eq!(order(&[None, None]), [0, 1]);
     }
 
     #[test]

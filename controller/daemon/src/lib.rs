@@ -34,6 +34,7 @@ mod gpus;
 mod http;
 pub mod identity;
 mod lines;
+mod look_ups;
 mod memory;
 mod metrics;
 mod mps;
@@ -320,6 +321,7 @@ pub fn run(
         tokio::task::spawn_local(Rc::clone(&shared).forget_deserted());
         tokio::task::spawn_local(saver::stop_waiting(Rc::clone(&shared)));
         tokio::task::spawn_local(lines::serve(Rc::clone(&shared.lines)));
+        tokio::task::spawn_local(look_ups::serve(Rc::clone(&shared)));
         tokio::task::spawn_local(residency::serve(Rc::clone(&shared)));
         residency::bring_back_left(away, &shared);
         tokio::task::spawn_local(memory::reconcile::serve(Rc::clone(&shared)));

@@ -16,6 +16,7 @@ use deepres_policy::lease::Phase;
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use tokio::sync::watch;
 
 /// The name of tenants that the daemon has forgotten, in the waits of late requests.
@@ -213,6 +214,7 @@ fn tenant_status(
                 pid: session.pid,
                 container: session.container.clone(),
                 client: session.client.clone(),
+                lost_ways: session.meter.page().coverage().lost_ways.load(Ordering::Relaxed),
                 gpus: on_gpus(id),
             })
             .collect(),

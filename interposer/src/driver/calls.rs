@@ -96,7 +96,7 @@ impl Progress {
 }
 
 macro_rules! calls {
-    ($($field:ident: $symbol:ident,)+) => {
+    ($($field:ident: $symbol:ident $($other:ident)*;)+) => {
         /// The functions, looked up once at the start of a session.
         pub struct Calls {
             $($field: pfn::$symbol,)+
@@ -108,10 +108,12 @@ macro_rules! calls {
             /// Looks up the driver functions that deepres calls, and returns them.
             ///
             /// # Errors
-            /// The name of a function that the driver lacks.
+            /// The name of a function of which the driver lacks all variants.
             pub fn find() -> Result<Self, &'static str> {
                 Ok(Self {
-                    $($field: real!($symbol by own_address).ok_or(stringify!($symbol))?,)+
+                    $($field: real!($symbol by own_address)
+                        $(.or_else(|| real!($other by own_address)))*
+                        .ok_or(stringify!($symbol))?,)+
                     uuid_v2: real!(cuDeviceGetUuid_v2 by own_address),
                     attribute: real!(cuDeviceGetAttribute by own_address),
                 })
@@ -119,28 +121,7 @@ macro_rules! calls {
         }
     };
 }
-
-calls! {
-    get_current: cuCtxGetCurrent,
-    set_current: cuCtxSetCurrent,
-    push_current: cuCtxPushCurrent_v2,
-    pop_current: cuCtxPopCurrent_v2,
-    get_device: cuCtxGetDevice,
-    device_count: cuDeviceGetCount,
-    uuid: cuDeviceGetUuid,
-    stream_context: cuStreamGetCtx,
-    stream_is_capturing: cuStreamIsCapturing,
-    stream_query: cuStreamQuery,
-    exchange_capture_mode: cuThreadExchangeStreamCaptureMode,
-    event_create: cuEventCreate,
-    event_destroy: cuEventDestroy_v2,
-    event_record: cuEventRecord,
-    event_query: cuEventQuery,
-    event_elapsed: cuEventElapsedTime,
-    primary_state: cuDevicePrimaryCtxGetState,
-    primary_retain: cuDevicePrimaryCtxRetain,
-    primary_release: cuDevicePrimaryCtxRelease_v2,
-}
+deepres_abi::for_each_needed_function!(calls);
 
 impl Calls {
     /// Returns the context that is current in this thread.

@@ -11,6 +11,7 @@ use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use deepres_abi::driver::ApiId;
+use deepres_abi::driver::result::CUDA_SUCCESS;
 
 use crate::resolve::{self, elf};
 
@@ -31,7 +32,7 @@ pub static REAL: [AtomicUsize; ApiId::COUNT] = [const { AtomicUsize::new(0) }; A
 static INSTANCE: AtomicUsize = AtomicUsize::new(0);
 /// An address inside the driver's libcuda, if the functions in `REAL` belong to a library that only
 /// forwards to libcuda. Else 0. TensorFlow has such a library, which looks each function up at its
-/// first call.
+/// first call. Under WSL2, libcuda.so.1 itself is such a library, a *loader* of the driver.
 static BEHIND: AtomicUsize = AtomicUsize::new(0);
 /// By [`ApiId`]: whether a look-up of the forwarding library got the driver's address of the
 /// function.
@@ -92,12 +93,27 @@ fn adopt(found: usize) {
     let mut buffer = [0_u8; SYMBOL_BYTES];
     let bound = c_string(ApiId::cuInit.symbol(), &mut buffer)
         .and_then(resolve::next_definition)
-        .filter(|bound| is_in_driver(*bound) && is_in_driver(found))
+        .filter(|bound| is_inside(*bound) && is_inside(found))
         .unwrap_or(found);
     let _ = INSTANCE.compare_exchange(0, bound, Ordering::AcqRel, Ordering::Relaxed);
     // This thread keeps the library even if another thread was first. A failed look-up leaves an
     // error in `dlerror`, and the successful `dlmopen` in `keep` clears the error.
     resolve::keep(bound);
+}
+
+/// Returns whether the driver answers, because the program has initialised it.
+pub fn is_initialised() -> bool {
+    let mut count = 0;
+    // SAFETY: the result has room.
+    real!(cuDeviceGetCount).is_some_and(|ask| unsafe { ask(&mut count) } == CUDA_SUCCESS)
+}
+
+/// Returns an address inside the driver that the hooks call; `None` if they call a library that only
+/// forwards to the driver.
+pub fn address_inside() -> Option<usize> {
+    let inside = INSTANCE.load(Ordering::Acquire);
+    let is_driver = elf::Object::containing(inside).as_ref().is_some_and(is_driver);
+    (is_driver && behind().is_none()).then_some(inside)
 }
 
 /// Returns whether the hooks call a driver, and the table has all variants of `family` that this driver
@@ -126,10 +142,18 @@ fn is_of_instance(found: usize) -> bool {
     if called.contains(found) {
         return true;
     }
-    if is_driver(&called) {
-        return false;
-    }
-    behind().is_none_or(|driver| driver.contains(found) || !is_in_driver(found))
+    let Some(driver) = behind() else { return !is_driver(&called) };
+    driver.contains(found) || !is_driver(&called) && !is_inside(found)
+}
+
+/// Returns whether the object only forwards to the driver.
+fn is_forwarder(object: &elf::Object) -> bool {
+    !is_driver(object) || is_loader(object)
+}
+
+/// Returns whether the object is the libcuda that the hooks call, and only loads the driver.
+fn is_loader(object: &elf::Object) -> bool {
+    is_driver(object) && behind().is_some() && object.contains(INSTANCE.load(Ordering::Acquire))
 }
 
 /// Relation between a function that a look-up found and the function that the hook calls.
@@ -148,11 +172,16 @@ pub enum Found {
 /// Returns the relation of `found`, which a look-up from `caller` found. If no other function is
 /// known, hooks call `found` from now on.
 pub fn place(id: ApiId, found: usize, caller: usize) -> Found {
-    look_behind(found);
-    if remember(id, found) {
+    look_behind(found, Some(caller));
+    let first = elf::Object::containing(INSTANCE.load(Ordering::Acquire)).filter(is_forwarder);
+    if first.is_some_and(|first| is_loader(&first) && first.contains(caller) && !first.contains(found)) {
+        return Found::Behind;
+    }
+    // A forwarder's function does what the driver's function does, which the hook may call already.
+    if remember(id, found) || first.is_some_and(|first| first.contains(found)) {
         return Found::Hooked;
     }
-    let Some(called) = known(id).and_then(elf::Object::containing).filter(|object| !is_driver(object)) else {
+    let Some(called) = known(id).and_then(elf::Object::containing).filter(is_forwarder) else {
         return Found::Elsewhere;
     };
     if called.contains(caller) {
@@ -165,7 +194,7 @@ pub fn place(id: ApiId, found: usize, caller: usize) -> Found {
 /// Returns the relation of `found`, the answer of `cuGetProcAddress` to a caller, to the driver
 /// that the hooks call.
 pub fn place_answer(id: ApiId, found: usize) -> Found {
-    look_behind(found);
+    look_behind(found, None);
     match (known(id), behind_symbol(id)) {
         (Some(called), Some(driver)) if driver == found && called != found => tell(id, found),
         // No hook has called the forwarding library yet, so hooks will call the driver itself.
@@ -188,25 +217,30 @@ pub fn place_answer(id: ApiId, found: usize) -> Found {
 ///
 /// Later look-ups get the hook. But a later look-up may come from the forwarding library, and then
 /// hook and library would call each other for ever. So the hook calls the driver itself from now
-/// on.
+/// on. A loader's own look-ups never come here ([`place`]).
 fn tell(id: ApiId, found: usize) -> Found {
     REAL[id as usize].store(found, Ordering::Release);
-    if TOLD[id as usize].swap(true, Ordering::AcqRel) { Found::Hooked } else { Found::Behind }
+    let was_told = TOLD[id as usize].swap(true, Ordering::AcqRel);
+    if was_told || is_inside(INSTANCE.load(Ordering::Acquire)) { Found::Hooked } else { Found::Behind }
 }
 
 /// Records `found` as an address in the driver, if the hooks so far call a library that only
-/// forwards.
-fn look_behind(found: usize) {
-    let instance = INSTANCE.load(Ordering::Acquire);
-    if instance == 0 || BEHIND.load(Ordering::Acquire) != 0 || is_in_driver(instance) || !is_in_driver(found)
-    {
+/// forwards. If this library is a libcuda, its own look-up in another libcuda shows that it is a
+/// loader. A look-up by another `caller` finds a second copy of the driver.
+fn look_behind(found: usize, caller: Option<usize>) {
+    if BEHIND.load(Ordering::Acquire) != 0 {
         return;
     }
-    resolve::keep(found);
-    BEHIND.store(found, Ordering::Release);
+    let Some(called) = elf::Object::containing(INSTANCE.load(Ordering::Acquire)) else { return };
+    let loads = || !called.contains(found) && caller.is_some_and(|caller| called.contains(caller));
+    if (!is_driver(&called) || loads()) && is_inside(found) {
+        resolve::keep(found);
+        BEHIND.store(found, Ordering::Release);
+    }
 }
 
-fn is_in_driver(address: usize) -> bool {
+/// Returns whether the address is inside a driver.
+pub fn is_inside(address: usize) -> bool {
     elf::Object::containing(address).is_some_and(|object| is_driver(&object))
 }
 
@@ -293,7 +327,7 @@ fn looks_past(object: &elf::Object, lookups: &[usize]) -> bool {
     object.is_bound_to(lookups) && object.mentions(SONAME_START)
 }
 
-/// Returns whether `address` belongs to a driver in this process. Unlike [`is_in_driver`], this
+/// Returns whether `address` belongs to a driver in this process. Unlike [`is_inside`], this
 /// function searches the listed objects.
 fn loaded_in_driver(address: usize) -> bool {
     let is_there = |object: &elf::Object| object.contains(address).then(|| is_driver(object));

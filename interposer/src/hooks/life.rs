@@ -37,9 +37,8 @@ fn make_context(
     device: CUdevice,
     call: impl FnOnce() -> CUresult,
 ) -> CUresult {
-    let Some((process, ordinal)) = process::current().zip(usize::try_from(device).ok()) else {
-        return call();
-    };
+    let Ok(process) = process::for_context() else { return CUDA_ERROR_NOT_PERMITTED };
+    let Some((process, ordinal)) = process.zip(usize::try_from(device).ok()) else { return call() };
     let end = |made: Context| {
         if let Some(destroy) = real!(cuCtxDestroy_v2) {
             // SAFETY: the context is new, and no caller has its handle yet.
@@ -105,7 +104,8 @@ pub unsafe extern "C" fn retain_primary(context: *mut CUcontext, device: CUdevic
     let (real, _inside) = entered!(cuDevicePrimaryCtxRetain(context, device));
     // SAFETY: the arguments are the caller's, unchanged.
     let call = || unsafe { real(context, device) };
-    let Some(process) = process::current() else { return call() };
+    let Ok(process) = process::for_context() else { return CUDA_ERROR_NOT_PERMITTED };
+    let Some(process) = process else { return call() };
     let end = |_: Context| {
         if let Some(release) = real!(cuDevicePrimaryCtxRelease_v2) {
             // SAFETY: `make` took the reference just now.
@@ -130,7 +130,8 @@ pub unsafe extern "C" fn create_green(
     let (real, _inside) = entered!(cuGreenCtxCreate(green, resources, device, flags));
     // SAFETY: the arguments are the caller's, unchanged.
     let call = || unsafe { real(green, resources, device, flags) };
-    let Some(process) = process::current() else { return call() };
+    let Ok(process) = process::for_context() else { return CUDA_ERROR_NOT_PERMITTED };
+    let Some(process) = process else { return call() };
     let make = || {
         let result = call();
         let is_made = result == CUDA_SUCCESS;

@@ -8,8 +8,8 @@
 pub mod types;
 
 use std::ffi::{CStr, c_char};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, OnceLock};
 
 use deepres_abi::grant::NO_LIMIT;
 use deepres_abi::wire::{Uuid, View};
@@ -17,6 +17,7 @@ use deepres_abi::wire::{Uuid, View};
 use self::types::{Device, INSUFFICIENT_SIZE, OfProcess, Return, SUCCESS};
 use crate::config::Config;
 use crate::memory::charge;
+use crate::meter::gpu::Shared;
 use crate::resolve::{self, elf};
 use crate::{handshake, os, process};
 
@@ -291,8 +292,7 @@ fn view(uuid: Uuid) -> Option<View> {
     if failed_ns != 0 && is_own && now_ns.saturating_sub(failed_ns) < RETRY_NS {
         return None;
     }
-    static CONFIG: OnceLock<Config> = OnceLock::new();
-    let answer = handshake::view(CONFIG.get_or_init(Config::read), &[uuid], failed_ns != 0);
+    let answer = handshake::view(config(), &[uuid], failed_ns != 0);
     // The time is read after the answer, because the question may take longer than an answer stays
     // valid.
     let at_ns = os::now_ns();
@@ -307,6 +307,17 @@ fn view(uuid: Uuid) -> Option<View> {
         answers.push(Answer { uuid, pid, at_ns, view });
     }
     Some(view)
+}
+
+/// Returns the configuration of the process. If several threads ask at once, each may read it. No
+/// thread waits for another, which a forked child might do for ever.
+fn config() -> &'static Config {
+    static CONFIG: Shared<Config> = Shared::none();
+    CONFIG.get().unwrap_or_else(|| {
+        let config: &'static Config = Box::leak(Box::new(Config::read()));
+        CONFIG.set(Some(config));
+        config
+    })
 }
 
 fn uuid_of(device: Device) -> Option<Uuid> {

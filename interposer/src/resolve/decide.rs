@@ -417,7 +417,7 @@ unsafe fn begins_with(name: *const c_char, start: &[u8; 2]) -> bool {
 }
 
 /// Returns the address that `look_up` finds in the scope of the library that contains `caller`.
-fn in_scope_of(caller: usize, look_up: impl Fn(*mut c_void) -> usize) -> Option<usize> {
+pub fn in_scope_of(caller: usize, look_up: impl Fn(*mut c_void) -> usize) -> Option<usize> {
     // SAFETY: all zeroes are a valid Dl_info, which contains only pointers.
     let mut info = unsafe { std::mem::zeroed::<libc::Dl_info>() };
     // SAFETY: the result has room, and the call accepts any address.

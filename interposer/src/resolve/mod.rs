@@ -12,7 +12,9 @@ mod decide;
 pub mod elf;
 mod entry;
 mod keep;
+mod launches;
 
 pub use copies::is_behind_another;
 pub use decide::{c_lookups, is_disabled, next_definition, next_loaded};
 pub use keep::keep;
+pub use launches::lost_ways;

@@ -107,6 +107,14 @@ pub fn c_library_on(name: &str, driver: &Path) -> PathBuf {
     compile(name, &format!("lib{name}-{on}.so"), &flags.collect::<Vec<_>>())
 }
 
+/// Returns the folder of a `libcuda.so.1` that only loads another one: the file that the variable
+/// `DRIVER_FILE` names.
+pub fn loader() -> PathBuf {
+    let flags = ["-shared", "-fPIC", "-ldl", "-Wl,-soname,libcuda.so.1"].map(str::to_owned);
+    let library = compile("loader", "loader/libcuda.so.1", &flags);
+    library.parent().expect("a folder").to_owned()
+}
+
 /// Returns the path of the training script.
 pub fn training_script() -> PathBuf {
     repository().join("tests/workloads/python/train.py")

@@ -1,15 +1,17 @@
 //! Checks of the NVIDIA driver, its devices, its GPUs and of MPS.
 
-use super::Check;
+use super::{Check, file};
 use crate::mps;
 use deepres_daemon::Gpu;
 use rustix::fs::{Access, access};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// File in which the kernel driver gives its version.
 const VERSION: &str = "/proc/driver/nvidia/version";
 
+/// The device by which WSL2 hands calls on to the driver of Windows.
+const WSL_DEVICE: &str = "/dev/dxg";
 const DRIVER_LIBRARY: &str = "libcuda.so.1";
 /// Every driver with checkpoint functions has this function.
 const CHECKPOINT: &str = "cuCheckpointProcessLock";
@@ -17,7 +19,18 @@ const CHECKPOINT: &str = "cuCheckpointProcessLock";
 pub const NO_CHECKPOINTS: &str = "the NVIDIA driver has no checkpoint API (release 570 and newer have it)";
 
 pub fn checks() -> Vec<Check> {
-    [module(), gpus(), devices(), mps()].into_iter().chain(checkpoints()).collect()
+    // A driver that cannot be read cannot be loaded either.
+    let of_file = library().and_then(|path| file::checks(&path).ok()).unwrap_or_default();
+    [module(), gpus(), devices(), mps()].into_iter().chain(checkpoints()).chain(of_file).collect()
+}
+
+/// Returns the file of the driver that programs find; `None` if they find none. Another process loads
+/// the driver, so that the driver is never in this process.
+fn library() -> Option<PathBuf> {
+    let mut program = Command::new(std::env::current_exe().ok()?);
+    program.args(["has-library", DRIVER_LIBRARY]).stdin(Stdio::null()).stderr(Stdio::null());
+    let output = program.output().ok().filter(|output| output.status.success())?;
+    Some(PathBuf::from(String::from_utf8(output.stdout).ok()?.trim()))
 }
 
 /// Returns whether the driver that programs find can move a process with its memory off the GPU.
@@ -48,6 +61,11 @@ fn checkpoints() -> Option<Check> {
 fn module() -> Check {
     match std::fs::read_to_string(VERSION) {
         Ok(text) => Check::good("driver", text.lines().next().unwrap_or_default().trim().to_owned()),
+        Err(_) if Path::new(WSL_DEVICE).exists() => Check::advice(
+            "driver",
+            "WSL2: the driver is in Windows. NVML tells no memory of processes there, so deepres charges allocations alone; the probes see no calls to the driver",
+            "give jobs memory limits that leave room for contexts and code",
+        ),
         Err(_) => Check::limited(
             "driver",
             format!("NVIDIA's kernel driver is not loaded: {VERSION} does not exist"),
@@ -81,7 +99,10 @@ fn gpus() -> Check {
 }
 
 fn devices() -> Check {
-    let nodes = ["/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-uvm"];
+    let nodes: &[&str] = match Path::new(WSL_DEVICE).exists() {
+        true => &[WSL_DEVICE],
+        false => &["/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-uvm"],
+    };
     let missing: Vec<_> = nodes.iter().filter(|node| !Path::new(node).exists()).copied().collect();
     let closed: Vec<_> = nodes
         .iter()

@@ -5,10 +5,12 @@
 //! | `check` | one check and its verdict |
 //! | `kernel` | the needs of the probes |
 //! | `driver` | the NVIDIA driver and its devices |
+//! | `file` | the file of a driver, without a GPU |
 //! | `machine` | preloading, confinement, containers |
 
 mod check;
 mod driver;
+mod file;
 mod kernel;
 mod machine;
 
@@ -18,6 +20,7 @@ pub use driver::{NO_CHECKPOINTS, has_checkpoints};
 use super::has_colours;
 use anyhow::Result;
 use std::io::{self, Write};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 #[derive(Debug, clap::Args)]
@@ -28,16 +31,23 @@ programs cannot share a GPU on this machine. The exit status is 1 if any verdict
 
 Examples:
   sudo deepres doctor
+  deepres doctor --driver /usr/lib/x86_64-linux-gnu/libcuda.so.1
   deepres doctor --json | jq '.[] | select(.verdict != \"good\")'")]
 pub struct Args {
     /// Print everything as a JSON list
     #[arg(long)]
     json: bool,
+    /// Check only this file of a driver, libcuda.so, which needs no GPU and is not loaded
+    #[arg(long, value_name = "FILE")]
+    driver: Option<PathBuf>,
 }
 
 /// Runs all checks and prints them.
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let checks = checks();
+    let checks = match &args.driver {
+        Some(file) => file::checks(file)?,
+        None => checks(),
+    };
     let worst = checks.iter().map(|check| check.verdict).max();
     match print(&checks, args.json, has_colours(&io::stdout()), &mut io::stdout().lock()) {
         // The reader has closed the pipe (`deepres doctor | head`).

@@ -88,6 +88,10 @@ fn remarks(process: &ProcessCoverage) -> Vec<String> {
             "times a library that is loaded after deepres got the C library's own dlsym: deepres does not see the functions that it finds",
         ),
         (
+            process.lost_ways,
+            "ways of look-up lead to the driver's own cuLaunchKernel: deepres does not see launches by them",
+        ),
+        (
             process.export_tables,
             "requests for private tables of the driver: deepres does not see calls through them",
         ),
@@ -127,6 +131,7 @@ mod tests {
             export_tables: 0,
             bound_past: 0,
             given_lookups: 0,
+            lost_ways: 0,
             is_other_version: false,
         }
     }

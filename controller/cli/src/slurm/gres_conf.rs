@@ -15,7 +15,8 @@ const ITSELF: &str = "-1";
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Each GPU gets its device file, the cores near it, its NVLinks, and 100 shards: a shard is one percent of the \
-GPU. The output ends with the keys that the node's line in slurm.conf needs (docs/slurm.md).
+GPU. The output ends with the keys that the node's line in slurm.conf needs (docs/slurm.md). MIG devices \
+are left out, because they have no shards.
 
 Examples:
   deepres slurm gres-conf > /etc/slurm/gres.conf
@@ -39,10 +40,17 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 /// Returns the lines. The GPUs come in the order of their device files, because the daemon and the
-/// list of links rely on this order.
+/// list of links rely on this order. MIG devices have no line: several share the device file of their
+/// GPU, and Slurm gives a job a device file as a whole.
 fn lines(args: &Args, gpus: &[Gpu], topology: &Topology, cores: &Cores) -> Result<String> {
     let mut files: Vec<(u32, usize)> = Vec::new();
-    for (place, gpu) in gpus.iter().enumerate() {
+    let (parts, whole): (Vec<_>, Vec<_>) = gpus.iter().enumerate().partition(|(_, gpu)| gpu.is_mig());
+    if whole.is_empty() {
+        bail!(
+            "all GPUs of this machine are in MIG mode, and MIG devices have no shards; let Slurm find them (AutoDetect=nvml in gres.conf), and start jobs there by `deepres run`"
+        );
+    }
+    for (place, gpu) in whole {
         let Some(minor) = gpu.minor else {
             bail!("NVML does not tell the device file of {} ({})", gpu.uuid_text, gpu.name);
         };
@@ -53,6 +61,9 @@ fn lines(args: &Args, gpus: &[Gpu], topology: &Topology, cores: &Cores) -> Resul
     let file = |minor: u32| format!("{}/nvidia{minor}", args.devices);
     let has_links = topology.links().next().is_some();
     let mut text = "# Made by `deepres slurm gres-conf`. A shard is one percent of a GPU.\n".to_owned();
+    if !parts.is_empty() {
+        text += &format!("# {} MIG devices are left out: they have no shards.\n", parts.len());
+    }
     for (minor, place) in &files {
         let near = topology.gpus()[*place].numa_node.and_then(|node| cores.near(node));
         let near = near.map_or_else(String::new, |cores| format!(" Cores={cores}"));
@@ -205,6 +216,18 @@ NodeName=n1 Name=shard Count=100 File=/dev/nvidia3
         assert_eq!(of_gpus[3], "Name=gpu File=/dev/nvidia3 Links=0,4,0,-1");
         let unknown = [gpu(0, None)];
         assert!(lines(&args(None), &unknown, &machine(), &Cores::default()).is_err());
+    }
+
+    #[test]
+    fn mig_devices_have_no_lines() {
+        let part = Gpu::new("MIG-10000000-0000-0000-0000-000000000000", "H", 1).unwrap();
+        let gpus = [gpu(0, Some(0)), part.clone()];
+        let text = lines(&args(None), &gpus, &Topology::unknown(2), &Cores::default()).unwrap();
+        assert!(
+            text.contains("\n# 1 MIG devices are left out") && text.contains("Gres=gpu:1,shard:100"),
+            "{text}"
+        );
+        assert!(lines(&args(None), &[part], &Topology::unknown(1), &Cores::default()).is_err());
     }
 
     #[test]

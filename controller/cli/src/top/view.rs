@@ -364,6 +364,7 @@ pub mod tests {
             pid: 4712,
             container: None,
             client: "python train.py".to_owned(),
+            lost_ways: 0,
             gpus: Vec::new(),
         };
         TenantStatus {

@@ -2,9 +2,11 @@
 //! answers no question, not even the first (`nvmlInit`). Each question has a deadline, after which
 //! its answer is unknown. So a driver that hangs delays neither the daemon's work nor its end.
 
+mod library;
 mod mailbox;
 mod topology;
 
+pub use library::{Event, Instance, Library};
 pub use mailbox::STUCK;
 
 use crate::gpus::{Gpu, GpuError};
@@ -15,9 +17,7 @@ use mailbox::Mailbox;
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};
-use nvml_wrapper_sys::bindings as sys;
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::OsStr;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
@@ -65,7 +65,7 @@ enum Answer {
 
 /// NVML, once the thread could open the library; `None` before. An administrator may load the
 /// driver later.
-type Kept = Option<Nvml>;
+type Kept = Option<Library>;
 
 static MAILBOX: LazyLock<Mailbox<Question, Answer, Kept>> =
     LazyLock::new(|| Mailbox::new("deepres-nvml", STUCK, answer));
@@ -152,10 +152,10 @@ fn answer(kept: &mut Kept, question: &Question) -> Answer {
 }
 
 /// Returns NVML. Opens NVML if it is not open.
-fn open(kept: &mut Kept) -> Result<&Nvml, GpuError> {
+fn open(kept: &mut Kept) -> Result<&Library, GpuError> {
     let opened = match kept.take() {
-        Some(nvml) => nvml,
-        None => Nvml::builder().lib_path(OsStr::new(LIBRARY)).init().map_err(|error| match error {
+        Some(library) => library,
+        None => Library::open().map_err(|error| match error {
             NvmlError::LibloadingError(_) => GpuError::NoLibrary(Arc::new(error)),
             other => other.into(),
         })?,
@@ -169,18 +169,19 @@ fn of_each<T>(
     uuids: &[String],
     read: impl Fn(&Nvml, &str) -> Option<T>,
 ) -> BTreeMap<usize, T> {
-    let Ok(nvml) = open(kept) else { return BTreeMap::new() };
-    uuids.iter().enumerate().filter_map(|(gpu, uuid)| Some((gpu, read(nvml, uuid)?))).collect()
+    let Ok(library) = open(kept) else { return BTreeMap::new() };
+    uuids.iter().enumerate().filter_map(|(gpu, uuid)| Some((gpu, read(&library.nvml, uuid)?))).collect()
 }
 
-fn list(nvml: &Nvml) -> Result<Vec<Gpu>, GpuError> {
+fn list(library: &Library) -> Result<Vec<Gpu>, GpuError> {
+    let nvml = &library.nvml;
     let driver_version = nvml.sys_driver_version().ok();
     let describe = |device: &Device<'_>| describe(device, driver_version.as_deref());
     let mut described = Vec::new();
     for index in 0..nvml.device_count()? {
         match nvml.device_by_index(index) {
             Ok(device) => {
-                let parts = parts(nvml, &device, describe);
+                let parts = parts(library, &device, describe);
                 if parts.is_empty() {
                     described.push((false, describe(&device)));
                 }
@@ -204,8 +205,10 @@ fn list(nvml: &Nvml) -> Result<Vec<Gpu>, GpuError> {
 
 fn describe(device: &Device<'_>, driver_version: Option<&str>) -> Result<Gpu, GpuError> {
     let gpu = Gpu::new(&device.uuid()?, &device.name()?, device.memory_info()?.total)?;
+    // The device file of a MIG device's GPU stands for the whole GPU.
+    let minor = if gpu.is_mig() { None } else { device.minor_number().ok() };
     Ok(Gpu {
-        minor: device.minor_number().ok(),
+        minor,
         pcie_root: device.pci_info().ok().and_then(|pci| topology::pcie_root(&pci.bus_id)),
         driver_version: driver_version.map(str::to_owned),
         ..gpu
@@ -215,45 +218,15 @@ fn describe(device: &Device<'_>, driver_version: Option<&str>) -> Result<Gpu, Gp
 /// Returns the MIG devices of a GPU, which programs use instead of the GPU. The list is empty if the
 /// GPU is not in MIG mode, or has no MIG device that NVML describes.
 fn parts(
-    nvml: &Nvml,
+    library: &Library,
     device: &Device<'_>,
     describe: impl Fn(&Device<'_>) -> Result<Gpu, GpuError>,
 ) -> Vec<Gpu> {
-    let described = mig_devices(nvml, device).into_iter().map(|part| describe(&part));
+    let described = library.mig_devices(device).into_iter().map(|part| describe(&part));
     let or_warn = |described: Result<Gpu, GpuError>| {
         described.inspect_err(|error| tracing::warn!("a MIG device gets no jobs: {error}")).ok()
     };
     described.filter_map(or_warn).collect()
-}
-
-/// Returns the MIG devices of a GPU; none if the GPU is not in MIG mode. nvml-wrapper has no call for
-/// them.
-fn mig_devices<'nvml>(nvml: &'nvml Nvml, device: &Device<'nvml>) -> Vec<Device<'nvml>> {
-    if !device.mig_mode().is_ok_and(|mode| mode.current != 0) {
-        return Vec::new();
-    }
-    // SAFETY: NVML is loaded already, so no code of the library runs now.
-    let Ok(raw) = (unsafe { sys::NvmlLib::new(LIBRARY) }) else { return Vec::new() };
-    let (Ok(count), Ok(find)) =
-        (&raw.nvmlDeviceGetMaxMigDeviceCount, &raw.nvmlDeviceGetMigDeviceHandleByIndex)
-    else {
-        return Vec::new();
-    };
-    let mut most = 0;
-    // SAFETY: the handle is only passed to NVML, which outlives it.
-    let parent = unsafe { device.handle() };
-    // SAFETY: the result has room.
-    if unsafe { count(parent, &mut most) } != sys::nvmlReturn_enum_NVML_SUCCESS {
-        return Vec::new();
-    }
-    let part = |index| {
-        let mut part = std::ptr::null_mut();
-        // SAFETY: the result has room. Places without a MIG device have an error.
-        let result = unsafe { find(parent, index, &mut part) };
-        // SAFETY: NVML gave the handle.
-        (result == sys::nvmlReturn_enum_NVML_SUCCESS).then(|| unsafe { Device::new(part, nvml) })
-    };
-    (0..most).filter_map(part).collect()
 }
 
 /// Returns the GPUs by their numbers. A GPU that the driver lost, or that needs a reset, only keeps its
@@ -291,11 +264,12 @@ fn on_gpu(nvml: &Nvml, uuid: &str) -> Result<OnGpu, NvmlError> {
     Ok(OnGpu { used_bytes, processes: processes.collect() })
 }
 
-fn computing(nvml: &Nvml) -> BTreeSet<u32> {
+fn computing(library: &Library) -> BTreeSet<u32> {
+    let nvml = &library.nvml;
     let count = nvml.device_count().unwrap_or(0);
     let gpus = (0..count).filter_map(|index| nvml.device_by_index(index).ok());
     let devices = gpus.flat_map(|gpu| {
-        let parts = mig_devices(nvml, &gpu);
+        let parts = library.mig_devices(&gpu);
         if parts.is_empty() { vec![gpu] } else { parts }
     });
     let processes = devices.filter_map(|gpu| gpu.running_compute_processes().ok()).flatten();

@@ -1,6 +1,6 @@
 //! The topology of the host's GPUs, as NVML and the kernel tell it.
 
-use super::LIBRARY;
+use super::Library;
 use deepres_policy::placement::{Fabric, Gpu, Level, NvLink, P2p, Remote, Topology, Wire};
 use nvml_wrapper::enum_wrappers::device::{P2pCapabilitiesIndex, P2pStatus, TopologyLevel};
 use nvml_wrapper::{Device, Nvml};
@@ -18,17 +18,16 @@ const MOST_NODES: usize = 1024;
 
 /// Reads the topology of the GPUs with these UUIDs. A part that NVML does not tell is left out. A GPU
 /// that NVML does not know is far from all others.
-pub fn read(nvml: &Nvml, uuids: &[String]) -> Topology {
+pub fn read(library: &Library, uuids: &[String]) -> Topology {
+    let (nvml, raw) = (&library.nvml, &library.raw);
     let devices: Vec<Option<Device<'_>>> =
         uuids.iter().map(|uuid| nvml.device_by_uuid(uuid.as_str()).ok()).collect();
-    // SAFETY: NVML is loaded already, so no code of the library runs now.
-    let raw = unsafe { sys::NvmlLib::new(LIBRARY) }.ok();
     let buses: Vec<Option<String>> =
         devices.iter().map(|device| Some(device.as_ref()?.pci_info().ok()?.bus_id)).collect();
     let gpu = |device: &Device<'_>| Gpu {
-        links: links(device, raw.as_ref(), &buses),
+        links: links(device, raw, &buses),
         numa_node: numa_node(device),
-        fabric: raw.as_ref().and_then(|raw| fabric(device, raw)),
+        fabric: fabric(device, raw),
     };
     let gpus = devices.iter().map(|device| device.as_ref().map(&gpu).unwrap_or_default()).collect();
     let wire = |a: usize, b: usize| match (&devices[a], &devices[b]) {
@@ -39,7 +38,7 @@ pub fn read(nvml: &Nvml, uuids: &[String]) -> Topology {
 }
 
 /// Returns the active NVLinks of a GPU.
-fn links(device: &Device<'_>, raw: Option<&sys::NvmlLib>, buses: &[Option<String>]) -> Vec<NvLink> {
+fn links(device: &Device<'_>, raw: &sys::NvmlLib, buses: &[Option<String>]) -> Vec<NvLink> {
     let link = |number| {
         let link = device.link_wrapper_for(number);
         if !link.is_active().ok()? {
@@ -51,7 +50,7 @@ fn links(device: &Device<'_>, raw: Option<&sys::NvmlLib>, buses: &[Option<String
             Some(peer) => Remote::Gpu(peer),
             // NVML gives the address of the switch. A GPU that this process may not see has an
             // address that is not in the list.
-            None if is_switch(device, raw?, number) => Remote::Switch,
+            None if is_switch(device, raw, number) => Remote::Switch,
             None => Remote::Other,
         };
         let generation = link.version().ok().and_then(|version| u8::try_from(version).ok()).unwrap_or(1);

@@ -81,7 +81,8 @@ fn look(pid: u32, devices: &Devices, most: usize) -> Look {
         for thread in threads(pid) {
             let (its, count) = open_devices(&format!("{thread}/fd"), devices, most - seen);
             families.extend(its);
-            seen += count;
+            // A thread without descriptors takes time too.
+            seen += count.max(1);
             if seen >= most {
                 break;
             }

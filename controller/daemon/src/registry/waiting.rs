@@ -81,8 +81,8 @@ impl Waiting {
             tenant: place.job.name.clone(),
             uid: place.job.user,
             memory_bytes: match place.job.lack {
-                Lack::Memory(bytes) => Some(bytes),
-                Lack::Gpus { .. } => None,
+                Lack::Memory(bytes) => bytes,
+                Lack::Gpus { .. } => 0,
             },
             gpus: match place.job.lack {
                 Lack::Memory(_) => None,
@@ -149,7 +149,7 @@ mod tests {
         );
         assert!(is_behind(1, Lack::Memory(1)) && !is_behind(2, Lack::Memory(2)));
         let of_status = waiting.status(0).into_iter().map(|job| (job.memory_bytes, job.gpus));
-        assert_eq!(of_status.collect::<Vec<_>>(), [(Some(1), None), (None, Some(2))]);
+        assert_eq!(of_status.collect::<Vec<_>>(), [(1, None), (0, Some(2))]);
     }
 
     #[test]

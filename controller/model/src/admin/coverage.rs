@@ -45,6 +45,9 @@ pub struct ProcessCoverage {
     /// Number of times that a library got the C library's own `dlsym`, which finds functions
     /// without deepres.
     pub given_lookups: u64,
+    /// Number of ways of look-up by which the process gets the driver's own `cuLaunchKernel`.
+    #[serde(default)]
+    pub lost_ways: u64,
     /// Whether the process has another version of deepres. This daemon cannot name the functions of
     /// such a process.
     pub is_other_version: bool,
@@ -129,6 +132,7 @@ impl ProcessCoverage {
             export_tables: count(&page.export_tables),
             bound_past: count(&page.bound_past),
             given_lookups: count(&page.given_lookups),
+            lost_ways: count(&page.lost_ways),
             is_other_version,
         }
     }

@@ -310,8 +310,8 @@ status! {
         pub tenant: String => "WAITING",
         /// The job's user.
         pub uid: u32 => "UID",
-        /// The guaranteed memory for which the job waits, bytes. `None`: the job waits for GPUs.
-        pub memory_bytes: Option<u64> => "MEMORY",
+        /// The guaranteed memory for which the job waits, bytes; 0 if the job waits for GPUs.
+        pub memory_bytes: u64 => "MEMORY",
         /// The number of GPUs for which the job waits. `None`: the job waits for memory.
         #[serde(default)]
         pub gpus: Option<usize> => "GPUS",
@@ -683,6 +683,10 @@ status! {
         pub container: Option<Container>,
         /// The process's command line, shortened.
         pub client: String => "COMMAND",
+        /// Number of ways of look-up by which the process gets the driver's own `cuLaunchKernel` instead
+        /// of deepres' hook. The launches of such a process bypass deepres.
+        #[serde(default)]
+        pub lost_ways: u64,
         /// The session's state on each GPU.
         pub gpus: Vec<SessionGpuStatus>,
     }

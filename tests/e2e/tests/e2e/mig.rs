@@ -26,4 +26,5 @@ fn a_mig_device_is_a_gpu_of_its_own_with_shares_and_limits() {
     for client in [job, placed] {
         client.finish().success();
     }
+    host.call(&["slurm", "gres-conf"]).refused("MIG devices have no shards");
 }

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use deepres_e2e::clients::c_library_on;
+use deepres_e2e::clients::{c_library_on, loader};
 use deepres_e2e::prelude::*;
 use deepres_e2e::witness::{Client, assert_every_look_up_is_answered_with_our_hook};
 
@@ -123,6 +123,65 @@ fn a_client_is_counted_behind_a_library_that_stands_for_the_driver() {
     }
 }
 
+/// The pattern of WSL2: libcuda.so.1 loads the driver, another libcuda, and looks its functions up.
+#[test]
+fn a_client_is_counted_though_its_libcuda_only_loads_the_driver() {
+    let (host, _daemon) = Host::new().with_daemon();
+    let simgpu = &artefacts().simgpu;
+    let libraries = format!("{}:{}", loader().display(), simgpu.display());
+    for way in Way::ALL {
+        let tenant = format!("{way:?}");
+        let mut command = host.run(&["--name", &tenant], c_client_by("launches", way), &[]);
+        command.env("LD_LIBRARY_PATH", &libraries).env("DRIVER_FILE", simgpu.join("libcuda.so.1"));
+        assert_every_launch_is_counted(&host, &tenant, command);
+    }
+}
+
+/// Releases of the driver differ in the variants of a function that they export. One is enough.
+#[test]
+fn a_client_is_counted_though_the_driver_lacks_the_older_or_the_newer_variants() {
+    let older = ["cuDeviceGetUuid", "cuEventElapsedTime", "cuEventDestroy", "cuCtxPushCurrent"];
+    let newer = [
+        "cuDeviceGetUuid_v2",
+        "cuEventElapsedTime_v2",
+        "cuEventDestroy_v2",
+        "cuCtxPushCurrent_v2",
+        "cuCtxPopCurrent_v2",
+        "cuDevicePrimaryCtxRelease_v2",
+    ];
+    for (age, lacks) in [("older", &older[..]), ("newer", &newer[..])] {
+        let mut driver = std::fs::read(artefacts().simgpu.join("libcuda.so.1")).unwrap();
+        for name in lacks {
+            // Nobody looks the function up under the name that begins with an `x`.
+            let name = format!("\0{name}\0");
+            let at = driver.windows(name.len()).position(|bytes| bytes == name.as_bytes()).unwrap();
+            driver[at + 1] = b'x';
+        }
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("libcuda.so.1"), driver).unwrap();
+        let (host, _daemon) = Host::new().with_daemon();
+        let mut command = host.run(&["--name", age, "--memory", "1GiB"], c_client("launches"), &[]);
+        let libraries = format!("{}:{}", folder.path().display(), artefacts().simgpu.display());
+        command.env("LD_LIBRARY_PATH", libraries);
+        assert_every_launch_is_counted(&host, age, command);
+    }
+}
+
+#[test]
+fn the_doctor_checks_a_drivers_file_without_a_gpu() {
+    let host = Host::new();
+    let examine = |folder: &Path| {
+        let file = folder.join("libcuda.so.1").display().to_string();
+        host.finish(host.deepres(&["doctor", "--driver", &file]))
+    };
+    let whole = examine(&artefacts().simgpu).success();
+    assert!(whole.stdout.contains("all that the interposer needs"), "{}", whole.stdout);
+    assert!(whole.stdout.contains("binds its calls of its own functions to itself"), "{}", whole.stdout);
+    let partial = examine(&loader());
+    assert_eq!(partial.code, 1, "{}", partial.stdout);
+    assert!(partial.stdout.contains("the driver lacks cuCtxGetCurrent"), "{}", partial.stdout);
+}
+
 /// The machine preloads deepres everywhere, and a container brings its own copy. Only one of them
 /// does the work.
 #[test]
@@ -133,4 +192,22 @@ fn a_client_is_counted_once_where_deepres_is_preloaded_twice() {
     for preloaded in [[&artefacts().library, &copy], [&copy, &artefacts().library]] {
         assert_every_way_is_counted_beside(&preloaded.map(|library| library.as_path()));
     }
+}
+
+/// The driver then comes first in every search, so a program that is linked to it calls it past the
+/// hooks. A look-up by `dlsym` finds the hooks still.
+#[test]
+fn a_driver_that_is_preloaded_before_us_is_named_at_the_job_and_in_ps_and_in_the_log() {
+    let (host, mut daemon) = Host::new().with_daemon();
+    let mut command = host.preloaded(c_client_by("launches", Way::Dlsym));
+    let driver = artefacts().simgpu.join("libcuda.so.1");
+    let preload = format!("{}:{}", driver.display(), artefacts().library.display());
+    command.env("LD_PRELOAD", preload).env("DEEPRES_TENANT", "past");
+    let (mut client, _) = host.told(command);
+    client.await_error_line(|line| line.contains("finds cuLaunchKernel by linking gets the driver's own"));
+    let shown = || host.shows(&["ps"]);
+    let line = "finds the driver's own cuLaunchKernel by 1 of its ways";
+    await_value(shown, |shown| shown.contains(line));
+    daemon.await_error_line(|line| line.contains("a process finds the driver's own cuLaunchKernel"));
+    client.finish().success();
 }

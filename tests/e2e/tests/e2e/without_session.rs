@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use deepres_abi::wire::{self, Hello, Refusal, RefusalKind, Role, Welcome};
+use deepres_e2e::clients::c_library_on;
 use deepres_e2e::host::mute_socket;
 use deepres_e2e::prelude::*;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -255,6 +256,18 @@ fn a_new_process_launches_nothing_without_a_daemon_if_launches_are_to_fail() {
     first.kill();
     let mut job = host.spawn(host.preloaded(c_client("backlog")));
     job.await_exactly("ready");
+}
+
+#[test]
+fn a_program_that_initialises_the_driver_past_us_keeps_its_limits() {
+    let host = Host::new();
+    let library = c_library_on("deepbound", &artefacts().simgpu.join("libcuda.so.1"));
+    let allocated = |limit: &str| {
+        let mut command = host.alone(c_client("late"));
+        command.arg(&library).env("DEEPRES_MEMORY", limit);
+        host.finish(command).success().json()["allocated"].clone()
+    };
+    assert_eq!((allocated("3GiB"), allocated("1GiB")), (json!(0), json!(2)));
 }
 
 #[test]
