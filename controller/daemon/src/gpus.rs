@@ -133,6 +133,17 @@ impl Gpu {
     pub fn topology(gpus: &[Self]) -> Result<Topology, GpuError> {
         nvml::topology(gpus.iter().map(|gpu| gpu.uuid_text.clone()).collect())
     }
+
+    /// Returns the places of GPUs in the order of their device files. Slurm numbers the GPUs of a node
+    /// in this order.
+    pub fn by_device_file<'a>(gpus: impl IntoIterator<Item = &'a Self>) -> Vec<usize> {
+        by_minor(&gpus.into_iter().map(|gpu| gpu.minor).collect::<Vec<_>>())
+    }
+
+    /// Returns whether this is a MIG device, a part of a GPU.
+    pub fn is_mig(&self) -> bool {
+        self.uuid_text.starts_with(MIG_PREFIX)
+    }
 }
 
 /// The GPUs that the daemon manages, by their numbers, each with its arbiter, their topology and their
@@ -211,7 +222,7 @@ impl Gpus {
 
     /// Returns the numbers of all GPUs, in the order of their device files.
     pub fn by_device_file(&self) -> Vec<usize> {
-        by_minor(&self.iter().map(|gpu| gpu.minor).collect::<Vec<_>>())
+        Gpu::by_device_file(self.iter())
     }
 
     /// Returns the UUIDs as text, `GPU-…`, in the order of the GPUs' numbers.

@@ -43,6 +43,13 @@ pub fn run(args: &Args) -> Result<()> {
 fn lines(args: &Args, gpus: &[Gpu], topology: &Topology, cores: &Cores) -> Result<String> {
     let mut files: Vec<(u32, usize)> = Vec::new();
     for (place, gpu) in gpus.iter().enumerate() {
+        if gpu.is_mig() {
+            bail!(
+                "{} ({}) is a MIG device, and this command writes no lines for MIG devices; turn MIG off, or write gres.conf by hand (MultipleFiles)",
+                gpu.uuid_text,
+                gpu.name
+            );
+        }
         let Some(minor) = gpu.minor else {
             bail!("NVML does not tell the device file of {} ({})", gpu.uuid_text, gpu.name);
         };
@@ -205,6 +212,9 @@ NodeName=n1 Name=shard Count=100 File=/dev/nvidia3
         assert_eq!(of_gpus[3], "Name=gpu File=/dev/nvidia3 Links=0,4,0,-1");
         let unknown = [gpu(0, None)];
         assert!(lines(&args(None), &unknown, &machine(), &Cores::default()).is_err());
+        let mig = Gpu::new("MIG-00000000-0000-0000-0000-000000000000", "H200 MIG 1g.18gb", 1).unwrap();
+        let said = lines(&args(None), &[Gpu { minor: Some(0), ..mig }], &machine(), &Cores::default());
+        assert!(said.unwrap_err().to_string().contains("is a MIG device"));
     }
 
     #[test]
