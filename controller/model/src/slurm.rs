@@ -10,10 +10,21 @@
 //! ([`SlurmError::Doubtful`]). To ask about one job of an array, the caller asks by the name that
 //! [`exact_name`] returns.
 
+use serde::{Deserialize, Serialize};
+use std::fmt;
 use std::ops::RangeInclusive;
 
 /// Shards of one GPU.
 pub const SHARDS_OF_GPU: u32 = 100;
+/// Most digits of a job's number.
+const MAX_JOB_DIGITS: usize = 10;
+/// Beginning of the name of a cgroup that has a job's number.
+const JOB_PREFIX: &str = "job_";
+/// The first letter of a SLUID, and the number of the digits behind it.
+const SLUID_PREFIX: char = 's';
+const SLUID_DIGITS: usize = 13;
+/// The letters that no digit of a SLUID is, because they look like others.
+const NO_SLUID_DIGITS: &str = "ILOU";
 /// Beginning of the line with which a job's record begins.
 const RECORD: &str = "JobId=";
 /// Beginning of the word with a job's name.
@@ -32,6 +43,51 @@ const WHOLE: &str = "gpu";
 const SHARD: &str = "shard";
 /// Most GPUs of a node. A larger place in a list is an error.
 const MOST_GPUS: usize = 1024;
+
+/// The name of a job in the paths of Slurm's cgroups. `scontrol` shows the job under this name.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum JobName {
+    /// The job's number.
+    Number(u32),
+    /// The SLUID of a run of the job. From release 26.05, Slurm names the cgroups of version 2 after
+    /// it. After a requeue, the job keeps its number and has another SLUID.
+    Sluid(String),
+}
+
+impl JobName {
+    /// Reads the name of a job's cgroup, `job_7` or `sEKNKTV3WPV500`; `None` if the cgroup is no job's.
+    pub fn of_cgroup(name: &str) -> Option<Self> {
+        if let Some(digits) = name.strip_prefix(JOB_PREFIX) {
+            let is_number =
+                digits.len() <= MAX_JOB_DIGITS && digits.bytes().all(|byte| byte.is_ascii_digit());
+            return is_number.then(|| digits.parse().ok().map(Self::Number)).flatten();
+        }
+        let is_digit =
+            |c: char| (c.is_ascii_digit() || c.is_ascii_uppercase()) && !NO_SLUID_DIGITS.contains(c);
+        let digits = name.strip_prefix(SLUID_PREFIX)?;
+        let is_sluid = digits.len() == SLUID_DIGITS && digits.chars().all(is_digit);
+        is_sluid.then(|| Self::Sluid(name.to_owned()))
+    }
+
+    /// Returns the number of the job of this name. `answer` is what `scontrol show job -d` prints under
+    /// the name. Its first line is Slurm's own, whatever lines the user chose.
+    pub fn number_in(&self, answer: &str) -> Option<u32> {
+        match self {
+            Self::Number(number) => Some(*number),
+            Self::Sluid(_) => job_of(answer.lines().next()?.trim()),
+        }
+    }
+}
+
+impl fmt::Display for JobName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Number(number) => number.fmt(f),
+            Self::Sluid(sluid) => f.write_str(sluid),
+        }
+    }
+}
 
 /// The part of each GPU that a job has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -333,6 +389,31 @@ JobId=9 ArrayJobId=7 ArrayTaskId=0 JobName=job.sh
         assert_eq!(exact_name(named, 4), None, "the user chose these words");
         let twice = format!("{ARRAY}JobId=9 ArrayJobId=3 ArrayTaskId=1 JobName=x\n");
         assert_eq!(exact_name(&twice, 9), None);
+    }
+
+    #[test]
+    fn a_job_has_the_name_of_its_cgroup() {
+        let sluid = "sEKNKTV3WPV500";
+        let run = JobName::Sluid(sluid.to_owned());
+        assert_eq!(JobName::of_cgroup("job_7"), Some(JobName::Number(7)));
+        assert_eq!(JobName::of_cgroup(sluid), Some(run.clone()));
+        for no in ["", "job_", "job_x", "job_99999999999", "system", "sEKNKTV3WPV50", "sEKNKTV3WPV5000"] {
+            assert_eq!(JobName::of_cgroup(no), None, "{no}");
+        }
+        for no in ["seknktv3wpv500", "sEKNKTV3WPV50O", "xEKNKTV3WPV500"] {
+            assert_eq!(JobName::of_cgroup(no), None, "{no}");
+        }
+        for name in [JobName::Number(7), run.clone()] {
+            let text = serde_json::to_string(&name).unwrap();
+            assert_eq!(serde_json::from_str::<JobName>(&text).unwrap(), name, "{text}");
+        }
+        assert_eq!(serde_json::to_string(&JobName::Number(7)).unwrap(), "7");
+        assert_eq!((run.to_string().as_str(), run.number_in(ONE_NODE)), (sluid, Some(1)));
+        // Under the SLUID of a heterogeneous job's first part, Slurm shows all parts, the first part first.
+        let het =
+            "JobId=4 HetJobId=4 HetJobOffset=0 JobName=a\nJobId=5 HetJobId=4 HetJobOffset=1 JobName=b\n";
+        assert_eq!(run.number_in(het), Some(4));
+        assert_eq!(run.number_in("No jobs in the system\nJobId=4 JobName=a\n"), None);
     }
 
     #[test]
