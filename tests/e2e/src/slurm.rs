@@ -143,7 +143,6 @@ impl<'host> Cluster<'host> {
             // connection, slurmd heeds the signal only after the next connection.
             eventually_within("slurmd ends", START_LIMIT, || {
                 drop(TcpStream::connect(("127.0.0.1", *port)));
-                thread::sleep(LOOK_EVERY);
                 slurmd.try_wait().is_some()
             });
         }

@@ -178,6 +178,47 @@ fn a_job_from_within_a_job_has_its_part_of_the_whole_gpus_memory() {
     assert!(preload.contains(artefacts().library.to_str().unwrap()), "{preload}");
 }
 
+#[test]
+#[ignore = "deep: runs a cluster of Slurm"]
+fn the_steps_of_a_job_and_the_tasks_of_an_array_have_their_jobs_part() {
+    let host = Host::new().simgpu(TWO_GPUS);
+    let Some(cluster) = Cluster::start(&[&host]) else { return };
+    let _daemon = host.daemon_with(&[("SLURM_CONF", &cluster.conf())]);
+    let show = "$DEEPRES_TENANT $DEEPRES_SHARE $DEEPRES_MEMORY $CUDA_VISIBLE_DEVICES";
+    let script = format!(
+        "echo script {show}\nsrun --gres=shard:10 sh -c 'echo step {show}'\n\
+         srun --gres=none sh -c 'echo none ${{SLURM_SHARDS_ON_NODE-no}} ${{CUDA_VISIBLE_DEVICES-no}}'\necho end"
+    );
+    let job = cluster.submit(0, &["--gres=shard:30"], &script);
+    eventually_within("the job ends", SLURM_LIMIT, || cluster.output(0, job).contains("\nend"));
+    let said = cluster.output(0, job);
+    let of = |what: &str| {
+        said.lines().find_map(|line| line.strip_prefix(what)).unwrap_or_else(|| panic!("{what}: {said}"))
+    };
+    assert_eq!(of("script "), of("step "), "{said}");
+    let expected = format!("slurm-{job} 30% {} GPU-", part_of_memory(&host, 30));
+    assert!(of("script ").starts_with(&expected), "{said}");
+    assert_eq!(of("none "), "no no", "the step has no GPU: {said}");
+
+    let client = format!("sleep 600 | {}", c_client("backlog").display());
+    cluster.submit(0, &["--array=0-1", "--gres=shard:25"], &client);
+    let tasks = || {
+        let listed = cluster.call("squeue", &["--noheader", "--array", "--states=R", "--format=%A"]).stdout;
+        listed.lines().map(|line| line.trim().parse().unwrap()).collect::<Vec<u32>>()
+    };
+    let has_session = |task: &u32| {
+        let name = format!("slurm-{task}");
+        host.ps().find(&name).is_some_and(|tenant| tenant.sessions.len() == 1)
+    };
+    eventually_within("both tasks of the array run", SLURM_LIMIT, || {
+        let tasks = tasks();
+        tasks.len() == 2 && tasks.iter().all(has_session)
+    });
+    for task in tasks() {
+        assert_granted(&host, task, 25, Some(part_of_memory(&host, 25)));
+    }
+}
+
 /// Tests that measure. Each runs alone on the machine.
 mod measured {
     use super::*;
