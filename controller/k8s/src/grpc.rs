@@ -24,6 +24,8 @@ use tower_service::Service;
 const AUTHORITY: &str = "http://localhost";
 /// The time that a connection and the answer to a call may take.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Most bytes of an answer, as the kubelet sends them at most.
+const MOST_BYTES: usize = 16 << 20;
 /// Pause after a failed accept, so that the failure does not become a busy loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -158,7 +160,8 @@ impl Client {
                 tracing::debug!(%error, "a connection failed");
             }
         });
-        Ok(Self(client::Grpc::with_origin(Sender(sender), http::Uri::from_static(AUTHORITY))))
+        let client = client::Grpc::with_origin(Sender(sender), http::Uri::from_static(AUTHORITY));
+        Ok(Self(client.max_decoding_message_size(MOST_BYTES)))
     }
 
     /// Calls the service, and returns its one answer.
@@ -200,4 +203,36 @@ impl Client {
 async fn within<T>(answer: impl Future<Output = T>) -> Result<T, Status> {
     let late = |_| Status::deadline_exceeded(format!("no answer within {} s", PATIENCE.as_secs()));
     timeout(PATIENCE, answer).await.map_err(late)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::{CdiDevice, Empty};
+
+    /// A service whose answer has a text of this length.
+    struct Wordy(usize);
+
+    impl Serve for Wordy {
+        async fn serve(self: Arc<Self>, call: Call) -> Answer {
+            let answer = move |Empty {}| {
+                let name = "x".repeat(self.0);
+                async { Ok(CdiDevice { name }) }
+            };
+            unary(call, answer).await
+        }
+    }
+
+    #[tokio::test]
+    async fn the_list_of_a_node_with_many_devices_is_not_too_long() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("s");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let length = MOST_BYTES / 2;
+        let server = tokio::spawn(async move { match serve(listener, Arc::new(Wordy(length))).await {} });
+        let mut client = Client::connect(&socket).await.unwrap();
+        let answer: CdiDevice = client.unary("/test/Call", Empty {}).await.unwrap();
+        assert_eq!(answer.name.len(), length);
+        server.abort();
+    }
 }
