@@ -35,8 +35,8 @@ const BEFORE_NODES: &str = "JOB_GRES=";
 const NODES: &str = "Nodes=";
 /// Beginning of the word with the resources of a job on these nodes.
 const RESOURCES: &str = "GRES=";
-/// Beginning of the list of GPUs, after the amount of a resource.
-const PLACES: &str = "(IDX:";
+/// Beginning of the list of a resource's GPUs.
+const PLACES: &str = "IDX:";
 /// The resource that is a whole GPU.
 const WHOLE: &str = "gpu";
 /// The resource that is a part of a GPU.
@@ -94,7 +94,8 @@ impl fmt::Display for JobName {
 pub enum Amount {
     /// The job has all of each GPU.
     Whole,
-    /// The job has this number of shards, of all GPUs together.
+    /// The job has this number of shards, of all GPUs together. If Slurm tells that some of the GPUs
+    /// have more shards than others, the rest above the least does not count.
     Shards(u32),
 }
 
@@ -168,13 +169,15 @@ impl JobGpus {
         }
     }
 
-    /// Reads a list of resources such as `gpu:h100:2(IDX:0-1),nic:1(IDX:0)`.
+    /// Reads a list of resources such as `gpu:h100:2(IDX:0-1),nic:1(IDX:0)`. Up to release 23.02, Slurm
+    /// lists shards as `shard:30(IDX:1)`, and later as `shard:30(0/100,30/100)`: the shards of the job
+    /// and of each GPU of the node.
     fn of_resources(text: &str) -> Result<Option<Self>, Unreadable> {
         let mut found: Option<Self> = None;
         for resource in split_outside(text, ['(', ')']) {
-            let (counted, places) = match resource.split_once(PLACES) {
-                Some((counted, places)) => (counted, places.strip_suffix(')').ok_or(Unreadable)?),
-                None => (resource, ""),
+            let (counted, detail) = match resource.split_once('(') {
+                Some((counted, detail)) => (counted, Some(detail.strip_suffix(')').ok_or(Unreadable)?)),
+                None => (resource, None),
             };
             let name = counted.split(':').next().unwrap_or_default();
             if !matches!(name, WHOLE | SHARD) {
@@ -182,7 +185,11 @@ impl JobGpus {
             }
             let count: u32 =
                 counted.rsplit(':').next().and_then(|count| count.parse().ok()).ok_or(Unreadable)?;
-            let mut places = numbers(places)?;
+            let (mut places, count) = match detail.map(|detail| detail.strip_prefix(PLACES).ok_or(detail)) {
+                None => continue,
+                Some(Ok(places)) => (numbers(places)?, count),
+                Some(Err(of_each)) => shards_of_each(of_each)?,
+            };
             if count == 0 || places.is_empty() {
                 continue;
             }
@@ -260,6 +267,22 @@ fn split_outside(text: &str, [open, close]: [char; 2]) -> impl Iterator<Item = &
         c == ',' && depth == 0
     })
     .filter(|part| !part.is_empty())
+}
+
+/// Reads the shards of a job on each GPU of a node, such as `0/100,30/100`. Returns the places of the
+/// job's GPUs, and the shards by which each has as many as the GPU with the fewest.
+fn shards_of_each(text: &str) -> Result<(Vec<usize>, u32), Unreadable> {
+    let mut found = Vec::new();
+    for (place, part) in text.split(',').enumerate() {
+        let (own, _) = part.split_once('/').ok_or(Unreadable)?;
+        match own.parse::<u32>().map_err(|_| Unreadable)? {
+            _ if place >= MOST_GPUS => return Err(Unreadable),
+            0 => {}
+            own => found.push((place, own)),
+        }
+    }
+    let least = found.iter().map(|(_, own)| *own).min().unwrap_or_default();
+    Ok((found.iter().map(|(place, _)| *place).collect(), least.saturating_mul(found.len() as u32)))
 }
 
 /// Reads a list of numbers such as `0-2,5`, ascending.
@@ -425,6 +448,14 @@ JobId=9 ArrayJobId=7 ArrayTaskId=0 JobName=job.sh
         assert_eq!(of("gpu:h100:1(IDX:3),gpu:a100:1(IDX:0)"), whole(&[0, 3]));
         assert_eq!(of("gpu:0(IDX:),shard:h100:30(IDX:1)"), shards(30, &[1]));
         assert_eq!(of("shard:150(IDX:0-1)"), shards(150, &[0, 1]));
+        // Slurm 23.11 and later (`_build_shared_gres_details`).
+        assert_eq!(of("shard:30(0/100,30/100)"), shards(30, &[1]));
+        assert_eq!(of("nic:1(IDX:0),shard:h100:60(0/0,30/100,30/100)"), shards(60, &[1, 2]));
+        assert_eq!(of("shard:0(0/100,0/100)"), None);
+        for unknown in ["shard:30((null))", "shard:30(30)", "shard:30(-1/100)", "shard:30(x/100"] {
+            let read = read(&of_job_3(unknown), 3, &[]);
+            assert!(matches!(read, Err(SlurmError::Unknown { .. })), "{unknown}");
+        }
         for unknown in ["shard:x(IDX:0)", "gpu:1(IDX:a)", "gpu:1(IDX:0", "gpu:1(IDX:0),shard:3(IDX:1)"] {
             let read = read(&of_job_3(unknown), 3, &[]);
             assert!(matches!(read, Err(SlurmError::Unknown { .. })), "{unknown}");
@@ -456,6 +487,7 @@ JobId=9 ArrayJobId=7 ArrayTaskId=0 JobName=job.sh
         let share_ppm = |resources: &str| of(resources).map(|allocation| allocation.share_ppm());
         assert_eq!(share_ppm("shard:30(IDX:0)"), Some(300_000));
         assert_eq!(share_ppm("shard:150(IDX:0-1)"), Some(750_000));
+        assert_eq!(share_ppm("shard:150(100/100,0/100,50/100)"), Some(500_000), "no GPU is overbooked");
         assert_eq!(share_ppm("shard:1(IDX:0-1)"), Some(10_000), "the least share");
         assert_eq!(share_ppm("shard:4294967295(IDX:0)"), Some(1_000_000));
         assert_eq!(share_ppm("gpu:2(IDX:0-1)"), Some(1_000_000));

@@ -38,17 +38,21 @@ fn assert_granted(host: &Host, job: u32, percent: u64, memory_bytes: Option<u64>
     assert_eq!(granted["memory_bytes"]["value"].as_u64(), memory_bytes, "{granted}");
 }
 
+/// The resources of a job with 30 shards of the first GPU, as Slurm shows them up to release 23.02,
+/// and later.
+const THIRTY_SHARDS: [&str; 2] = ["shard:30(IDX:0)", "shard:30(30/100,0/100)"];
+
 /// Writes a script that answers in the place of `scontrol`: job `job`, which Slurm also knows as
-/// `name`, has 30 shards of the first GPU, and each other question fails. Each answer adds a line to
-/// the file `asked`. While the file `broken` exists, the script fails. Returns the value of `PATH` with
-/// the script.
-fn stand_in_for_scontrol(host: &Host, job: u32, name: &str) -> PathBuf {
+/// `name`, has these resources, and each other question fails. Each answer adds a line to the file
+/// `asked`. While the file `broken` exists, the script fails. Returns the value of `PATH` with the
+/// script.
+fn stand_in_for_scontrol(host: &Host, job: u32, name: &str, resources: &str) -> PathBuf {
     let folder = host.path().join("bin");
     fs::create_dir(&folder).unwrap();
     let script = folder.join("scontrol");
     let text = format!(
         "#!/bin/sh\n[ -e '{}' ] && exit 1\n[ \"$*\" = 'show job --details {name}' ] || exit 1\necho asked >> '{}'\n\
-         echo 'JobId={job} JobName=train'\necho '   JOB_GRES=shard:30'\necho '     Nodes=n1 CPU_IDs=0 Mem=0 GRES=shard:30(IDX:0)'\n",
+         echo 'JobId={job} JobName=train'\necho '   JOB_GRES=shard:30'\necho '     Nodes=n1 CPU_IDs=0 Mem=0 GRES={resources}'\n",
         host.path().join("broken").display(),
         host.path().join("asked").display()
     );
@@ -66,7 +70,7 @@ fn the_daemon_asks_slurm_once_for_each_job_and_bounds_it_by_the_answer() {
     let job = std::process::id();
     let hierarchy = hierarchies()[0];
     let host = Host::new().simgpu(TWO_GPUS);
-    let path = stand_in_for_scontrol(&host, job, &job.to_string());
+    let path = stand_in_for_scontrol(&host, job, &job.to_string(), THIRTY_SHARDS[0]);
     let _daemon = host.daemon_with(&[("PATH", &path)]);
     let cgroups =
         [0, 1].map(|step| Cgroup::make(hierarchy, &format!("slurm_n1/uid_1000/job_{job}/step_{step}")));
@@ -111,7 +115,7 @@ fn a_job_about_which_slurm_gave_no_answer_is_one_tenant_and_is_bound_later() {
     // Another number than that of the test above, in case both run in one process.
     let job = std::process::id() + 1;
     let host = Host::new().simgpu(TWO_GPUS);
-    let path = stand_in_for_scontrol(&host, job, &job.to_string());
+    let path = stand_in_for_scontrol(&host, job, &job.to_string(), THIRTY_SHARDS[0]);
     let broken = host.path().join("broken");
     fs::write(&broken, "").unwrap();
     let _daemon = host.daemon_with(&[("PATH", &path)]);
@@ -141,7 +145,7 @@ fn a_job_whose_cgroup_has_a_sluid_is_bound_and_goes_by_its_number() {
     let job = std::process::id() + 2;
     let sluid = format!("s{job:013}");
     let host = Host::new().simgpu(TWO_GPUS);
-    let path = stand_in_for_scontrol(&host, job, &sluid);
+    let path = stand_in_for_scontrol(&host, job, &sluid, THIRTY_SHARDS[1]);
     let _daemon = host.daemon_with(&[("PATH", &path)]);
     let in_scope = format!("system.slice/n1_slurmstepd.scope/{sluid}/step_0");
     let cgroup = Cgroup::make(hierarchies()[0], &in_scope);
@@ -168,7 +172,7 @@ fn a_job_from_within_a_job_has_its_part_of_the_whole_gpus_memory() {
     let mut prolog = host.deepres(&["slurm", "task-prolog"]);
     prolog.envs(outer).env("LD_PRELOAD", &artefacts().library).env("DEEPRES_SOCKET", host.tenant_socket());
     prolog.env("SLURM_JOB_ID", "7").env("SLURM_GPUS_ON_NODE", "1").env("SLURM_SHARDS_ON_NODE", "30");
-    prolog.env("SLURM_JOB_GPUS", "1").env("PATH", stand_in_for_scontrol(&host, 7, "7"));
+    prolog.env("SLURM_JOB_GPUS", "1").env("PATH", stand_in_for_scontrol(&host, 7, "7", THIRTY_SHARDS[1]));
     let said = host.finish(prolog).success().stdout;
     let memory = format!("export DEEPRES_MEMORY={}", part_of_memory(&host, 30));
     assert!(said.lines().any(|line| line == memory), "{said}");
