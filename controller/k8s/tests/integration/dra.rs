@@ -281,6 +281,17 @@ async fn a_slice_that_others_change_or_delete_comes_back() {
 }
 
 #[tokio::test]
+async fn the_slice_of_a_node_that_was_deleted_and_came_back_belongs_to_the_new_node() {
+    let cluster = Cluster::start(1).await;
+    cluster.api.set_node_uid("9a0c6a54-0000-0000-0000-000000000002");
+    // The API server deletes what belonged to the earlier node.
+    cluster.api.delete_slice(SLICE);
+    cluster.until_published(1).await;
+    let owner = cluster.api.slice(SLICE).unwrap()["metadata"]["ownerReferences"][0]["uid"].clone();
+    assert_eq!(owner, "9a0c6a54-0000-0000-0000-000000000002");
+}
+
+#[tokio::test]
 async fn the_driver_writes_only_what_has_changed() {
     let api = ApiServer::start();
     api.lack_parts();
