@@ -203,7 +203,7 @@ async fn the_driver_registers_and_makes_lost_sockets_again() {
     let info: PluginInfo = kubelet.unary(path::GET_INFO, Empty {}).await.unwrap();
     assert_eq!((info.kind.as_str(), info.name.as_str()), ("DRAPlugin", "deepres.dev"));
     assert_eq!(info.supported_versions, ["v1.DRAPlugin"]);
-    assert_eq!(Path::new(&info.endpoint), cluster.own.plugins_dir.join("deepres.dev/dra.sock"));
+    assert_eq!(Path::new(&info.endpoint), cluster.own.plugins_dir.join("deepres.dev/deepres.dev@dra.sock"));
     let told = RegistrationStatus { plugin_registered: true, error: String::new() };
     kubelet.unary::<_, Empty>(path::NOTIFY, told).await.unwrap();
     for lost in [socket.as_path(), Path::new(&info.endpoint)] {
