@@ -338,9 +338,8 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     match std::fs::read_dir(folder) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
         entries => {
-            let entries = entries.with_context(cannot_read)?;
-            let paths: io::Result<_> = entries.map(|entry| Ok(entry?.path())).collect();
-            paths.with_context(cannot_read)
+            let paths = entries.with_context(cannot_read)?.map(|entry| entry.map(|entry| entry.path()));
+            paths.collect::<io::Result<_>>().with_context(cannot_read)
         }
     }
 }

@@ -61,7 +61,7 @@ impl JobName {
         if let Some(digits) = name.strip_prefix(JOB_PREFIX) {
             let is_number =
                 digits.len() <= MAX_JOB_DIGITS && digits.bytes().all(|byte| byte.is_ascii_digit());
-            return is_number.then(|| digits.parse().ok().map(Self::Number)).flatten();
+            return digits.parse().ok().filter(|_| is_number).map(Self::Number);
         }
         let is_digit =
             |c: char| (c.is_ascii_digit() || c.is_ascii_uppercase()) && !NO_SLUID_DIGITS.contains(c);
