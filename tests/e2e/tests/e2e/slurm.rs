@@ -148,7 +148,9 @@ fn a_job_whose_cgroup_has_a_sluid_is_bound_and_goes_by_its_number() {
     let path = stand_in_for_scontrol(&host, job, &sluid, THIRTY_SHARDS[1]);
     let _daemon = host.daemon_with(&[("PATH", &path)]);
     let in_scope = format!("system.slice/n1_slurmstepd.scope/{sluid}/step_0");
-    let cgroup = Cgroup::make(hierarchies()[0], &in_scope);
+    // Of version 2, if the machine has it: only there, Slurm uses SLUIDs.
+    let hierarchy = *hierarchies().last().unwrap();
+    let cgroup = Cgroup::make(hierarchy, &in_scope);
     let name = format!("slurm-{job}");
     let mut running = cgroup.start_with(&host, &GREEDY);
     host.await_ps(|ps| ps.find(&name).is_some_and(|tenant| tenant.sessions.len() == 1));
