@@ -148,6 +148,11 @@ impl Client {
     /// # Errors
     /// The socket cannot be reached.
     pub async fn connect(socket: &Path) -> Result<Self, Status> {
+        Self::connect_as(socket, http::Uri::from_static(AUTHORITY)).await
+    }
+
+    /// Does the same as [`Self::connect`], with another authority of the requests.
+    async fn connect_as(socket: &Path, authority: http::Uri) -> Result<Self, Status> {
         let failed = |error: &dyn std::fmt::Display| {
             Status::unavailable(format!("cannot reach {} ({error})", socket.display()))
         };
@@ -160,7 +165,7 @@ impl Client {
                 tracing::debug!(%error, "a connection failed");
             }
         });
-        let client = client::Grpc::with_origin(Sender(sender), http::Uri::from_static(AUTHORITY));
+        let client = client::Grpc::with_origin(Sender(sender), authority);
         Ok(Self(client.max_decoding_message_size(MOST_BYTES)))
     }
 
@@ -223,16 +228,25 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn the_list_of_a_node_with_many_devices_is_not_too_long() {
+    /// Asks a [`Wordy`] service with this authority. Returns the length of the answer.
+    async fn answer(length: usize, authority: &'static str) -> usize {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("s");
         let listener = UnixListener::bind(&socket).unwrap();
-        let length = MOST_BYTES / 2;
         let server = tokio::spawn(async move { match serve(listener, Arc::new(Wordy(length))).await {} });
-        let mut client = Client::connect(&socket).await.unwrap();
+        let mut client = Client::connect_as(&socket, http::Uri::from_static(authority)).await.unwrap();
         let answer: CdiDevice = client.unary("/test/Call", Empty {}).await.unwrap();
-        assert_eq!(answer.name.len(), length);
         server.abort();
+        answer.name.len()
+    }
+
+    #[tokio::test]
+    async fn the_list_of_a_node_with_many_devices_is_not_too_long() {
+        assert_eq!(answer(MOST_BYTES / 2, AUTHORITY).await, MOST_BYTES / 2);
+    }
+
+    #[tokio::test]
+    async fn a_path_before_an_at_sign_is_an_authority() {
+        assert_eq!(answer(1, "http://%2Fvar%2Flib%2Fdeepres.dev@reg.sock").await, 1);
     }
 }
