@@ -139,6 +139,18 @@ impl Gpu {
     pub fn topology(gpus: &[Self]) -> Result<Topology, GpuError> {
         nvml::topology(gpus.iter().map(|gpu| gpu.uuid_text.clone()).collect())
     }
+
+    /// Returns the places of GPUs in the order of their device files. Slurm numbers the GPUs of a node
+    /// in this order. MIG devices are left out, because `deepres slurm gres-conf` gives Slurm none.
+    pub fn by_device_file<'a>(gpus: impl IntoIterator<Item = &'a Self>) -> Vec<usize> {
+        let whole = gpus.into_iter().enumerate().filter(|(_, gpu)| !gpu.is_mig());
+        by_minor(whole.map(|(place, gpu)| (place, gpu.minor)))
+    }
+
+    /// Returns whether this is a MIG device, a part of a GPU.
+    pub fn is_mig(&self) -> bool {
+        self.uuid_text.starts_with(MIG_PREFIX)
+    }
 }
 
 /// The GPUs that the daemon manages, by their numbers, each with its arbiter, their topology and their
@@ -215,10 +227,9 @@ impl Gpus {
         self.iter().position(|gpu| gpu.uuid_text == uuid)
     }
 
-    /// Returns the numbers of all GPUs, in the order of their device files. MIG devices are left out,
-    /// because `deepres slurm gres-conf` gives Slurm none.
+    /// Returns the numbers of the GPUs that Slurm knows, in the order of their device files.
     pub fn by_device_file(&self) -> Vec<usize> {
-        by_minor(self.iter().enumerate().filter(|(_, gpu)| !gpu.is_mig()).map(|(gpu, own)| (gpu, own.minor)))
+        Gpu::by_device_file(self.iter())
     }
 
     /// Returns the UUIDs as text, `GPU-…`, in the order of the GPUs' numbers.

@@ -16,7 +16,7 @@ use deepres_abi::PPM;
 use deepres_abi::grant::NO_LIMIT;
 use deepres_abi::quantity::MIN_SHARE_PPM;
 use deepres_model::quantity::{Bytes, Percent};
-use deepres_model::slurm::{JobGpus, SlurmError, exact_name};
+use deepres_model::slurm::{JobGpus, JobName, SlurmError, exact_name};
 use deepres_policy::class::Class;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -78,7 +78,7 @@ impl Slurm {
         }
         self.learn(place, registry).await.unwrap_or_else(|reason| {
             tracing::warn!(
-                job = place.job(),
+                job = %place.name(),
                 reason,
                 "the daemon cannot learn from Slurm which part of the GPUs a job has: the wishes of the job count, within its user's caps, until Slurm answers; see docs/slurm.md"
             );
@@ -93,7 +93,7 @@ impl Slurm {
     ///
     /// Returns the reason for which Slurm gives no answer now.
     async fn learn(&self, place: &Place, registry: &RefCell<Registry>) -> Result<Option<Allotment>, String> {
-        let Some(job) = place.job() else { return Ok(None) };
+        let Some(name) = place.job() else { return Ok(None) };
         let known = || registry.borrow().allotment(&place.path).cloned();
         if known().is_some() || self.is_silent() {
             return Ok(known());
@@ -102,7 +102,7 @@ impl Slurm {
             let asking = Arc::clone(&self.asking).lock_owned().await;
             // Another process of the job may have got the answer meanwhile.
             let is_open = known().is_none() && !self.is_silent();
-            if is_open { Some(hear(job, asking).await) } else { None }
+            if is_open { Some(hear(name.clone(), asking).await) } else { None }
         });
         let (answer, _asking) = match asked.await {
             Ok(None) => return Ok(known()),
@@ -111,7 +111,7 @@ impl Slurm {
         };
         let nodes = nodes(place.slurm_node());
         match answer {
-            Ok(text) => match JobGpus::read(&text, job, &nodes) {
+            Ok((job, text)) => match JobGpus::read(&text, job, &nodes) {
                 Ok(allocation) => Ok(Some(allot(job, allocation.as_ref(), registry.borrow().gpus()))),
                 Err(reason @ SlurmError::NoNode { .. }) => Err(reason.to_string()),
                 // The user may have put lines into the record, and must gain nothing by it.
@@ -148,7 +148,7 @@ pub async fn serve(shared: Rc<Shared>) {
                 }
                 Ok(None) => {}
                 // The log has the warning from the admission of the job's process.
-                Err(reason) => tracing::debug!(job = place.job(), reason, "Slurm gives no answer still"),
+                Err(reason) => tracing::debug!(job = %place.name(), reason, "Slurm gives no answer still"),
             }
         }
     }
@@ -161,15 +161,15 @@ impl NoAnswer {
     }
 }
 
+/// Slurm's answer about a job: the job's number, and what `scontrol` shows.
+type Answer = Result<(u32, String), NoAnswer>;
+
 /// Asks Slurm about a job in a thread of its own. The thread may wait for a stuck `scontrol` for
 /// ever, and the daemon can end meanwhile. Returns the answer with the lock.
-async fn hear(
-    job: u32,
-    asking: OwnedMutexGuard<()>,
-) -> (Result<String, NoAnswer>, Option<OwnedMutexGuard<()>>) {
+async fn hear(job: JobName, asking: OwnedMutexGuard<()>) -> (Answer, Option<OwnedMutexGuard<()>>) {
     let (tell, told) = oneshot::channel();
     let ask = move || {
-        let answer = ask(job);
+        let answer = ask(&job);
         // If nobody waits for the answer any more, the lock becomes free here.
         drop(tell.send((answer, asking)));
     };
@@ -187,6 +187,7 @@ async fn hear(
 fn allot(job: u32, allocation: Option<&JobGpus>, gpus: &Gpus) -> Allotment {
     let memory_bytes: Vec<u64> = gpus.iter().map(|gpu| gpu.memory_bytes).collect();
     let allotment = allotment(allocation, &gpus.by_device_file(), &memory_bytes);
+    let allotment = Allotment { job: Some(job), ..allotment };
     let Allotment { share_ppm, memory_bytes, gpus, .. } = &allotment;
     let memory = Some(*memory_bytes).filter(|bytes| *bytes != NO_LIMIT).map(Bytes);
     let memory = memory.map_or_else(|| "no limit".to_owned(), |bytes| bytes.to_string());
@@ -200,9 +201,9 @@ fn allot(job: u32, allocation: Option<&JobGpus>, gpus: &Gpus) -> Allotment {
     allotment
 }
 
-/// Returns the allotment of a job with this allocation. Slurm numbers the GPUs of a node in the
-/// order of their device files. `files` has the numbers of the daemon for the GPUs in this order,
-/// and `memory_bytes` the memory of each GPU by the daemon's number.
+/// Returns the allotment of a job with this allocation, without the job's number. Slurm numbers the
+/// GPUs of a node in the order of their device files. `files` has the numbers of the daemon for the
+/// GPUs in this order, and `memory_bytes` the memory of each GPU by the daemon's number.
 fn allotment(allocation: Option<&JobGpus>, files: &[usize], memory_bytes: &[u64]) -> Allotment {
     let part = |gpu: usize, ppm: u32| {
         let whole = memory_bytes.get(gpu).copied().unwrap_or(0);
@@ -217,7 +218,8 @@ fn allotment(allocation: Option<&JobGpus>, files: &[usize], memory_bytes: &[u64]
         PPM => NO_LIMIT,
         ppm => least(own.as_deref().unwrap_or(files), ppm),
     };
-    Allotment { share_ppm, memory_bytes, elsewhere_bytes, class: Class::Guaranteed, gpus: own }
+    let class = Class::Guaranteed;
+    Allotment { job: None, share_ppm, memory_bytes, elsewhere_bytes, class, gpus: own }
 }
 
 /// Returns the names by which Slurm may know this node.
@@ -228,10 +230,14 @@ fn nodes(of_cgroup: Option<&str>) -> Vec<String> {
 }
 
 /// Asks Slurm about a job, and waits for the answer.
-fn ask(job: u32) -> Result<String, NoAnswer> {
+fn ask(job: &JobName) -> Answer {
     let show = |name: &str| run(SCONTROL, &["show", "job", "--details", name]);
     let shown = show(&job.to_string())?;
-    exact_name(&shown, job).map_or(Ok(shown), |name| show(&name))
+    let number = job.number_in(&shown);
+    let number =
+        number.ok_or_else(|| NoAnswer::Failed(format!("{SCONTROL} shows job {job} in an unknown form")))?;
+    let shown = exact_name(&shown, number).map_or(Ok(shown), |name| show(&name))?;
+    Ok((number, shown))
 }
 
 /// Runs a command, and returns its output.

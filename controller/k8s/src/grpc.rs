@@ -24,6 +24,8 @@ use tower_service::Service;
 const AUTHORITY: &str = "http://localhost";
 /// The time that a connection and the answer to a call may take.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Most bytes of an answer, as the kubelet sends them at most.
+const MOST_BYTES: usize = 16 << 20;
 /// Pause after a failed accept, so that the failure does not become a busy loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -146,6 +148,11 @@ impl Client {
     /// # Errors
     /// The socket cannot be reached.
     pub async fn connect(socket: &Path) -> Result<Self, Status> {
+        Self::connect_as(socket, http::Uri::from_static(AUTHORITY)).await
+    }
+
+    /// Does the same as [`Self::connect`], with another authority of the requests.
+    async fn connect_as(socket: &Path, authority: http::Uri) -> Result<Self, Status> {
         let failed = |error: &dyn std::fmt::Display| {
             Status::unavailable(format!("cannot reach {} ({error})", socket.display()))
         };
@@ -158,7 +165,8 @@ impl Client {
                 tracing::debug!(%error, "a connection failed");
             }
         });
-        Ok(Self(client::Grpc::with_origin(Sender(sender), http::Uri::from_static(AUTHORITY))))
+        let client = client::Grpc::with_origin(Sender(sender), authority);
+        Ok(Self(client.max_decoding_message_size(MOST_BYTES)))
     }
 
     /// Calls the service, and returns its one answer.
@@ -200,4 +208,45 @@ impl Client {
 async fn within<T>(answer: impl Future<Output = T>) -> Result<T, Status> {
     let late = |_| Status::deadline_exceeded(format!("no answer within {} s", PATIENCE.as_secs()));
     timeout(PATIENCE, answer).await.map_err(late)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::{CdiDevice, Empty};
+
+    /// A service whose answer has a text of this length.
+    struct Wordy(usize);
+
+    impl Serve for Wordy {
+        async fn serve(self: Arc<Self>, call: Call) -> Answer {
+            let answer = move |Empty {}| {
+                let name = "x".repeat(self.0);
+                async { Ok(CdiDevice { name }) }
+            };
+            unary(call, answer).await
+        }
+    }
+
+    /// Asks a [`Wordy`] service with this authority. Returns the length of the answer.
+    async fn answer(length: usize, authority: &'static str) -> usize {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("s");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let server = tokio::spawn(async move { match serve(listener, Arc::new(Wordy(length))).await {} });
+        let mut client = Client::connect_as(&socket, http::Uri::from_static(authority)).await.unwrap();
+        let answer: CdiDevice = client.unary("/test/Call", Empty {}).await.unwrap();
+        server.abort();
+        answer.name.len()
+    }
+
+    #[tokio::test]
+    async fn the_list_of_a_node_with_many_devices_is_not_too_long() {
+        assert_eq!(answer(MOST_BYTES / 2, AUTHORITY).await, MOST_BYTES / 2);
+    }
+
+    #[tokio::test]
+    async fn a_path_before_an_at_sign_is_an_authority() {
+        assert_eq!(answer(1, "http://%2Fvar%2Flib%2Fdeepres.dev@reg.sock").await, 1);
+    }
 }

@@ -308,6 +308,7 @@ impl Node {
     /// The folder of CDI specifications cannot be read.
     pub fn new(options: Options) -> Result<Self> {
         let began = Instant::now();
+        Record::remove_unfinished(&options.cdi_dir)?;
         let records = Record::read_all(&options.cdi_dir)?;
         let records = records.into_iter().map(|record| Held { since: began, ..Held::new(record) }).collect();
         let state = Mutex::new(State { records, ..State::default() });
@@ -671,8 +672,8 @@ impl Node {
                 if rest == 0 {
                     return Ok(must);
                 }
-                let among = available.into_iter().filter(|id| !must.contains(id)).collect();
-                let placed = self.daemon.place(rest, among).await?;
+                let among: Vec<_> = available.into_iter().filter(|id| !must.contains(id)).collect();
+                let placed = self.patiently(|| self.daemon.place(rest, among.clone())).await?;
                 Ok([must, placed].concat())
             }
         };
@@ -822,11 +823,19 @@ impl Node {
         Ok(None)
     }
 
-    /// Puts an allocation on the daemon's record. Waits for a daemon that restarts.
+    /// Puts an allocation on the daemon's record.
     async fn tell(&self, record: &Record) -> Result<(), Refusal> {
+        self.patiently(|| self.daemon.allocate(record.allocation.clone())).await
+    }
+
+    /// Asks the daemon. Waits for a daemon that restarts.
+    async fn patiently<T, F>(&self, ask: impl Fn() -> F) -> Result<T, Refusal>
+    where
+        F: Future<Output = Result<T, DaemonError>>,
+    {
         let began = Instant::now();
         loop {
-            match self.daemon.allocate(record.allocation.clone()).await {
+            match ask().await {
                 Err(DaemonError::Away(_)) if began.elapsed() < self.options.timing.wait => {
                     sleep(self.options.timing.look).await;
                 }

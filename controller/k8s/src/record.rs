@@ -12,14 +12,17 @@ use deepres_policy::shares::{GPU_RESOURCE, Part, SHARE_PPM, SHARE_RESOURCE, SHAR
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::collections::BTreeSet;
 use std::fmt;
-use std::fs::Permissions;
-use std::io::{ErrorKind, Write};
+use std::fs::{File, Permissions};
+use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 /// The beginning and the ending of the files' names.
 const FILE_PREFIX: &str = "deepres-k8s-";
 const FILE_ENDING: &str = ".json";
+/// The beginning of the name of a file that is not complete. No runtime reads it, because it lacks the
+/// ending.
+const UNFINISHED_PREFIX: &str = ".deepres-k8s-";
 /// The beginning of the devices' names.
 const DEVICE_PREFIX: &str = "k8s-";
 /// Random bytes in the name of a device.
@@ -239,12 +242,14 @@ impl Record {
         let file = self.file(folder);
         let cannot_write = || format!("cannot write {}", file.display());
         std::fs::create_dir_all(folder).with_context(cannot_write)?;
-        // The temporary name lacks the ending, so no runtime reads the file before it is complete.
-        let mut new = tempfile::NamedTempFile::new_in(folder).with_context(cannot_write)?;
+        let unfinished = tempfile::Builder::new().prefix(UNFINISHED_PREFIX).tempfile_in(folder);
+        let mut new = unfinished.with_context(cannot_write)?;
         write!(new, "{spec}").with_context(cannot_write)?;
         new.as_file().set_permissions(Permissions::from_mode(FILE_MODE)).with_context(cannot_write)?;
         new.as_file().sync_all().with_context(cannot_write)?;
-        new.persist(&file).map(drop).with_context(cannot_write)
+        new.persist(&file).with_context(cannot_write)?;
+        // The kubelet starts the container again after a power failure too.
+        File::open(folder).and_then(|folder| folder.sync_all()).with_context(cannot_write)
     }
 
     /// Removes the CDI specification.
@@ -261,18 +266,27 @@ impl Record {
         }
     }
 
+    /// Removes the files that an earlier plugin did not finish. They have tokens.
+    ///
+    /// # Errors
+    /// The folder cannot be read, or a file cannot be removed.
+    pub fn remove_unfinished(folder: &Path) -> Result<()> {
+        for path in files(folder)? {
+            let name = path.file_name().and_then(|name| name.to_str());
+            if name.is_some_and(|name| name.starts_with(UNFINISHED_PREFIX)) {
+                std::fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+            }
+        }
+        Ok(())
+    }
+
     /// Reads the records of earlier plugins. Logs and leaves out files that are no records.
     ///
     /// # Errors
     /// The folder cannot be read.
     pub fn read_all(folder: &Path) -> Result<Vec<Self>> {
-        let entries = match std::fs::read_dir(folder) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-            entries => entries.with_context(|| format!("cannot read {}", folder.display()))?,
-        };
         let mut records = Vec::new();
-        for entry in entries {
-            let path = entry.with_context(|| format!("cannot read {}", folder.display()))?.path();
+        for path in files(folder)? {
             let name = path.file_name().and_then(|name| name.to_str());
             let name = name.and_then(|name| name.strip_prefix(FILE_PREFIX)?.strip_suffix(FILE_ENDING));
             let Some(name) = name else { continue };
@@ -315,6 +329,18 @@ impl Record {
         let among = value(AMONG_VARIABLE).map_or_else(|| allocation.gpus.clone(), list);
         let (slots, claim) = (slots.transpose()?, claim.transpose()?);
         Ok(Self { name: name.to_owned(), allocation, slots, claim, among, phase })
+    }
+}
+
+/// Returns the paths of all files in a folder; none if there is no such folder.
+fn files(folder: &Path) -> Result<Vec<PathBuf>> {
+    let cannot_read = || format!("cannot read {}", folder.display());
+    match std::fs::read_dir(folder) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
+        entries => {
+            let paths = entries.with_context(cannot_read)?.map(|entry| entry.map(|entry| entry.path()));
+            paths.collect::<io::Result<_>>().with_context(cannot_read)
+        }
     }
 }
 
@@ -392,6 +418,16 @@ mod tests {
         ];
         assert_eq!(device["containerEdits"]["env"], serde_json::json!(expected));
         assert!(!record.device().contains(token), "names of devices are no secrets");
+    }
+
+    #[test]
+    fn a_file_that_an_earlier_plugin_did_not_finish_goes() {
+        let folder = tempfile::tempdir().unwrap();
+        let unfinished = folder.path().join(".deepres-k8s-aBc123");
+        std::fs::write(&unfinished, "{").unwrap();
+        Record::remove_unfinished(folder.path()).unwrap();
+        assert!(!unfinished.exists());
+        Record::remove_unfinished(&folder.path().join("none")).unwrap();
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The rule by which the daemon found a process's tenant, and the process's container, in the form
 //! in which deepres shows and saves them.
 
+use crate::slurm::JobName;
 use serde::{Deserialize, Serialize};
 
 /// Number of digits of a container's id that deepres shows.
@@ -30,8 +31,8 @@ pub enum Found {
     Allocation,
     /// The process belongs to the tenant by its Slurm job.
     Slurm {
-        /// The job's number.
-        job: u32,
+        /// The job's number, or the SLUID of its run while Slurm has not told the number.
+        job: JobName,
     },
     /// The process belongs to the tenant by the root of its process tree.
     Tree {

@@ -10,10 +10,21 @@
 //! ([`SlurmError::Doubtful`]). To ask about one job of an array, the caller asks by the name that
 //! [`exact_name`] returns.
 
+use serde::{Deserialize, Serialize};
+use std::fmt;
 use std::ops::RangeInclusive;
 
 /// Shards of one GPU.
 pub const SHARDS_OF_GPU: u32 = 100;
+/// Most digits of a job's number.
+const MAX_JOB_DIGITS: usize = 10;
+/// Beginning of the name of a cgroup that has a job's number.
+const JOB_PREFIX: &str = "job_";
+/// The first letter of a SLUID, and the number of the digits behind it.
+const SLUID_PREFIX: char = 's';
+const SLUID_DIGITS: usize = 13;
+/// The letters that no digit of a SLUID is, because they look like others.
+const NO_SLUID_DIGITS: &str = "ILOU";
 /// Beginning of the line with which a job's record begins.
 const RECORD: &str = "JobId=";
 /// Beginning of the word with a job's name.
@@ -24,8 +35,8 @@ const BEFORE_NODES: &str = "JOB_GRES=";
 const NODES: &str = "Nodes=";
 /// Beginning of the word with the resources of a job on these nodes.
 const RESOURCES: &str = "GRES=";
-/// Beginning of the list of GPUs, after the amount of a resource.
-const PLACES: &str = "(IDX:";
+/// Beginning of the list of a resource's GPUs.
+const PLACES: &str = "IDX:";
 /// The resource that is a whole GPU.
 const WHOLE: &str = "gpu";
 /// The resource that is a part of a GPU.
@@ -33,12 +44,58 @@ const SHARD: &str = "shard";
 /// Most GPUs of a node. A larger place in a list is an error.
 const MOST_GPUS: usize = 1024;
 
+/// The name of a job in the paths of Slurm's cgroups. `scontrol` shows the job under this name.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum JobName {
+    /// The job's number.
+    Number(u32),
+    /// The SLUID of a run of the job. From release 26.05, Slurm names the cgroups of version 2 after
+    /// it. After a requeue, the job keeps its number and has another SLUID.
+    Sluid(String),
+}
+
+impl JobName {
+    /// Reads the name of a job's cgroup, `job_7` or `sEKNKTV3WPV500`; `None` if the cgroup is no job's.
+    pub fn of_cgroup(name: &str) -> Option<Self> {
+        if let Some(digits) = name.strip_prefix(JOB_PREFIX) {
+            let is_number =
+                digits.len() <= MAX_JOB_DIGITS && digits.bytes().all(|byte| byte.is_ascii_digit());
+            return digits.parse().ok().filter(|_| is_number).map(Self::Number);
+        }
+        let is_digit =
+            |c: char| (c.is_ascii_digit() || c.is_ascii_uppercase()) && !NO_SLUID_DIGITS.contains(c);
+        let digits = name.strip_prefix(SLUID_PREFIX)?;
+        let is_sluid = digits.len() == SLUID_DIGITS && digits.chars().all(is_digit);
+        is_sluid.then(|| Self::Sluid(name.to_owned()))
+    }
+
+    /// Returns the number of the job of this name. `answer` is what `scontrol show job -d` prints under
+    /// the name. Its first line is Slurm's own, whatever lines the user chose.
+    pub fn number_in(&self, answer: &str) -> Option<u32> {
+        match self {
+            Self::Number(number) => Some(*number),
+            Self::Sluid(_) => job_of(answer.lines().next()?.trim()),
+        }
+    }
+}
+
+impl fmt::Display for JobName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Number(number) => number.fmt(f),
+            Self::Sluid(sluid) => f.write_str(sluid),
+        }
+    }
+}
+
 /// The part of each GPU that a job has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Amount {
     /// The job has all of each GPU.
     Whole,
-    /// The job has this number of shards, of all GPUs together.
+    /// The job has this number of shards, of all GPUs together. If Slurm tells that some of the GPUs
+    /// have more shards than others, the rest above the least does not count.
     Shards(u32),
 }
 
@@ -112,13 +169,15 @@ impl JobGpus {
         }
     }
 
-    /// Reads a list of resources such as `gpu:h100:2(IDX:0-1),nic:1(IDX:0)`.
+    /// Reads a list of resources such as `gpu:h100:2(IDX:0-1),nic:1(IDX:0)`. Up to release 23.02, Slurm
+    /// lists shards as `shard:30(IDX:1)`, and later as `shard:30(0/100,30/100)`: the shards of the job
+    /// and of each GPU of the node.
     fn of_resources(text: &str) -> Result<Option<Self>, Unreadable> {
         let mut found: Option<Self> = None;
         for resource in split_outside(text, ['(', ')']) {
-            let (counted, places) = match resource.split_once(PLACES) {
-                Some((counted, places)) => (counted, places.strip_suffix(')').ok_or(Unreadable)?),
-                None => (resource, ""),
+            let (counted, detail) = match resource.split_once('(') {
+                Some((counted, detail)) => (counted, Some(detail.strip_suffix(')').ok_or(Unreadable)?)),
+                None => (resource, None),
             };
             let name = counted.split(':').next().unwrap_or_default();
             if !matches!(name, WHOLE | SHARD) {
@@ -126,7 +185,11 @@ impl JobGpus {
             }
             let count: u32 =
                 counted.rsplit(':').next().and_then(|count| count.parse().ok()).ok_or(Unreadable)?;
-            let mut places = numbers(places)?;
+            let (mut places, count) = match detail.map(|detail| detail.strip_prefix(PLACES).ok_or(detail)) {
+                None => continue,
+                Some(Ok(places)) => (numbers(places)?, count),
+                Some(Err(of_each)) => shards_of_each(of_each)?,
+            };
             if count == 0 || places.is_empty() {
                 continue;
             }
@@ -204,6 +267,22 @@ fn split_outside(text: &str, [open, close]: [char; 2]) -> impl Iterator<Item = &
         c == ',' && depth == 0
     })
     .filter(|part| !part.is_empty())
+}
+
+/// Reads the shards of a job on each GPU of a node, such as `0/100,30/100`. Returns the places of the
+/// job's GPUs, and the shards by which each has as many as the GPU with the fewest.
+fn shards_of_each(text: &str) -> Result<(Vec<usize>, u32), Unreadable> {
+    let mut found = Vec::new();
+    for (place, part) in text.split(',').enumerate() {
+        let (own, _) = part.split_once('/').ok_or(Unreadable)?;
+        match own.parse::<u32>().map_err(|_| Unreadable)? {
+            _ if place >= MOST_GPUS => return Err(Unreadable),
+            0 => {}
+            own => found.push((place, own)),
+        }
+    }
+    let least = found.iter().map(|(_, own)| *own).min().unwrap_or_default();
+    Ok((found.iter().map(|(place, _)| *place).collect(), least.saturating_mul(found.len() as u32)))
 }
 
 /// Reads a list of numbers such as `0-2,5`, ascending.
@@ -336,6 +415,31 @@ JobId=9 ArrayJobId=7 ArrayTaskId=0 JobName=job.sh
     }
 
     #[test]
+    fn a_job_has_the_name_of_its_cgroup() {
+        let sluid = "sEKNKTV3WPV500";
+        let run = JobName::Sluid(sluid.to_owned());
+        assert_eq!(JobName::of_cgroup("job_7"), Some(JobName::Number(7)));
+        assert_eq!(JobName::of_cgroup(sluid), Some(run.clone()));
+        for no in ["", "job_", "job_x", "job_99999999999", "system", "sEKNKTV3WPV50", "sEKNKTV3WPV5000"] {
+            assert_eq!(JobName::of_cgroup(no), None, "{no}");
+        }
+        for no in ["seknktv3wpv500", "sEKNKTV3WPV50O", "xEKNKTV3WPV500"] {
+            assert_eq!(JobName::of_cgroup(no), None, "{no}");
+        }
+        for name in [JobName::Number(7), run.clone()] {
+            let text = serde_json::to_string(&name).unwrap();
+            assert_eq!(serde_json::from_str::<JobName>(&text).unwrap(), name, "{text}");
+        }
+        assert_eq!(serde_json::to_string(&JobName::Number(7)).unwrap(), "7");
+        assert_eq!((run.to_string().as_str(), run.number_in(ONE_NODE)), (sluid, Some(1)));
+        // Under the SLUID of a heterogeneous job's first part, Slurm shows all parts, the first part first.
+        let het =
+            "JobId=4 HetJobId=4 HetJobOffset=0 JobName=a\nJobId=5 HetJobId=4 HetJobOffset=1 JobName=b\n";
+        assert_eq!(run.number_in(het), Some(4));
+        assert_eq!(run.number_in("No jobs in the system\nJobId=4 JobName=a\n"), None);
+    }
+
+    #[test]
     fn each_form_of_resources_is_read() {
         assert_eq!(of(""), None);
         assert_eq!(of("nic:1(IDX:0),license(CNT:3)"), None);
@@ -344,6 +448,14 @@ JobId=9 ArrayJobId=7 ArrayTaskId=0 JobName=job.sh
         assert_eq!(of("gpu:h100:1(IDX:3),gpu:a100:1(IDX:0)"), whole(&[0, 3]));
         assert_eq!(of("gpu:0(IDX:),shard:h100:30(IDX:1)"), shards(30, &[1]));
         assert_eq!(of("shard:150(IDX:0-1)"), shards(150, &[0, 1]));
+        // Slurm 23.11 and later (`_build_shared_gres_details`).
+        assert_eq!(of("shard:30(0/100,30/100)"), shards(30, &[1]));
+        assert_eq!(of("nic:1(IDX:0),shard:h100:60(0/0,30/100,30/100)"), shards(60, &[1, 2]));
+        assert_eq!(of("shard:0(0/100,0/100)"), None);
+        for unknown in ["shard:30((null))", "shard:30(30)", "shard:30(-1/100)", "shard:30(x/100"] {
+            let read = read(&of_job_3(unknown), 3, &[]);
+            assert!(matches!(read, Err(SlurmError::Unknown { .. })), "{unknown}");
+        }
         for unknown in ["shard:x(IDX:0)", "gpu:1(IDX:a)", "gpu:1(IDX:0", "gpu:1(IDX:0),shard:3(IDX:1)"] {
             let read = read(&of_job_3(unknown), 3, &[]);
             assert!(matches!(read, Err(SlurmError::Unknown { .. })), "{unknown}");
@@ -375,6 +487,7 @@ JobId=9 ArrayJobId=7 ArrayTaskId=0 JobName=job.sh
         let share_ppm = |resources: &str| of(resources).map(|allocation| allocation.share_ppm());
         assert_eq!(share_ppm("shard:30(IDX:0)"), Some(300_000));
         assert_eq!(share_ppm("shard:150(IDX:0-1)"), Some(750_000));
+        assert_eq!(share_ppm("shard:150(100/100,0/100,50/100)"), Some(500_000), "no GPU is overbooked");
         assert_eq!(share_ppm("shard:1(IDX:0-1)"), Some(10_000), "the least share");
         assert_eq!(share_ppm("shard:4294967295(IDX:0)"), Some(1_000_000));
         assert_eq!(share_ppm("gpu:2(IDX:0-1)"), Some(1_000_000));

@@ -6,7 +6,7 @@
 use std::{
     fs,
     io::Read,
-    net::TcpListener,
+    net::{TcpListener, TcpStream},
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::Command,
@@ -136,8 +136,15 @@ impl<'host> Cluster<'host> {
     /// Ends the Slurm daemon of a node, and starts it anew. Running jobs go on.
     #[track_caller]
     pub fn restart_slurmd(&mut self, node: usize) {
-        if let Some(slurmd) = &mut self.nodes[node].slurmd {
-            slurmd.terminate();
+        let Node { slurmd, port, .. } = &mut self.nodes[node];
+        if let Some(slurmd) = slurmd {
+            slurmd.signal(Signal::TERM);
+            // If the signal comes while slurmd reads its configuration, or just before it waits for a
+            // connection, slurmd heeds the signal only after the next connection.
+            eventually_within("slurmd ends", START_LIMIT, || {
+                drop(TcpStream::connect(("127.0.0.1", *port)));
+                slurmd.try_wait().is_some()
+            });
         }
         self.start_slurmd(node);
         self.await_nodes();

@@ -16,6 +16,7 @@ use deepres_model::directory::Directory;
 use deepres_model::quantity::Percent;
 use deepres_model::slurm::{Amount, JobGpus, exact_name};
 use std::ffi::OsStr;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
@@ -24,14 +25,17 @@ const SHARDS_VARIABLE: &str = "SLURM_SHARDS_ON_NODE";
 /// Variable with the number of GPUs of a task's job or step on this node. A step without GPUs lacks
 /// the variable.
 const GPUS_VARIABLE: &str = "SLURM_GPUS_ON_NODE";
-/// Variables with the numbers of the device files of a task's GPUs: of its step, and of its job.
-const DEVICES_VARIABLES: [&str; 2] = ["SLURM_STEP_GPUS", "SLURM_JOB_GPUS"];
+/// Variables with the places of a task's GPUs in Slurm's list of the node's GPUs: of its step, and of
+/// its job. The list has the order of the device files, whose numbers may have gaps.
+const PLACES_VARIABLES: [&str; 2] = ["SLURM_STEP_GPUS", "SLURM_JOB_GPUS"];
 /// Variable with the number of a task's step. The batch script of a job is no numbered step.
 const STEP_VARIABLE: &str = "SLURM_STEP_ID";
 /// Variable with the name by which Slurm knows this node.
 const NODE_VARIABLE: &str = "SLURMD_NODENAME";
 /// Beginning of the names of Slurm jobs' tenants.
 const TENANT_PREFIX: &str = "slurm-";
+/// Variable in which this command keeps `LD_PRELOAD` of the task.
+const TASK_PRELOAD_VARIABLE: &str = "DEEPRES_TASK_PRELOAD";
 /// Slurm's command that shows jobs.
 const SCONTROL: &str = "scontrol";
 
@@ -39,6 +43,10 @@ const SCONTROL: &str = "scontrol";
 /// tasks do not start, because they would take the GPU time of other jobs. The tasks of a job with
 /// whole GPUs start without deepres then.
 pub fn run() -> ExitCode {
+    if let Some(error) = start_without_preload() {
+        println!("{}", message("the task does not start", &error));
+        return ExitCode::FAILURE;
+    }
     let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let changes = Task::read(variable).and_then(|task| {
         match task.map(|task| task.with_part_of_job(allocation_of)).transpose()? {
@@ -58,6 +66,19 @@ pub fn run() -> ExitCode {
     }
 }
 
+/// If the task preloads libraries, starts this command anew without them, and returns only after a
+/// failure. Under the interposer of an outer job, NVML would show that job's part of a GPU as the GPU.
+fn start_without_preload() -> Option<Error> {
+    let preload = std::env::var_os(PRELOAD_VARIABLE)?;
+    let program = match std::env::current_exe() {
+        Ok(program) => program,
+        Err(error) => return Some(error.into()),
+    };
+    let mut anew = Command::new(program);
+    anew.args(std::env::args_os().skip(1)).env_remove(PRELOAD_VARIABLE).env(TASK_PRELOAD_VARIABLE, preload);
+    Some(anew.exec().into())
+}
+
 /// Returns the line by which Slurm prints a message into the output of a task.
 fn message(what: &str, error: &Error) -> String {
     format!("print deepres: {what}: {}", crate::explain(error).replace('\n', " "))
@@ -75,8 +96,8 @@ struct Task {
     share_ppm: Option<u32>,
     /// Whether the task belongs to a numbered step, which may have only a part of the job's shards.
     is_step: bool,
-    /// The numbers of the device files of the task's GPUs; empty if they are not known.
-    devices: Vec<u32>,
+    /// The places of the GPUs of a task with shards in Slurm's list; empty if they are not known.
+    places: Vec<usize>,
     /// Whether the user submitted the job from within another job of Slurm with deepres.
     is_nested: bool,
     /// Whether the wishes in the environment are those of another tenant, from which the user
@@ -100,8 +121,11 @@ impl Task {
         };
         let job = number(JOB_VARIABLE, &job)?;
         let shards = variable(SHARDS_VARIABLE).map(|text| number(SHARDS_VARIABLE, &text)).transpose()?;
-        let devices = DEVICES_VARIABLES.iter().find_map(|name| Some((*name, variable(name)?)));
-        let devices = devices.map(|(name, text)| text.split(',').map(|text| number(name, text)).collect());
+        // Slurm shows whole GPUs to their task by itself.
+        let places =
+            shards.and_then(|_| PLACES_VARIABLES.iter().find_map(|name| Some((*name, variable(name)?))));
+        let place = |name: &str, text: &str| number(name, text).map(|place| place as usize);
+        let places = places.map(|(name, text)| text.split(',').map(|text| place(name, text)).collect());
         let own = format!("{TENANT_PREFIX}{job}");
         let other = variable(TENANT_VARIABLE).filter(|name| *name != own);
         let is_nested = other.as_ref().is_some_and(|name| name.starts_with(TENANT_PREFIX));
@@ -114,7 +138,7 @@ impl Task {
             shards,
             share_ppm: None,
             is_step: variable(STEP_VARIABLE).is_some(),
-            devices: devices.transpose()?.unwrap_or_default(),
+            places: places.transpose()?.unwrap_or_default(),
             is_nested,
             is_inherited,
             memory,
@@ -159,7 +183,7 @@ impl Task {
         // A job may bring its own driver, for example in a container. So a driver that is not found
         // here is no error.
         let library = run::require_driver(&library).unwrap_or(library);
-        let preload = run::preload_with(&library, std::env::var_os(PRELOAD_VARIABLE));
+        let preload = run::preload_with(&library, std::env::var_os(TASK_PRELOAD_VARIABLE));
         // The environment may be that of a shell on another machine, and name the daemon there. A
         // task that starts before root's daemon connects to it later.
         let of_root = || Directory::system().tenant_socket();
@@ -170,13 +194,14 @@ impl Task {
 
     /// Returns the task's GPUs of the machine's.
     fn gpus(&self, all: &[Gpu]) -> Result<Vec<Gpu>> {
-        let gpu = |device: &u32| {
-            let found = all.iter().find(|gpu| gpu.minor == Some(*device));
+        let files = Gpu::by_device_file(all);
+        let gpu = |place: &usize| {
+            let found = files.get(*place).map(|gpu| &all[*gpu]).filter(|gpu| !gpu.is_lost);
             found.cloned().with_context(|| {
-                format!("Slurm gave the GPU with the device file /dev/nvidia{device}, and NVML has no such GPU; make gres.conf by `deepres slurm gres-conf`")
+                format!("Slurm gave GPU {place} of its list, and the driver lost this GPU or has no such GPU; reset the GPU, or make gres.conf by `deepres slurm gres-conf`")
             })
         };
-        self.devices.iter().map(gpu).collect()
+        self.places.iter().map(gpu).collect()
     }
 
     /// Returns the changes of the environment. `gpus` are the GPUs of a task with shards.
@@ -265,9 +290,9 @@ mod tests {
 
     fn lines(variables: &[(&str, &str)]) -> Vec<String> {
         let task = task(variables).unwrap().unwrap();
-        // NVML's order is not that of the device files.
+        // NVML's order is not that of the device files, and Slurm counts no gap in their numbers.
         let gpus = if task.shards.is_some() {
-            task.gpus(&[gpu(1, 1, 1_000), gpu(2, 0, 2_000)]).unwrap()
+            task.gpus(&[gpu(1, 3, 1_000), gpu(2, 0, 2_000)]).unwrap()
         } else {
             Vec::new()
         };
@@ -377,7 +402,18 @@ mod tests {
             let error = task(&[SHARDS, &[(name, value)]].concat()).unwrap_err().to_string();
             assert!(error.contains(name), "{error}");
         }
-        let task = Task { devices: vec![5], ..task(SHARDS).unwrap().unwrap() };
-        assert!(task.gpus(&[gpu(1, 1, 1)]).unwrap_err().to_string().contains("/dev/nvidia5"));
+        let whole = [("SLURM_JOB_ID", "7"), ("SLURM_GPUS_ON_NODE", "1"), ("SLURM_STEP_GPUS", "MIG-1")];
+        assert!(task(&whole).is_ok(), "only shards need the places of GPUs");
+    }
+
+    #[test]
+    fn a_gpu_that_is_not_there_or_lost_is_not_shown_to_the_task() {
+        let of = |place| Task { places: vec![place], ..task(SHARDS).unwrap().unwrap() };
+        let all = [gpu(1, 0, 1), Gpu::lost(1), gpu(2, 2, 1)];
+        assert_eq!(of(2).gpus(&all).unwrap(), [all[2].clone()], "a lost GPU moves no other");
+        for place in [1, 3] {
+            let error = of(place).gpus(&all).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("Slurm gave GPU {place} of its list")), "{error}");
+        }
     }
 }

@@ -13,17 +13,17 @@
 //! cgroup names.
 
 use deepres_model::identity::{Container, Runtime};
+use deepres_model::slurm::JobName;
 
 /// Number of hexadecimal digits in a container's id.
 const ID_DIGITS: usize = 64;
 /// Length of a pod's uid: a UUID, or the hash of its file for a static pod.
 const POD_UID_DIGITS: std::ops::RangeInclusive<usize> = 32..=36;
-/// Most digits of a batch job's number.
-const MAX_JOB_DIGITS: usize = 10;
 /// Suffix that the kernel adds to the path of a removed cgroup.
 const REMOVED: &str = " (deleted)";
-/// The slice in which systemd keeps the system's services.
-const SYSTEM: &str = "system.slice";
+/// The end of the name of a slice, in which systemd keeps cgroups. An administrator chooses the slice
+/// of Slurm.
+const SLICE: &str = ".slice";
 /// Slurm's cgroup (version 1) on a host with one Slurm daemon.
 const SLURM: &str = "slurm";
 /// Slurm's cgroup (version 2) on a host with one Slurm daemon.
@@ -49,8 +49,8 @@ pub enum Kind {
     },
     /// A Slurm job, including its steps.
     Slurm {
-        /// The job's number.
-        job: u32,
+        /// The job's name in the cgroup's path.
+        job: JobName,
     },
 }
 
@@ -80,21 +80,23 @@ impl Place {
         self.kind.name()
     }
 
-    /// Returns the number of the Slurm job, if the place is a Slurm job.
-    pub fn job(&self) -> Option<u32> {
-        if let Kind::Slurm { job } = self.kind { Some(job) } else { None }
+    /// Returns the name of the Slurm job, if the place is a Slurm job.
+    pub fn job(&self) -> Option<&JobName> {
+        if let Kind::Slurm { job } = &self.kind { Some(job) } else { None }
     }
 
-    /// Returns whether root's Slurm on this machine made the cgroup of a job. Root in a container can
-    /// make cgroups with the same names, but only inside the container. `home` is the daemon's own
-    /// container.
+    /// Returns whether root's Slurm on this machine made the cgroup of a job. Only root makes cgroups
+    /// directly below a slice, except in the slice of users. Root in a container can make cgroups with
+    /// the same names, but only inside the container. `home` is the daemon's own container.
     pub fn is_of_roots_slurm(&self, home: Option<&Self>) -> bool {
         let below = home.and_then(|home| self.path.strip_prefix(home.path.as_str()));
         let mut components = below.unwrap_or(&self.path).split('/').skip(1);
         let has_scope = |scope: &str| scope == SCOPE || scope.ends_with(SCOPE_OF_NODE);
         self.job().is_some()
             && match components.next() {
-                Some(SYSTEM) => components.next().is_some_and(has_scope),
+                Some(first) if first.ends_with(SLICE) => {
+                    first != USERS && components.next().is_some_and(has_scope)
+                }
                 Some(first) => first == SLURM || first.starts_with(SLURM_OF_NODE),
                 None => false,
             }
@@ -214,19 +216,18 @@ fn pod(component: &str, above: &[&str]) -> Option<String> {
     is_uid.then_some(uid)
 }
 
-/// Returns the number of the Slurm job whose cgroup has this name.
+/// Returns the name of the Slurm job whose cgroup has this name.
 ///
 /// - v1: `slurm/uid_N/job_N`; with several Slurm daemons on a host `slurm_HOST/…`
-/// - v2: `slurmstepd.scope/job_N`; with several daemons `HOST_slurmstepd.scope/…`
-fn job(component: &str, above: &[&str]) -> Option<u32> {
-    let digits = component.strip_prefix("job_")?;
+/// - v2: `slurmstepd.scope/job_N`; with several daemons `HOST_slurmstepd.scope/…`; from release 26.05
+///   `slurmstepd.scope/SLUID`, unless `cgroup.conf` has `CgroupJobIdPaths=yes`
+fn job(component: &str, above: &[&str]) -> Option<JobName> {
     let is_slurm = match above {
         [.., root, user] if user.starts_with("uid_") => *root == SLURM || root.starts_with(SLURM_OF_NODE),
         [.., scope] => *scope == SCOPE || scope.ends_with(SCOPE_OF_NODE),
         [] => false,
     };
-    let is_number = digits.len() <= MAX_JOB_DIGITS && digits.bytes().all(|byte| byte.is_ascii_digit());
-    if is_slurm && is_number { digits.parse().ok() } else { None }
+    JobName::of_cgroup(component).filter(|_| is_slurm)
 }
 
 #[cfg(test)]

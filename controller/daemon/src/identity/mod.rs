@@ -31,6 +31,7 @@ use cgroup::{Kind, Place};
 use deepres_abi::wire::TENANT_NAME_BYTES;
 use deepres_model::identity::{Container, Found};
 use deepres_model::process::ProcessKey;
+use deepres_model::slurm::JobName;
 use deepres_model::text::harmless;
 use serde::{Deserialize, Serialize};
 use tree::Process;
@@ -231,10 +232,13 @@ fn of_name(
 }
 
 /// Returns the identity of a process of a batch job: the job's tenant, or the tenant of the name
-/// `claim` within the job. Returns `None` for any other process.
-pub fn of_job(claim: &str, facts: &Facts) -> Option<Identity> {
+/// `claim` within the job. Returns `None` for any other process. `number` is the job's number, if Slurm
+/// has told it.
+pub fn of_job(claim: &str, facts: &Facts, number: Option<u32>) -> Option<Identity> {
     let place = facts.place.as_ref()?;
-    let (job, path, name) = (place.job()?, place.path.clone(), place.name());
+    let job = place.job()?.clone();
+    let (job, path) = (number.map_or(job, JobName::Number), place.path.clone());
+    let name = Kind::Slurm { job: job.clone() }.name();
     if claim.is_empty() || claim == name {
         return Some(Identity { key: Key::Cgroup(path), name, found: Found::Slurm { job } });
     }
@@ -247,10 +251,10 @@ fn of_place(facts: &Facts, known: &impl Known) -> Option<Identity> {
     if let Some((key, name)) = known.named_within(&place.path) {
         return Some(Identity { key, name, found: Found::Name { within: Some(place.name()) } });
     }
-    let found = match place.kind {
+    let found = match &place.kind {
         Kind::Container(_) => Found::Container,
         Kind::Pod { .. } => Found::Pod,
-        Kind::Slurm { job } => Found::Slurm { job },
+        Kind::Slurm { job } => Found::Slurm { job: job.clone() },
     };
     Some(Identity { key: Key::Cgroup(place.path.clone()), name: place.name(), found })
 }
@@ -379,14 +383,29 @@ mod tests {
         let path = "/slurm/uid_1000/job_7";
         let facts = facts(&format!("0::{path}/step_batch"));
         for claim in ["", "slurm-7"] {
-            let found = of_job(claim, &facts).unwrap();
+            let found = of_job(claim, &facts, None).unwrap();
             assert_eq!((found.key, found.name.as_str()), (Key::Cgroup(path.to_owned()), "slurm-7"));
-            assert_eq!(found.found, Found::Slurm { job: 7 });
+            assert_eq!(found.found, Found::Slurm { job: JobName::Number(7) });
         }
-        let named = of_job("sweep", &facts).unwrap();
+        let named = of_job("sweep", &facts, None).unwrap();
         assert_eq!((named.key, named.name.as_str()), (key("sweep", Some(path)), "sweep"));
         assert_eq!(named.found, Found::Name { within: Some("slurm-7".to_owned()) });
-        assert_eq!(of_job("sweep", &Facts { place: cgroup::place(DOCKER), ..facts }), None);
+        assert_eq!(of_job("sweep", &Facts { place: cgroup::place(DOCKER), ..facts }, Some(7)), None);
+    }
+
+    #[test]
+    fn a_job_that_slurm_names_by_a_sluid_has_its_number_when_slurm_told_it() {
+        let path = "/system.slice/slurmstepd.scope/sEKNKTV3WPV500";
+        let facts = facts(&format!("0::{path}/step_0/user/task_0"));
+        let key = || Key::Cgroup(path.to_owned());
+        for (claim, number, name) in
+            [("", None, "slurm-sEKNKTV3WPV500"), ("", Some(7), "slurm-7"), ("slurm-7", Some(7), "slurm-7")]
+        {
+            let found = of_job(claim, &facts, number).unwrap();
+            assert_eq!((found.key, found.name.as_str()), (key(), name));
+        }
+        let named = of_job("sweep", &facts, Some(7)).unwrap();
+        assert_eq!(named.found, Found::Name { within: Some("slurm-7".to_owned()) });
     }
 
     #[test]
@@ -500,7 +519,8 @@ mod tests {
             ("docker-4c01b2a3f9d7", Found::Container)
         );
         let slurm = found("0::/system.slice/slurmstepd.scope/job_7/step_1/user/task_0");
-        assert_eq!((slurm.name.as_str(), slurm.found), ("slurm-7", Found::Slurm { job: 7 }));
+        let job = JobName::Number(7);
+        assert_eq!((slurm.name.as_str(), slurm.found), ("slurm-7", Found::Slurm { job }));
         let step = found("0::/system.slice/slurmstepd.scope/job_7/step_2/user/task_0");
         assert_eq!(slurm.key, step.key, "steps belong to their job");
         let tree = found("0::/user.slice/session-1.scope");

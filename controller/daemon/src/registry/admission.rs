@@ -313,7 +313,8 @@ impl Registry {
         let is_whole = guest.allotment.as_ref().is_some_and(Allotment::is_whole);
         let name = if is_whole { claim(hello) } else { "" };
         let place = guest.facts.place.as_ref().filter(|place| self.checks_job_at(place));
-        let of_job = place.and_then(|_| identity::of_job(name, &guest.facts));
+        let number = guest.allotment.as_ref().and_then(|allotment| allotment.job);
+        let of_job = place.and_then(|_| identity::of_job(name, &guest.facts, number));
         of_job.unwrap_or_else(|| self.identify(claim(hello), &guest.facts))
     }
 
@@ -321,6 +322,7 @@ impl Registry {
     /// of a node's agent, or by Slurm.
     fn allotment_of(&self, guest: &Guest, key: &Key) -> Option<Allotment> {
         let by_agent = self.allocations.of_key(key).map(|allocation| Allotment {
+            job: None,
             share_ppm: allocation.share_ppm,
             memory_bytes: allocation.memory_bytes,
             elsewhere_bytes: 0,

@@ -41,6 +41,7 @@ use deepres_model::config::Config;
 use deepres_model::identity::Found;
 use deepres_model::probes::MeteringStatus;
 use deepres_model::process::ProcessKey;
+use deepres_model::slurm::JobName;
 use deepres_policy::signals::DriverSums;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -244,7 +245,7 @@ impl Registry {
     pub fn unbound_jobs(&self) -> Vec<Place> {
         let place = |tenant: &Tenant| match (&tenant.owner.key, &tenant.owner.found) {
             (Key::Cgroup(path), Found::Slurm { job }) => {
-                Some(Place { path: path.clone(), kind: Kind::Slurm { job: *job } })
+                Some(Place { path: path.clone(), kind: Kind::Slurm { job: job.clone() } })
             }
             _ => None,
         };
@@ -265,13 +266,17 @@ impl Registry {
     /// Forgets the tenants of a Slurm job that has ended. Returns the names of the tenants that have
     /// members still, and stay.
     pub fn end_job(&mut self, job: u32) -> Vec<String> {
-        let name_of_job = Kind::Slurm { job }.name();
-        let is_of_job = |name: &str, tenant: &Tenant| match &tenant.owner.found {
-            Found::Slurm { job: own } => *own == job,
-            Found::Name { within: Some(within) } => *within == name_of_job,
-            // Without Slurm's cgroups, `deepres slurm task-prolog` names the tenant.
-            Found::Name { within: None } => name == name_of_job,
-            _ => false,
+        let named = JobName::Number(job);
+        let name_of_job = Kind::Slurm { job: named.clone() }.name();
+        let is_of_job = |name: &str, tenant: &Tenant| {
+            tenant.terms.allotment().is_some_and(|allotment| allotment.job == Some(job))
+                || match &tenant.owner.found {
+                    Found::Slurm { job: own } => *own == named,
+                    Found::Name { within: Some(within) } => *within == name_of_job,
+                    // Without Slurm's cgroups, `deepres slurm task-prolog` names the tenant.
+                    Found::Name { within: None } => name == name_of_job,
+                    _ => false,
+                }
         };
         let of_job = self.tenants.iter().filter(|(name, tenant)| is_of_job(name, tenant));
         let (gone, living): (Vec<_>, Vec<_>) = of_job.partition(|(_, tenant)| tenant.is_deserted());

@@ -13,6 +13,9 @@ use serde::{Deserialize, Serialize};
 /// leaves out.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Allotment {
+    /// The number of the Slurm job; `None` for the allocation of a node's agent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub job: Option<u32>,
     /// The share of each GPU, parts per million.
     pub share_ppm: u32,
     /// Memory on each GPU, bytes; [`NO_LIMIT`] for whole GPUs.
@@ -30,6 +33,7 @@ impl Allotment {
     /// pauses of other jobs.
     pub fn none(elsewhere_bytes: u64) -> Self {
         Self {
+            job: None,
             share_ppm: MIN_SHARE_PPM,
             memory_bytes: elsewhere_bytes,
             elsewhere_bytes,

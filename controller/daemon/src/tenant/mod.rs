@@ -293,11 +293,13 @@ mod tests {
     use deepres_model::authority::Wish;
     use deepres_model::config::{CapOf, Caps};
     use deepres_model::profile::{Point, Profile};
+    use deepres_model::slurm::JobName;
 
     /// Returns the memory limits of a tenant with this key on GPU 0, which Slurm gave to its job, and
     /// on GPU 1.
     fn limits_bytes(key: Key) -> [u64; 2] {
         let allotment = Allotment {
+            job: Some(7),
             share_ppm: PPM,
             memory_bytes: NO_LIMIT,
             elsewhere_bytes: 10,
@@ -306,7 +308,7 @@ mod tests {
         };
         let mut terms = Terms::new(Wish::default(), Wish::default(), (Caps::NONE, CapOf::Everyone));
         terms.allot(allotment);
-        let found = Found::Slurm { job: 7 };
+        let found = Found::Slurm { job: JobName::Number(7) };
         let owner = Owner { key, found, container: None, user: 1_000, groups: Vec::new() };
         let tenant = Tenant::new(1, owner, terms, TenantMemory::new().unwrap());
         [0, 1].map(|gpu| tenant.seat_on(gpu).memory_limit_bytes)
@@ -333,8 +335,8 @@ mod tests {
         let asked = part(auto.part_percent);
         let terms = Terms::new(asked, Wish::default(), (Caps::NONE, CapOf::Everyone));
         let key = Key::Cgroup("/job".to_owned());
-        let owner =
-            Owner { key, found: Found::Slurm { job: 7 }, container: None, user: 0, groups: Vec::new() };
+        let found = Found::Slurm { job: JobName::Number(7) };
+        let owner = Owner { key, found, container: None, user: 0, groups: Vec::new() };
         let mut tenant = Tenant::new(1, owner, terms, TenantMemory::new().unwrap());
         tenant.profiled = Some(Profiled { fitted, auto: Some(auto) });
         assert_eq!(tenant.sm_auto(), Some(&auto));

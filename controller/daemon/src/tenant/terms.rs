@@ -273,8 +273,9 @@ mod tests {
 
     /// The part of a job with 30 shards of GPU 1, which has 1,000 bytes.
     fn allotment() -> Allotment {
-        let gpus = Some(vec![1]);
-        Allotment { share_ppm: 300_000, memory_bytes: 300, elsewhere_bytes: 10, class: Class::Fair, gpus }
+        let (job, gpus) = (Some(7), Some(vec![1]));
+        let (share_ppm, memory_bytes) = (300_000, 300);
+        Allotment { job, share_ppm, memory_bytes, elsewhere_bytes: 10, class: Class::Fair, gpus }
     }
 
     fn granted(asked: Wish) -> (Option<u32>, Option<u64>, Class) {

@@ -18,8 +18,11 @@ use tokio::net::UnixListener;
 use tokio::time::sleep;
 use tonic::Status;
 
-/// The name of the driver's socket in its folder.
-const SOCKET: &str = "dra.sock";
+/// The ends of the sockets' names, after the driver's name. The kubelet sends the percent-encoded path of
+/// a socket as the authority of its calls (`encodeAuthority` in grpc-go). HTTP allows such a text only
+/// before an `@`, and the server refuses other authorities.
+const REGISTRATION_ENDING: &str = "@reg.sock";
+const SOCKET_ENDING: &str = "@dra.sock";
 
 /// The sockets at which the kubelet finds the driver.
 #[derive(Debug, Clone)]
@@ -34,8 +37,8 @@ impl Sockets {
     /// Returns the sockets in the kubelet's folders.
     pub fn of(options: &Options) -> Self {
         Self {
-            registration: options.registry_dir.join(format!("{DRIVER}-reg.sock")),
-            driver: options.plugins_dir.join(DRIVER).join(SOCKET),
+            registration: options.registry_dir.join(format!("{DRIVER}{REGISTRATION_ENDING}")),
+            driver: options.plugins_dir.join(DRIVER).join(format!("{DRIVER}{SOCKET_ENDING}")),
         }
     }
 
@@ -199,5 +202,38 @@ impl Driver {
             response.claims.insert(claim.uid, api::UnprepareAnswer { error });
         }
         Ok(response)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kube_client::Config;
+
+    /// Returns the authority with which the kubelet calls a service at this path.
+    fn authority(path: &str) -> String {
+        let is_kept = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~!$&'()*+,;=:[]@".contains(&byte);
+        let encoded = path.bytes().map(|byte| match byte {
+            byte if is_kept(byte) => char::from(byte).to_string(),
+            byte => format!("%{byte:02X}"),
+        });
+        encoded.collect()
+    }
+
+    #[test]
+    fn the_kubelet_can_call_the_sockets() {
+        let sockets = Sockets::of(&Options {
+            node: "node-1".to_owned(),
+            plugins_dir: PathBuf::from("/var/lib/kubelet/plugins"),
+            registry_dir: PathBuf::from("/var/lib/kubelet/plugins_registry"),
+            api: Config::new(http::Uri::from_static("http://localhost")),
+        });
+        for socket in [&sockets.registration, &sockets.driver] {
+            let authority = authority(socket.to_str().unwrap());
+            assert!(authority.starts_with("%2Fvar%2Flib"), "{authority}");
+            // The server parses the authority so, and refuses the call after an error.
+            authority.parse::<http::uri::Authority>().unwrap();
+        }
+        authority("/var/lib/kubelet/dra.sock").parse::<http::uri::Authority>().unwrap_err();
     }
 }

@@ -76,8 +76,6 @@ pub struct Publisher {
     slices: Api<ResourceSlice>,
     nodes: Api<ClusterNode>,
     node: String,
-    /// The UID of the node at the API server.
-    uid: Option<String>,
     written: Option<Written>,
 }
 
@@ -85,7 +83,7 @@ impl Publisher {
     /// Returns the publisher of this node's GPUs.
     pub fn new(client: &Client, node: &str) -> Self {
         let (slices, nodes) = (Api::all(client.clone()), Api::all(client.clone()));
-        Self { slices, nodes, node: node.to_owned(), uid: None, written: None }
+        Self { slices, nodes, node: node.to_owned(), written: None }
     }
 
     /// Publishes the node's GPUs again and again. Never returns.
@@ -216,13 +214,10 @@ impl Publisher {
         }
     }
 
-    async fn uid(&mut self) -> Result<String, ApiError> {
-        if let Some(uid) = &self.uid {
-            return Ok(uid.clone());
-        }
-        let uid = within(self.nodes.get(&self.node)).await?.metadata.uid.unwrap_or_default();
-        self.uid = Some(uid.clone());
-        Ok(uid)
+    /// Returns the UID of the node. A node that somebody deleted comes back with another UID, and the API
+    /// server deletes the slices of the earlier node.
+    async fn uid(&self) -> Result<String, ApiError> {
+        Ok(within(self.nodes.get(&self.node)).await?.metadata.uid.unwrap_or_default())
     }
 }
 

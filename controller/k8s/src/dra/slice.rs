@@ -19,22 +19,21 @@ pub const MEMORY: &str = "memory";
 const PCIE_ROOT: &str = "resource.kubernetes.io/pcieRoot";
 /// The most bytes of an attribute's text.
 const TEXT_BYTES: usize = 64;
-/// The beginnings of a GPU's UUID, and of the name of its device.
-const UUID_PREFIX: &str = "GPU-";
-const NAME_PREFIX: &str = "gpu-";
+/// The beginnings of the UUID and of the name of the device, for a GPU and for a MIG device.
+const PREFIXES: [(&str, &str); 2] = [("GPU-", "gpu-"), ("MIG-", "mig-")];
 const MEBIBYTE: u64 = 1 << 20;
 
 /// Returns the UUID of the GPU whose device has this name; `None` if the name is no GPU's.
 pub fn uuid_of(name: &str) -> Option<String> {
-    name.strip_prefix(NAME_PREFIX).map(|rest| format!("{UUID_PREFIX}{rest}"))
+    PREFIXES.iter().find_map(|(uuid, own)| Some(format!("{uuid}{}", name.strip_prefix(own)?)))
 }
 
 /// Returns the name of a GPU's device. It is the UUID, because a claim must not change its GPU when the
 /// numbers of GPUs change.
 fn name_of(uuid: &str) -> Option<String> {
     let is_in_a_label = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f' | b'-');
-    let rest = uuid.strip_prefix(UUID_PREFIX).filter(|rest| rest.bytes().all(is_in_a_label))?;
-    Some(format!("{NAME_PREFIX}{rest}"))
+    let (name, rest) = PREFIXES.iter().find_map(|(own, name)| Some((name, uuid.strip_prefix(own)?)))?;
+    rest.bytes().all(is_in_a_label).then(|| format!("{name}{rest}"))
 }
 
 /// Returns the devices of the GPUs that are `open`, in the order of the GPUs' numbers.
@@ -183,10 +182,11 @@ mod tests {
     #[test]
     fn a_gpu_of_which_little_is_known_has_fewer_attributes() {
         let gpu = GpuStatus { uuid: "GPU-1".to_owned(), name: "ä".repeat(40), ..GpuStatus::default() };
-        let open = BTreeSet::from(["GPU-1".to_owned(), "MIG-1".to_owned()]);
-        let mig = GpuStatus { uuid: "MIG-1".to_owned(), ..gpu.clone() };
-        let devices = devices(&[gpu, mig], &[], &open);
-        let [device] = &devices[..] else { panic!("{devices:?}") };
+        let open = ["GPU-1", "MIG-2", "MIG-GPU-3/1/0"].map(str::to_owned);
+        let gpus = open.clone().map(|uuid| GpuStatus { uuid, ..gpu.clone() });
+        let devices = devices(&gpus, &[], &BTreeSet::from(open));
+        let [device, mig] = &devices[..] else { panic!("{devices:?}") };
+        assert_eq!((mig.name.as_str(), uuid_of(&mig.name).as_deref()), ("mig-2", Some("MIG-2")));
         let attributes = device.attributes.clone().unwrap();
         assert_eq!(attributes.keys().collect::<Vec<_>>(), ["productName", "uuid"]);
         assert_eq!(attributes["productName"].string.as_deref(), Some("ä".repeat(32).as_str()));

@@ -21,7 +21,7 @@ use tokio_stream::wrappers::UnboundedReceiverStream;
 const SLICES: &str = "/apis/resource.k8s.io/v1/resourceslices";
 /// The path of claims, before the namespace.
 const CLAIMS: &str = "/apis/resource.k8s.io/v1/namespaces/";
-/// The UID of each node.
+/// The UID of each node at first.
 pub const NODE_UID: &str = "9a0c6a54-0000-0000-0000-000000000001";
 
 type Body = UnsyncBoxBody<Bytes, Infallible>;
@@ -40,6 +40,8 @@ struct State {
     is_down: bool,
     /// Whether the server lacks the feature DRAConsumableCapacity.
     lacks_parts: bool,
+    /// The UID of each node, if it is not [`NODE_UID`].
+    node_uid: Option<String>,
 }
 
 impl State {
@@ -127,9 +129,8 @@ impl Server {
             }
             (Method::GET, None) if path.starts_with("/api/v1/nodes/") => {
                 let name = path.rsplit('/').next();
-                found(
-                    &json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "uid": NODE_UID}}),
-                )
+                let uid = self.state().node_uid.clone().unwrap_or_else(|| NODE_UID.to_owned());
+                found(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "uid": uid}}))
             }
             (method, _) => fault(StatusCode::FORBIDDEN, &format!("{method} {path} is not allowed")),
         })
@@ -265,6 +266,11 @@ impl ApiServer {
     /// Lets the server lack the feature DRAConsumableCapacity.
     pub fn lack_parts(&self) {
         self.server.state().lacks_parts = true;
+    }
+
+    /// Lets each node have another UID, as after it was deleted and came back.
+    pub fn set_node_uid(&self, uid: &str) {
+        self.server.state().node_uid = Some(uid.to_owned());
     }
 
     /// Returns a slice.

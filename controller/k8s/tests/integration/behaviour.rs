@@ -14,6 +14,7 @@ use deepres_model::wish::Wish;
 use std::collections::BTreeSet;
 use std::time::Duration;
 use tokio::sync::oneshot;
+use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 
 const SHARE: &str = "deepres.dev/share";
@@ -587,6 +588,30 @@ async fn a_daemon_that_restarts_costs_nothing_and_one_that_stays_away_costs_the_
     node.kubelet.admit(Pod::of_shares("b", 30)).await.unwrap();
     drop(node.daemon.take());
     node.until("all devices are unhealthy", || node.kubelet.allocatable(SHARE) == 0).await;
+}
+
+#[tokio::test]
+async fn a_container_with_a_whole_gpu_waits_for_a_daemon_that_restarts() {
+    let mut node = Node::start(2, 1).await;
+    let daemon = node.daemon.take().unwrap();
+    let (end, has_ended) = oneshot::channel();
+    let (begin, may_begin) = std::sync::mpsc::channel();
+    let restarted = spawn_blocking(move || {
+        daemon.restart_after(|_| {
+            end.send(()).unwrap();
+            may_begin.recv().unwrap();
+        })
+    });
+    has_ended.await.unwrap();
+    let admitted = node.kubelet.admit(Pod::new("a", vec![Container::new("main", GPU, 1)]));
+    let begins = async {
+        // The plugin asks in vain meanwhile.
+        pass(5).await;
+        begin.send(()).unwrap();
+    };
+    let (admitted, ()) = tokio::join!(admitted, begins);
+    node.daemon = Some(restarted.await.unwrap());
+    assert_eq!(admitted.unwrap().containers[0].ids.len(), 1);
 }
 
 #[tokio::test]

@@ -203,7 +203,7 @@ async fn the_driver_registers_and_makes_lost_sockets_again() {
     let info: PluginInfo = kubelet.unary(path::GET_INFO, Empty {}).await.unwrap();
     assert_eq!((info.kind.as_str(), info.name.as_str()), ("DRAPlugin", "deepres.dev"));
     assert_eq!(info.supported_versions, ["v1.DRAPlugin"]);
-    assert_eq!(Path::new(&info.endpoint), cluster.own.plugins_dir.join("deepres.dev/dra.sock"));
+    assert_eq!(Path::new(&info.endpoint), cluster.own.plugins_dir.join("deepres.dev/deepres.dev@dra.sock"));
     let told = RegistrationStatus { plugin_registered: true, error: String::new() };
     kubelet.unary::<_, Empty>(path::NOTIFY, told).await.unwrap();
     for lost in [socket.as_path(), Path::new(&info.endpoint)] {
@@ -278,6 +278,17 @@ async fn a_slice_that_others_change_or_delete_comes_back() {
     cluster.node.until("the other slice is gone", || cluster.api.slice("old").is_none()).await;
     pass(10).await;
     assert_eq!(cluster.api.slices(), [SLICE, "node-2-deepres.dev"]);
+}
+
+#[tokio::test]
+async fn the_slice_of_a_node_that_was_deleted_and_came_back_belongs_to_the_new_node() {
+    let cluster = Cluster::start(1).await;
+    cluster.api.set_node_uid("9a0c6a54-0000-0000-0000-000000000002");
+    // The API server deletes what belonged to the earlier node.
+    cluster.api.delete_slice(SLICE);
+    cluster.until_published(1).await;
+    let owner = cluster.api.slice(SLICE).unwrap()["metadata"]["ownerReferences"][0]["uid"].clone();
+    assert_eq!(owner, "9a0c6a54-0000-0000-0000-000000000002");
 }
 
 #[tokio::test]

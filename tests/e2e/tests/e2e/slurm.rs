@@ -38,16 +38,21 @@ fn assert_granted(host: &Host, job: u32, percent: u64, memory_bytes: Option<u64>
     assert_eq!(granted["memory_bytes"]["value"].as_u64(), memory_bytes, "{granted}");
 }
 
-/// Writes a script that answers in the place of `scontrol`: job `job` has 30 shards of the first
-/// GPU, and each other question fails. Each answer adds a line to the file `asked`. While the file
-/// `broken` exists, the script fails. Returns the value of `PATH` with the script.
-fn stand_in_for_scontrol(host: &Host, job: u32) -> PathBuf {
+/// The resources of a job with 30 shards of the first GPU, as Slurm shows them up to release 23.02,
+/// and later.
+const THIRTY_SHARDS: [&str; 2] = ["shard:30(IDX:0)", "shard:30(30/100,0/100)"];
+
+/// Writes a script that answers in the place of `scontrol`: job `job`, which Slurm also knows as
+/// `name`, has these resources, and each other question fails. Each answer adds a line to the file
+/// `asked`. While the file `broken` exists, the script fails. Returns the value of `PATH` with the
+/// script.
+fn stand_in_for_scontrol(host: &Host, job: u32, name: &str, resources: &str) -> PathBuf {
     let folder = host.path().join("bin");
     fs::create_dir(&folder).unwrap();
     let script = folder.join("scontrol");
     let text = format!(
-        "#!/bin/sh\n[ -e '{}' ] && exit 1\n[ \"$*\" = 'show job --details {job}' ] || exit 1\necho asked >> '{}'\n\
-         echo 'JobId={job} JobName=train'\necho '   JOB_GRES=shard:30'\necho '     Nodes=n1 CPU_IDs=0 Mem=0 GRES=shard:30(IDX:0)'\n",
+        "#!/bin/sh\n[ -e '{}' ] && exit 1\n[ \"$*\" = 'show job --details {name}' ] || exit 1\necho asked >> '{}'\n\
+         echo 'JobId={job} JobName=train'\necho '   JOB_GRES=shard:30'\necho '     Nodes=n1 CPU_IDs=0 Mem=0 GRES={resources}'\n",
         host.path().join("broken").display(),
         host.path().join("asked").display()
     );
@@ -65,7 +70,7 @@ fn the_daemon_asks_slurm_once_for_each_job_and_bounds_it_by_the_answer() {
     let job = std::process::id();
     let hierarchy = hierarchies()[0];
     let host = Host::new().simgpu(TWO_GPUS);
-    let path = stand_in_for_scontrol(&host, job);
+    let path = stand_in_for_scontrol(&host, job, &job.to_string(), THIRTY_SHARDS[0]);
     let _daemon = host.daemon_with(&[("PATH", &path)]);
     let cgroups =
         [0, 1].map(|step| Cgroup::make(hierarchy, &format!("slurm_n1/uid_1000/job_{job}/step_{step}")));
@@ -110,7 +115,7 @@ fn a_job_about_which_slurm_gave_no_answer_is_one_tenant_and_is_bound_later() {
     // Another number than that of the test above, in case both run in one process.
     let job = std::process::id() + 1;
     let host = Host::new().simgpu(TWO_GPUS);
-    let path = stand_in_for_scontrol(&host, job);
+    let path = stand_in_for_scontrol(&host, job, &job.to_string(), THIRTY_SHARDS[0]);
     let broken = host.path().join("broken");
     fs::write(&broken, "").unwrap();
     let _daemon = host.daemon_with(&[("PATH", &path)]);
@@ -129,6 +134,95 @@ fn a_job_about_which_slurm_gave_no_answer_is_one_tenant_and_is_bound_later() {
     assert_granted(&host, job, 30, Some(part_of_memory(&host, 30)));
     assert_eq!(fs::read_to_string(host.path().join("asked")).unwrap(), "asked\n");
     [&mut first, &mut second].into_iter().for_each(Process::kill);
+}
+
+#[test]
+fn a_job_whose_cgroup_has_a_sluid_is_bound_and_goes_by_its_number() {
+    if !root_or_skipped() {
+        return;
+    }
+    // Another number than those of the tests above.
+    let job = std::process::id() + 2;
+    let sluid = format!("s{job:013}");
+    let host = Host::new().simgpu(TWO_GPUS);
+    let path = stand_in_for_scontrol(&host, job, &sluid, THIRTY_SHARDS[1]);
+    let _daemon = host.daemon_with(&[("PATH", &path)]);
+    let in_scope = format!("system.slice/n1_slurmstepd.scope/{sluid}/step_0");
+    // Of version 2, if the machine has it: only there, Slurm uses SLUIDs.
+    let hierarchy = *hierarchies().last().unwrap();
+    let cgroup = Cgroup::make(hierarchy, &in_scope);
+    let name = format!("slurm-{job}");
+    let mut running = cgroup.start_with(&host, &GREEDY);
+    host.await_ps(|ps| ps.find(&name).is_some_and(|tenant| tenant.sessions.len() == 1));
+    assert_granted(&host, job, 30, Some(part_of_memory(&host, 30)));
+    running.kill();
+    let mut epilog = host.deepres(&["slurm", "epilog"]);
+    epilog.env("SLURM_JOB_ID", job.to_string());
+    assert_eq!(host.finish(epilog).success().stderr, "");
+    assert_eq!(host.ps().find(&name), None);
+}
+
+#[test]
+fn a_job_from_within_a_job_has_its_part_of_the_whole_gpus_memory() {
+    let host = Host::new().simgpu(TWO_GPUS);
+    let _daemon = host.daemon();
+    let outer = [("DEEPRES_TENANT", "slurm-6"), ("DEEPRES_MEMORY", "1GiB"), ("DEEPRES_SHARE", "10%")];
+    let mut client = host.preloaded(c_client("backlog"));
+    client.envs(outer);
+    let _running = host.start(client, "ready");
+    // Slurm starts the task prolog with the environment of the job, which is that of the outer job.
+    let mut prolog = host.deepres(&["slurm", "task-prolog"]);
+    prolog.envs(outer).env("LD_PRELOAD", &artefacts().library).env("DEEPRES_SOCKET", host.tenant_socket());
+    prolog.env("SLURM_JOB_ID", "7").env("SLURM_GPUS_ON_NODE", "1").env("SLURM_SHARDS_ON_NODE", "30");
+    prolog.env("SLURM_JOB_GPUS", "1").env("PATH", stand_in_for_scontrol(&host, 7, "7", THIRTY_SHARDS[1]));
+    let said = host.finish(prolog).success().stdout;
+    let memory = format!("export DEEPRES_MEMORY={}", part_of_memory(&host, 30));
+    assert!(said.lines().any(|line| line == memory), "{said}");
+    let uuid = host.status()["gpus"][1]["uuid"].as_str().unwrap().to_owned();
+    assert!(said.lines().any(|line| line == format!("export CUDA_VISIBLE_DEVICES={uuid}")), "{said}");
+    let preload = said.lines().find(|line| line.starts_with("export LD_PRELOAD=")).unwrap();
+    assert!(preload.contains(artefacts().library.to_str().unwrap()), "{preload}");
+}
+
+#[test]
+#[ignore = "deep: runs a cluster of Slurm"]
+fn the_steps_of_a_job_and_the_tasks_of_an_array_have_their_jobs_part() {
+    let host = Host::new().simgpu(TWO_GPUS);
+    let Some(cluster) = Cluster::start(&[&host]) else { return };
+    let _daemon = host.daemon_with(&[("SLURM_CONF", &cluster.conf())]);
+    let show = "$DEEPRES_TENANT $DEEPRES_SHARE $DEEPRES_MEMORY $CUDA_VISIBLE_DEVICES";
+    let script = format!(
+        "echo script {show}\nsrun --gres=shard:10 sh -c 'echo step {show}'\n\
+         srun --gres=none sh -c 'echo none ${{SLURM_SHARDS_ON_NODE-no}} ${{CUDA_VISIBLE_DEVICES-no}}'\necho end"
+    );
+    let job = cluster.submit(0, &["--gres=shard:30"], &script);
+    eventually_within("the job ends", SLURM_LIMIT, || cluster.output(0, job).contains("\nend"));
+    let said = cluster.output(0, job);
+    let of = |what: &str| {
+        said.lines().find_map(|line| line.strip_prefix(what)).unwrap_or_else(|| panic!("{what}: {said}"))
+    };
+    assert_eq!(of("script "), of("step "), "{said}");
+    let expected = format!("slurm-{job} 30% {} GPU-", part_of_memory(&host, 30));
+    assert!(of("script ").starts_with(&expected), "{said}");
+    assert_eq!(of("none "), "no no", "the step has no GPU: {said}");
+
+    let client = format!("sleep 600 | {}", c_client("backlog").display());
+    cluster.submit(0, &["--array=0-1", "--gres=shard:25"], &client);
+    let tasks = || {
+        let listed = cluster.call("squeue", &["--noheader", "--array", "--states=R", "--format=%A"]).stdout;
+        listed.lines().map(|line| line.trim().parse().unwrap()).collect::<Vec<u32>>()
+    };
+    let has_session = |task: &u32| {
+        let name = format!("slurm-{task}");
+        host.ps().find(&name).is_some_and(|tenant| tenant.sessions.len() == 1)
+    };
+    eventually_within("both tasks of the array run", SLURM_LIMIT, || {
+        let tasks = tasks();
+        tasks.len() == 2 && tasks.iter().all(has_session)
+    });
+    for task in tasks() {
+        assert_granted(&host, task, 25, Some(part_of_memory(&host, 25)));
+    }
 }
 
 /// Tests that measure. Each runs alone on the machine.

@@ -141,9 +141,14 @@ fn the_steps_of_a_slurm_job_are_the_jobs() {
         ),
     ] {
         let place = place(line).unwrap_or_else(|| panic!("{line}: nothing"));
-        assert_eq!(place.kind, Kind::Slurm { job }, "{line}");
+        assert_eq!(place.kind, Kind::Slurm { job: JobName::Number(job) }, "{line}");
         assert!(place.path.ends_with(&format!("job_{job}")), "{line}: {}", place.path);
     }
+    // The path of a job in Slurm's manual of cgroup.conf, 26.05.
+    let run = place("0::/system.slice/slurmstepd.scope/sEKNKTV3WPV500/step_0/user/task_0").unwrap();
+    assert_eq!(run.job(), Some(&JobName::Sluid("sEKNKTV3WPV500".to_owned())));
+    assert_eq!((run.name().as_str(), run.is_of_roots_slurm(None)), ("slurm-sEKNKTV3WPV500", true));
+    assert!(run.path.ends_with("/sEKNKTV3WPV500"), "{run:?}");
     let inside = format!("4:memory:/slurm/uid_1000/job_7/step_0\n0::/libpod_parent/libpod-{ID}\n");
     assert_eq!(found(&inside).unwrap().0, "podman-4c01b2a3f9d7", "a container in a job is a container");
 }
@@ -184,6 +189,7 @@ fn names_made_up_to_be_taken_for_another_are_not_that_other() {
         // Not a Slurm job, because users arrange this tree.
         "0::/user.slice/user-1001.slice/user@1001.service/slurmstepd.scope/job_7".to_owned(),
         "0::/x/uid_1000/job_7".to_owned(),
+        "0::/x/uid_1000/sEKNKTV3WPV500".to_owned(),
         "0::/system.slice/slurmstepd.scope/job_".to_owned(),
         "0::/system.slice/slurmstepd.scope/job_-7".to_owned(),
         "0::/system.slice/slurmstepd.scope/job_99999999999999999999".to_owned(),
@@ -234,10 +240,12 @@ fn only_the_cgroups_of_roots_slurm_prove_a_job() {
         "/slurm_n1/uid_1000/job_7",
         "/system.slice/slurmstepd.scope/job_7/step_0/user/task_0",
         "/system.slice/n1_slurmstepd.scope/job_7",
+        // CgroupSlice in cgroup.conf.
+        "/batch.slice/slurmstepd.scope/job_7",
     ] {
         assert!(of(path).is_of_roots_slurm(None) && of(path).is_of_roots_slurm(Some(&home)), "{path}");
         let inside = of(&format!("{container}{path}"));
-        assert_eq!(inside.job(), Some(7), "{path}");
+        assert_eq!(inside.job(), Some(&JobName::Number(7)), "{path}");
         assert!(!inside.is_of_roots_slurm(None), "root of the container made {path}");
         assert!(inside.is_of_roots_slurm(Some(&home)), "the daemon runs in the container, and so does Slurm");
         let scope = format!("/system.slice/docker-{ID}.scope{path}");
