@@ -112,7 +112,7 @@ const COMPARISONS: &[Comparison] = &[
     },
     Comparison {
         system: "TGS, with requests",
-        claim: "A best-effort job runs beside a production job that answers requests, and does it little harm.",
+        claim: "A best-effort job runs beside a production job that answers requests, and does that job little harm.",
         source: "TGS, NSDI 2023",
         scenario: "bursty-production.toml",
         policies: &[Policy::Deepres, Policy::TgsLike, Policy::HamiLike, Policy::TimeSlice],
