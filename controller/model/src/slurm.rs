@@ -149,9 +149,9 @@ impl JobGpus {
 /// A text in an unknown form.
 struct Unreadable;
 
-/// Returns the name under which Slurm shows only this job, if the output of `scontrol show job -d JOB`
-/// has several records. Slurm shows a whole array or heterogeneous job under the number of one of its
-/// jobs.
+/// Returns the name under which Slurm shows only this job, if the output of `scontrol show job -d
+/// JOB` has several records. Slurm shows a whole array or heterogeneous job under the number of one
+/// of its jobs.
 pub fn exact_name(text: &str, job: u32) -> Option<String> {
     let lines: Vec<&str> = text.lines().map(str::trim).collect();
     let own = lines[only(&lines, |line| job_of(line) == Some(job))?];

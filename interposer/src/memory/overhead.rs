@@ -52,9 +52,10 @@ struct OnGpu {
     /// The lock that a thread holds while it looks, so that no older figure replaces a newer
     /// figure.
     turn: Mutex<{ Rank::OverheadTurn as u8 }, ()>,
-    /// The charge. A thread holds this lock only for a few instructions at a time.
+    /// The charge for memory that the driver takes by itself. A thread holds this lock only for a
+    /// few instructions at a time.
     held: Mutex<{ Rank::OverheadCharge as u8 }, Held>,
-    /// The growth by the context that the interposer measured last, bytes.
+    /// The memory that the driver took for the context that the interposer measured last, bytes.
     context_bytes: AtomicU64,
     /// The number of calls under way that the interposer may undo after a look.
     making: AtomicU32,

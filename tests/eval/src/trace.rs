@@ -128,8 +128,8 @@ fn width_percent(shape: &Shape) -> Option<f64> {
     Some(100.0 * (blocks / at_once).min(1.0))
 }
 
-/// Returns a process's work in stretches. A launch begins a new stretch if the GPU has been idle for a
-/// while.
+/// Returns a process's work in stretches. A launch begins a new stretch if the GPU has been idle
+/// for a while.
 fn stretches(process: &Process) -> Vec<Stretch> {
     let mut stretches: Vec<Stretch> = Vec::new();
     for (_, pause_ns, took_ns) in process.paced() {

@@ -577,10 +577,10 @@ impl Board {
         gpus.iter().map(|gpu| self.gpus[*gpu].post.lead_ns).max().unwrap_or(0)
     }
 
-    /// Returns whether the rank on `gpu` may launch once during the gang's drain. This is so if the
-    /// rank has drained and a launch waits at its gate, while another rank's kernel takes longer
-    /// than expected. The other rank probably spins for this launch. If the other rank were only a
-    /// little late, the launch would put this rank ahead.
+    /// Returns whether the rank on `gpu` may launch once during the gang's drain. The result is
+    /// true if the rank has drained and a launch waits at its gate, while another rank's kernel
+    /// takes longer than expected. The other rank probably spins for this launch. If the other rank
+    /// were only a little late, the launch would put this rank ahead.
     fn catches_up(&self, tenant: TenantId, gpus: &BTreeSet<usize>, gpu: usize, spins: bool) -> bool {
         // If kernels end at the same moment, the board learns of all ends within this time: the
         // delay of a timer, or two hand-offs.

@@ -4,8 +4,8 @@
 //! owner that wants the GPU again waits for the guest's work in flight. Second, if this work does
 //! not end, the owner runs beside the work and is slower. The guard measures the second cost by the
 //! owner's progress: the GPU time that the owner used, as a part of the time in which it wanted the
-//! GPU. The guard compares this progress with the progress without guests. It bounds the sum of
-//! both costs to a part of the time (`max_harm`).
+//! GPU. The guard compares this progress with the progress without guests. The guard bounds the sum
+//! of both costs to a part of the time (`max_harm`).
 //!
 //! The guard forecasts a guest's cost from the owners' last pauses ([`Outlook`]). The *credit* is
 //! the time that guests may still cost the owners. The credit grows as time passes, and shrinks by
@@ -56,9 +56,9 @@ const MAX_DEBT_NS: u64 = Duration::from_secs(10).as_nanos() as u64;
 /// weight, so that newer progress counts more.
 const PROGRESS_SPAN_NS: u64 = Duration::from_secs(10).as_nanos() as u64;
 
-/// The guard keeps back `max_harm` divided by this number, for costs that it does not see. Such
-/// costs are an owner's wake-ups after it got the GPU back, and credit that a guest spends in a
-/// moment.
+/// The guard keeps back `max_harm` divided by this number, for costs that it does not see. The
+/// unseen costs are an owner's wake-ups after it got the GPU back, and credit that a guest spends
+/// in a moment.
 const UNSEEN_PART: u32 = 20;
 
 /// A launch is dear if its expected cost exceeds the time until the guest's work is gone, divided

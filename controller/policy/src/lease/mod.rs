@@ -69,11 +69,12 @@ const RUN_AHEAD_NS: u64 = ns(Duration::from_millis(100));
 /// If an owner came or made progress within this time, the scheduler expects the owner to want the
 /// GPU again at any moment.
 const AWAITED_NS: u64 = ns(Duration::from_secs(60));
-/// How long the lease of a holder lasts if only guests want the GPU.
+/// The length of a holder's lease if only guests want the GPU, ns.
 const SOLO_LEASE_NS: u64 = ns(Duration::from_millis(50));
 /// An owner with an SLO tolerates a wait for a guest of its SLO divided by this number.
 const WAITS_PER_SLO: u64 = 20;
-/// The scheduler waits at least this long for a drain before it gives up. Most kernels are shorter.
+/// The scheduler waits at least this long for a drain before it gives up. Most kernels are shorter
+/// than this time.
 const MIN_DRAIN_NS: u64 = ns(Duration::from_millis(50));
 /// The scheduler waits at most this long for a drain. Then the next gate opens, and the hardware
 /// takes turns.
@@ -1320,9 +1321,9 @@ impl Scheduler {
     }
 
     /// Returns whether `next` gets the GPU at once, beside other work that still drains for
-    /// `rest_ns`. This is so if the drain takes longer than `next` would lose in the hardware's
-    /// turns. The loss is half a slice in the mean before its first turn, and a slice after each of
-    /// its slices.
+    /// `rest_ns`. The result is true if the drain takes longer than `next` would lose in the
+    /// hardware's turns. The loss is half a slice in the mean before its first turn, and a slice
+    /// after each of its slices.
     ///
     /// With two long bursts in flight, each brief burst waits for two slices. So while a tenant
     /// with brief bursts wanted the GPU lately, only tenants with brief bursts go beside other

@@ -146,7 +146,7 @@ fn a_client_stays_within_its_limit_whichever_call_of_ours_fails() {
     }
 }
 
-/// Tests that measure. Each runs alone on the machine.
+/// Tests that measure. Each test runs alone on the machine.
 mod measured {
     use super::*;
 

@@ -32,7 +32,7 @@ fn keras_trains_as_without_deepres_and_survives_its_own_out_of_memory() {
     assert_trains_as_without(&python, client, CLIENT_LIMIT, "ResourceExhaustedError", counts);
 }
 
-/// Tests that measure. Each runs alone on the machine.
+/// Tests that measure. Each test runs alone on the machine.
 mod measured {
     use super::*;
 

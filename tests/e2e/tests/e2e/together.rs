@@ -4,8 +4,8 @@
 use deepres_e2e::prelude::*;
 
 const KERNEL_NS: u64 = 5_000_000;
-/// Kernels by name. The kernel `ring_long` keeps the second GPU busy. It takes longer than any
-/// other work in this test.
+/// Kernels by name. The kernel `ring_long` keeps the second GPU busy. This kernel takes longer than
+/// any other work in the test.
 const SIMGPU_TOML: &str = r#"
 gpus = 2
 kernel = [{ name = "both", ns = 5000000 }, { name = "quick", ns = 20000 }, { name = "ring_long", ns = 300000000 }]

@@ -215,7 +215,7 @@ fn a_program_of_the_shared_runtime_library_gets_what_the_reference_promises() {
     }
 }
 
-/// Tests that measure. Each runs alone on the machine.
+/// Tests that measure. Each test runs alone on the machine.
 mod measured {
     use super::*;
 

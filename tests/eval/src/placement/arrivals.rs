@@ -9,7 +9,7 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 
 /// Number of jobs that arrive at each machine.
 pub const COUNT: usize = 10_000;
-/// Where the random numbers begin.
+/// The seed of the random numbers.
 const SEED: u64 = 1;
 
 /// Shares of jobs with a part of a GPU, percent.
@@ -25,14 +25,14 @@ const SINGLE_WHOLES: u32 = 5;
 /// so many for several whole GPUs, and the rest for a part of several.
 const WHOLE_GANGS: u32 = 5;
 
-/// A job.
+/// A job that arrives at the machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Arrival {
     /// Number of GPUs.
     pub gpus: NonZero<usize>,
     /// Share of each GPU, parts per million.
     pub share_ppm: u32,
-    /// How long the job stays, in arrivals.
+    /// The time for which the job stays, in arrivals of jobs.
     pub stays: usize,
 }
 

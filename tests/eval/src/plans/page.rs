@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use super::{Evaluation, Row, bars, models, name};
 
-/// The mixes of the table: the named ones, and one in which nothing can be won.
+/// The mixes of the table: the named mixes, and a mix in which no plan can gain.
 const SHOWN: [&str; 5] = [bars::NAMED[0], bars::NAMED[1], bars::NAMED[2], bars::NAMED[3], "R50+BERT"];
 
 /// The heading of the section of the page.

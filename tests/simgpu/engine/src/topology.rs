@@ -69,7 +69,7 @@ pub enum Remote {
     Switch,
 }
 
-/// The topology. `default.toml` explains each key.
+/// The topology of the virtual machine. `default.toml` explains each key.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 #[expect(missing_docs, reason = "default.toml is where the keys are documented, once")]
