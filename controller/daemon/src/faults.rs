@@ -189,7 +189,7 @@ fn needs(device: &Device<'_>) -> Option<usize> {
 
 /// The source of the Xids: NVML's events of the GPUs.
 struct Events<'nvml> {
-    /// `None` while NVML tells no Xids.
+    /// `None` while NVML reports no Xids.
     set: Option<EventSet<'nvml>>,
     /// The time from which the thread asks for the Xids again.
     again: Instant,
@@ -256,7 +256,7 @@ impl<'nvml> Events<'nvml> {
 /// The health of a GPU.
 #[derive(Debug, Default)]
 struct Health {
-    /// A fault that NVML does not tell.
+    /// A fault that NVML does not report.
     untold: Option<String>,
     /// The number of the daemon's looks since the driver got its present question about the GPU;
     /// `None` if the driver has no question.

@@ -24,7 +24,7 @@ const UUID_PREFIX: &str = "GPU-";
 const MIG_PREFIX: &str = "MIG-";
 /// A word in the name of every simulated GPU.
 const SIMULATED: &str = "simulated";
-/// The name of a GPU of which NVML told nothing.
+/// The name of a GPU that NVML did not describe.
 const LOST: &str = "lost GPU";
 /// The UUID of a lost GPU, but for its number.
 const LOST_UUID: u128 = 0xffff_ffff << 96;
@@ -157,7 +157,7 @@ impl Gpus {
         self.1.clone().unwrap_or_else(|| Topology::unknown(self.count()))
     }
 
-    /// Returns where each GPU is in the machine.
+    /// Returns the place of each GPU in the machine.
     pub fn places(&self) -> Vec<GpuPlace> {
         places(self.iter(), &self.topology())
     }
@@ -278,7 +278,7 @@ fn by_minor(minors: &[Option<u32>]) -> Vec<usize> {
     files.into_iter().map(|(_, gpu)| gpu).collect()
 }
 
-/// Returns where each of the GPUs is in a machine of this topology.
+/// Returns the place of each GPU in a machine with this topology.
 fn places<'a>(gpus: impl Iterator<Item = &'a Gpu>, topology: &Topology) -> Vec<GpuPlace> {
     let components = topology.components(Tier::NvLink, GpuSet::first(topology.len()));
     let component = |gpu: usize| components.iter().position(|part| part.len() > 1 && part.contains(gpu));

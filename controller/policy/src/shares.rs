@@ -208,7 +208,7 @@ struct Surplus {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Shares {
     gpus: Vec<String>,
-    /// The GPUs that are shut.
+    /// The GPUs that are shut: no container may start on them, for example because of a fault.
     shut: BTreeSet<String>,
     /// The devices that the plugin publishes as healthy, except the devices in `lost`.
     healthy: Slots,

@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// The time for which the plugin watches the slices before it lists them again. The API server ends
 /// a watch a little earlier; the end may get lost with its connection.
 const WATCH: Duration = Duration::from_secs(300);
-/// The codes of HTTP for an object that is another by now, or is gone.
+/// HTTP's status codes for an object that has changed, or that no longer exists.
 const CONFLICT: u16 = 409;
 const GONE: u16 = 404;
 

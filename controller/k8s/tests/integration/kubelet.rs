@@ -66,7 +66,8 @@ impl Pod {
         Self { name: name.to_owned(), containers, is_over: false }
     }
 
-    /// Returns what the scheduler counts for this pod: the most of what it needs at a time.
+    /// Returns the amount that the scheduler counts for this pod: the most that its containers need
+    /// at a time.
     pub fn request(&self, resource: &str) -> usize {
         let of = |is_init: bool| {
             self.containers.iter().filter(move |one| one.is_init == is_init && one.resource == resource)

@@ -54,7 +54,7 @@ pub struct IterationStatus {
 pub struct KernelStatus {
     /// The name of the kernel's function, shortened; `None` if it is not known.
     pub name: Option<String>,
-    /// The same number for launches of the same kernel with the same geometry.
+    /// The key of the launch. Launches of the same kernel with the same geometry have the same key.
     pub key: u64,
     /// The number of the stream, from 0 in the order of the launches.
     pub stream: usize,
@@ -110,7 +110,7 @@ pub struct PredictionStatus {
     pub cost_ns: u64,
     /// The longest wait at a cut, ns.
     pub longest_wait_ns: u64,
-    /// The cuts.
+    /// The cuts of the plan.
     pub cuts: Vec<CutStatus>,
 }
 
@@ -121,7 +121,7 @@ pub struct CutStatus {
     pub tenant: String,
     /// The place of the kernel in the iteration of the tenant.
     pub kernel: usize,
-    /// The other tenant.
+    /// The tenant for which the cut waits.
     pub other: String,
     /// The number of kernels of the other tenant that must have finished.
     pub until: usize,

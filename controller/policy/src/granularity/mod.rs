@@ -45,7 +45,7 @@ const LEAST_BOUND: f64 = 1.1;
 /// A launch of an iteration.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Kernel {
-    /// The same number for launches of the same kernel with the same geometry.
+    /// The key of the launch. Launches of the same kernel with the same geometry have the same key.
     pub key: u64,
     /// The time of the kernel if it has as many SMs as it can use, ns.
     pub duration_ns: u64,

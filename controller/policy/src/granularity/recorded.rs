@@ -131,7 +131,7 @@ pub enum Purpose {
     Unknown,
 }
 
-/// A launch of an iteration, with what the recording tells of it.
+/// A launch of an iteration, with the facts that the recording has about the launch.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Step {
     /// The launch for the search of plans. If its time or width is not known, the search takes the

@@ -62,10 +62,11 @@ const PROGRESS_SPAN_NS: u64 = Duration::from_secs(10).as_nanos() as u64;
 const UNSEEN_PART: u32 = 20;
 
 /// A launch is dear if its expected cost exceeds the time until the guest's work is gone, divided
-/// by this number. For a guest without a better time (`BETTER_COST_PART`), no launch is dear.
+/// by this number. If no time in a pause is better for a guest (`BETTER_COST_PART`), none of its
+/// launches is dear.
 const DEAR_COST_PART: u64 = 10;
-/// A guest has a better time if a launch at the beginning of a pause costs at most its window
-/// divided by this number.
+/// The beginning of a pause is a better time for a guest if a launch then costs at most the guest's
+/// window divided by this number.
 const BETTER_COST_PART: u64 = 20;
 /// Dear launches may cost owners at most `max_harm` divided by this number.
 const DEAR_PART: u32 = 4;
@@ -172,7 +173,8 @@ struct Outlook<'a> {
 struct Prospect {
     /// Number of remembered pauses that are longer than the present pause so far.
     longer: usize,
-    /// Number of these longer pauses that end before the guest's work would be gone.
+    /// The number of remembered pauses that are longer than the present pause, and that end before
+    /// the guest's work would be gone.
     over: usize,
     /// The sum of the owners' waits over the longer pauses, ns.
     sum_ns: u128,

@@ -247,7 +247,8 @@ fn early() -> CString {
     CString::new(text.replace("  ld.param.u64 t0", begun)).unwrap_or_default()
 }
 
-/// So deepres puts no marker between a dependent launch and the launch before it.
+/// deepres relies on this behaviour, and puts no marker between a dependent launch and the launch
+/// before it.
 fn an_event_between_two_kernels_ends_the_overlap_of_a_dependent_launch(
     facts: &mut Facts,
 ) -> Result<(), Stop> {

@@ -77,10 +77,10 @@ pub struct Row {
     pub gpus: usize,
     /// The number of jobs that arrived.
     pub jobs: usize,
-    /// Writes a second that the API server sees because the GPUs are shared. The writes that every
-    /// pod costs and the nodes' heartbeats are not among them.
+    /// Writes a second that the API server sees because the GPUs are shared. The figure leaves out
+    /// the writes that every pod costs, and the nodes' heartbeats.
     pub api_writes_per_s: f64,
-    /// The same in the worst minute.
+    /// Writes a second in the worst minute.
     pub api_writes_per_s_peak: f64,
     /// Writes for each job.
     pub api_writes_per_job: f64,
@@ -98,7 +98,7 @@ pub struct Row {
     pub waited_on_node: u64,
     /// Mean time from a job's arrival to its start, seconds.
     pub wait_s_mean: f64,
-    /// 99th percentile of this time, seconds.
+    /// 99th percentile of the time from a job's arrival to its start, seconds.
     pub wait_s_p99: f64,
     /// Jobs that had not started at the end of the day.
     pub not_started: usize,
