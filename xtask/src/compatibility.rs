@@ -262,9 +262,9 @@ const LOOK_UPS: &str = "
 ## As far as the simulated GPU goes
 
 NVIDIA's runtime library (libcudart) checks that the driver is NVIDIA's. The simulated driver fails
-this check, so programs on NVIDIA's libcudart do no GPU work on the simulated GPU. libcudart looks up
-all driver functions before the check. The tests check that deepres answers each look-up of a hooked
-function with the hook, and that the program prints the same text with deepres as without.
+libcudart's check, so programs on NVIDIA's libcudart do no GPU work on the simulated GPU. libcudart
+looks up all driver functions before the check. So the tests check two facts: deepres answers each
+look-up of a hooked function with the hook, and the program prints the same text as without deepres.
 ";
 const WHOLE: &str = "\n## From beginning to end\n";
 const TABLE: &str =

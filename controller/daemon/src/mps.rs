@@ -35,7 +35,7 @@ const LOOK_SOON: Duration = Duration::from_millis(10);
 /// Time within which a control daemon starts. The daemon serves tenants after this time also
 /// without the control daemon.
 const STARTS_WITHIN: Duration = Duration::from_secs(3);
-/// The daemon ends a control daemon that has not noted its process after this time.
+/// If an MPS control daemon has not written its process id after this time, the daemon ends it.
 const HANGS_AFTER: Duration = Duration::from_secs(10);
 /// The time within which MPS no longer counts a client that has just ended.
 const SETTLES_WITHIN: Duration = Duration::from_millis(300);

@@ -86,8 +86,8 @@ impl Registry {
         }
     }
 
-    /// Returns the identity of a process that has an allocation: because its container's processes
-    /// have one, or by its token. A container has no more than one allocation, so a second token,
+    /// Returns the identity of a process that has an allocation: by the allocation of its
+    /// container, or by its token. A container has no more than one allocation, so a second token,
     /// for example of an init container, gains nothing.
     pub(super) fn allocated(&self, claim: &str, facts: &Facts) -> Option<Identity> {
         let by_token = || {

@@ -33,7 +33,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// Returns the place among the six models.
+    /// Returns the model's place among Orion's six models; `None` for any other model.
     fn among_six(&self) -> Option<usize> {
         SIX.iter().position(|(name, _)| *name == self.name)
     }

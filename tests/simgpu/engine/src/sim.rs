@@ -209,7 +209,8 @@ fn limit_ppm<M: Memory>(memory: &M, state: &State, process: Option<usize>) -> u6
     }
 }
 
-/// Returns the seat of a context.
+/// Returns the seat of a context: for a client of MPS the server's context, else the context
+/// itself.
 fn seat_of<M: Memory>(memory: &M, state: &State, context: usize) -> usize {
     index_of(memory.get(&state.contexts[context].seat)).unwrap_or(context)
 }
