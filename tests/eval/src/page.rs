@@ -122,8 +122,8 @@ const COMPARISONS: &[Comparison] = &[
             GUEST,
         ],
         not_shown: "The requests take 5 ms, and the guest's kernels take 1 ms. A request\n\
-                    waits for at most one kernel of the guest and one hand-off. For shorter requests, this wait is a\n\
-                    larger part of the answer time.",
+                    waits for at most one kernel of the guest and one hand-off. For shorter requests, the wait for a\n\
+                    kernel is a larger part of the answer time.",
     },
     Comparison {
         system: "Tally",
