@@ -135,7 +135,8 @@ impl Mps {
         self.deaths
     }
 
-    /// Hands the directories on to a keeper. A path that is too long for MPS' sockets stays out.
+    /// Hands the directories on to a keeper. The function leaves out a path that is too long for
+    /// MPS' sockets.
     pub fn hand_on(&self, welcome: &mut Welcome) {
         let fields = [(&self.pipes, &mut welcome.mps_pipes), (&self.logs, &mut welcome.mps_logs)];
         for (directory, field) in fields {

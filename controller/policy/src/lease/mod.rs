@@ -71,7 +71,8 @@ const RUN_AHEAD_NS: u64 = ns(Duration::from_millis(100));
 const AWAITED_NS: u64 = ns(Duration::from_secs(60));
 /// The length of a holder's lease if only guests want the GPU, ns.
 const SOLO_LEASE_NS: u64 = ns(Duration::from_millis(50));
-/// An owner with an SLO tolerates a wait for a guest of its SLO divided by this number.
+/// An owner with an SLO tolerates a wait for a guest whose length is the SLO divided by this
+/// number.
 const WAITS_PER_SLO: u64 = 20;
 /// The scheduler waits at least this long for a drain before it gives up. Most kernels are shorter
 /// than this time.
