@@ -98,7 +98,7 @@ const COMPARISONS: &[Comparison] = &[
     Comparison {
         system: "TGS",
         claim: "A best-effort job runs beside a production job, and does little harm to the production\n\
-                job. XSched's table for training on a GV100 has these figures. Under TGS, production runs at 1.03 of\n\
+                job. XSched's table has figures of TGS and XSched on a GV100. Under TGS, production runs at 1.03 of\n\
                 its speed alone, and the best-effort job at 0.125. Under XSched, production runs at 1.01 of its\n\
                 speed alone, and the best-effort job at 0.225.",
         source: "TGS, NSDI 2023; XSched, OSDI 2025, its table of DL training",
