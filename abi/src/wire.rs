@@ -102,8 +102,8 @@ pub const PROFILE_BATCHES: usize = 17;
 /// The number of terms of a fitted profile beside its floor.
 pub const PROFILE_TERMS: usize = 4;
 
-/// The fitted profile of a job's program (`deepres run --profile`): the time of a run is max(floor,
-/// (a0 + a1 b) / S + c0 + c1 b), with the batch b and the part S of the SMs.
+/// The fitted profile of a job's program (`deepres run --profile`). The time of a run is max(floor,
+/// (a0 + a1 b) / S + c0 + c1 b). Here b is the batch, and S the part of the SMs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct FittedFields {

@@ -92,7 +92,7 @@ pub struct Mps {
 
 impl Mps {
     /// Returns the state before the first look. The environment names the directory. Without a
-    /// name, the system's daemon uses the directory of the driver, and a user's daemon a directory
+    /// name, the system's daemon uses the directory of the driver. A user's daemon uses a directory
     /// of its own, unless a control daemon runs for all users.
     pub fn of(directory: &Directory) -> Self {
         let is_for_all =

@@ -275,10 +275,10 @@ pub struct Node {
     lists: [watch::Sender<Vec<Device>>; 2],
     /// When the plugin began.
     began: Instant,
-    /// The connection to the kubelet. A kubelet that lists its pods forgets which devices it is
-    /// giving to a container at that moment, and would give them again (`UpdateAllocatedDevices` in
-    /// the kubelet's devicemanager). So the plugin asks for a list only while the kubelet gives
-    /// nothing, and chooses no devices for the next container before the list is there.
+    /// The connection to the kubelet. When a kubelet lists its pods, it forgets the devices that it
+    /// is giving to a container at that moment, and would give them again (`UpdateAllocatedDevices`
+    /// in the kubelet's devicemanager). So the plugin asks for a list only while the kubelet gives
+    /// no devices. Before the list is there, the plugin chooses no devices for the next container.
     kubelet: Mutex<Option<Client>>,
     giving: std::sync::Mutex<Giving>,
 }

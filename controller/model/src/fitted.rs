@@ -1,5 +1,5 @@
-//! A fitted profile, as `deepres run --profile` hands it to the daemon: the choice of a part of the
-//! SMs by `--sm auto`, and the figures of the tenant for operating points.
+//! A fitted profile, as `deepres run --profile` hands it to the daemon. `--sm auto` chooses a part
+//! of the SMs by the profile, and the daemon computes operating points from it.
 
 use crate::profile::{Point, Profile};
 use crate::quantity::Time;

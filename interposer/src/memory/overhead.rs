@@ -4,9 +4,9 @@
 //!
 //! The daemon tells each session NVML's figure every second ([`Appraisal`]). The meter thread
 //! adjusts the charge by these figures. So the charge also follows memory that the driver takes
-//! without a call that the interposer could refuse: code that the driver loads at its first use,
-//! local memory, the heap of kernels, executable graphs. If the charge exceeds the limit, the
-//! tenant keeps what it holds, and the ledger refuses its next allocation.
+//! without a call that the interposer could refuse. Examples are code that the driver loads at its
+//! first use, local memory, the heap of kernels, and executable graphs. If the charge exceeds the
+//! limit, the tenant keeps what it holds, and the ledger refuses its next allocation.
 //!
 //! In a *look*, the interposer asks NVML through the daemon, because it can still undo a call. The
 //! interposer looks when a context begins or ends. The interposer also looks if the GPU's free

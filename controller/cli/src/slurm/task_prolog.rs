@@ -79,8 +79,8 @@ struct Task {
     devices: Vec<u32>,
     /// Whether the user submitted the job from within another job of Slurm with deepres.
     is_nested: bool,
-    /// Whether the wishes in the environment are those of another tenant, from which the user
-    /// submitted this job: of another job of Slurm, or of a `deepres run`.
+    /// Whether the wishes in the environment belong to another tenant, from which the user
+    /// submitted this job: another job of Slurm, or a `deepres run`.
     is_inherited: bool,
     /// The memory for which the job asks itself.
     memory: Option<String>,

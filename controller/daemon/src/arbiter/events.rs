@@ -13,7 +13,7 @@
 //! Many ringers together could make the arbiter look without a pause, each at its pace. So after an
 //! answer, the arbiter answers no bell for as long as the look took. One look answers all bells
 //! that are due. Looks for bells therefore take at most half of the thread's time, however many
-//! ringers there are, and a ring waits for this reason at most as long as a look takes.
+//! ringers there are. By this rule, a ring waits at most as long as a look takes.
 
 use deepres_model::clock::monotonic_ns;
 use deepres_policy::TenantId;

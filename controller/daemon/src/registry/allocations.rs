@@ -1,6 +1,6 @@
 //! The allocations of which a node's agent has told the daemon, and the processes that have them.
 //!
-//! The agent alone divides the GPUs: an init container and the containers after it may have the
+//! The agent alone divides the GPUs. An init container and the containers after it may have the
 //! same part of a GPU, so the daemon does not add up allocations.
 //!
 //! A process shows its allocation by a token. From then on, all processes of its container have the

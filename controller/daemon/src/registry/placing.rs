@@ -1,8 +1,8 @@
 //! Chooses the GPUs of a job that asks for a number of GPUs.
 //!
-//! The daemon knows what is promised on each GPU: the shares and memory limits of the tenants whose
-//! GPUs it chose, and of all other tenants on each GPU on which their sessions are. A GPU with a
-//! fault gets no job.
+//! The daemon knows the promises on each GPU: the shares and memory limits of the tenants for which
+//! it chose the GPU, and of all other tenants with sessions on the GPU. A GPU with a fault gets no
+//! job.
 
 use super::waiting::{Lack, Waiter};
 use super::{Refused, Registry};

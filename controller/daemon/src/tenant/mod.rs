@@ -119,8 +119,8 @@ impl Placed {
 }
 
 impl Tenant {
-    /// Returns the choice of `--sm auto`, if its part is still the stated one: an administrator may
-    /// have set another part, and a later keeper may have asked for another part.
+    /// Returns the choice of `--sm auto`, if the tenant still has the chosen part of the SMs. An
+    /// administrator may have set another part, or a later keeper may have asked for one.
     pub fn sm_auto(&self) -> Option<&Choice> {
         let ppm = |choice: &Choice| choice.part_percent as u32 * (PPM / 100);
         let stated_ppm = self.terms.stated().sm_ppm;

@@ -42,7 +42,7 @@ const fn ns(duration: Duration) -> u64 {
 /// If a tenant wanted two GPUs at once within this time, it is a gang on these GPUs. A rank may
 /// pause while another rank works, so one look does not suffice.
 const REMEMBERED_NS: u64 = ns(Duration::from_secs(1));
-/// The bound, ns, on each of three times: the time by which the board puts a plan off, its wait for
+/// The bound, ns, on each of three times: the delay of a plan by the board, the board's wait for
 /// GPUs after the planned moment, and the drain of a gang. An arbiter waits for a drain for less
 /// than this ([`crate::lease`]).
 const PHASE_LIMIT_NS: u64 = ns(Duration::from_millis(1_500));

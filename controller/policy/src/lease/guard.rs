@@ -157,8 +157,8 @@ impl Budget {
     }
 }
 
-/// The expected wait of owners for a guest whose work takes `window_ns` to be gone: the mean over
-/// the remembered pauses that are longer than the present pause so far.
+/// The expected wait of owners for a guest whose work is gone after `window_ns`. It is the mean
+/// over the remembered pauses that are longer than the present pause so far.
 struct Outlook<'a> {
     /// The remembered pauses, shortest first.
     pauses_ns: &'a [u64],

@@ -655,10 +655,10 @@ impl Hold {
         Self { contended: Some(self.contended.unwrap_or(began)), ..self }
     }
 
-    /// Returns the idle time of the GPU at both ends of the hold, ns: from the gate's opening to
-    /// the first work, and from the end of the work in flight to `now_ns`. Returns `None` if the
-    /// sessions do not report these times. A session that did not wait for the gate reports
-    /// nothing.
+    /// Returns the idle time of the GPU at both ends of the hold, ns. The first part is from the
+    /// gate's opening to the first work, and the second from the end of the work in flight to
+    /// `now_ns`. Returns `None` if the sessions do not report these times. A session that did not
+    /// wait for the gate reports nothing.
     pub fn edges_ns(&self, now_ns: u64) -> Option<u64> {
         let way_in_ns = self.began_ns?.saturating_sub(self.since_ns);
         let idle_since_ns = self.closed_ns.map(|closed_ns| self.ended_ns.unwrap_or(0).max(closed_ns));
@@ -701,8 +701,8 @@ fn is_explained(used_ns: u64, had_ns: u64) -> bool {
 }
 
 /// Returns the GPU time, beyond the charges so far, that a holder will have used when its work in
-/// flight ends, ns: the rest of the work in flight, or the time without metered use if this is
-/// more.
+/// flight ends, ns. The time is the greater of the rest of the work in flight and the time without
+/// metered use.
 pub fn begun_ns(hold: &Hold, holder: &Tenant, now_ns: u64) -> u64 {
     let silent_ns = now_ns.saturating_sub(holder.last_progress_ns.max(hold.since_ns));
     let silent_ns = silent_ns.saturating_sub(hold.shared_ns);

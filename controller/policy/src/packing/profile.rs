@@ -62,7 +62,8 @@ const MOST_FLOORS: usize = 64;
 const ON_FLOOR: f64 = 1.02;
 /// One in this number of measurements may have a larger relative error than the error of the fit.
 const ONE_IN: usize = 10;
-/// A term is left out if the measurements tell nothing about it: its pivot is smaller than this.
+/// The least pivot of a term. With a smaller pivot, the measurements say nothing about the term,
+/// and the fit leaves it out.
 const LEAST_PIVOT: f64 = 1e-9;
 
 /// A fitted profile.

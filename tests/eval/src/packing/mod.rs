@@ -34,8 +34,9 @@ pub struct Row {
     pub scenario: String,
     /// Name of the policy.
     pub policy: &'static str,
-    /// The work of the least served tenant as a part of what it is owed, times the GPU time that
-    /// all owed work needs in a second if one run after the other has all SMs.
+    /// The product of two figures. The first is the work of the least served tenant, as a part of
+    /// the work that it is owed. The second is the GPU time that the owed work of a second needs on
+    /// all SMs, one run after the other.
     pub throughput_vs_temporal: f64,
     /// The area of the work that was done, as a part of all SMs and time.
     pub area_utilisation: f64,
@@ -46,8 +47,8 @@ pub struct Row {
     pub run_misses: Option<f64>,
     /// The owed area served in time, as a part of what the exact search serves.
     pub vs_exact: Option<f64>,
-    /// The figure of the policy, as a part of the ideal schedule's: the throughput if all tenants
-    /// always have work, the owed area served in time if not.
+    /// The figure of the policy, as a part of the ideal schedule's figure. The figure is the
+    /// throughput if all tenants always have work, and otherwise the owed area served in time.
     pub vs_ideal: Option<f64>,
     /// The throughput, as a part of `bound_lp`.
     pub vs_lp: Option<f64>,
