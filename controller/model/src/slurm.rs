@@ -30,7 +30,7 @@ const PLACES: &str = "(IDX:";
 const WHOLE: &str = "gpu";
 /// The resource that is a part of a GPU.
 const SHARD: &str = "shard";
-/// Most GPUs of a node. A larger place in a list is an error.
+/// The most GPUs of a node. A larger place in a list is an error.
 const MOST_GPUS: usize = 1024;
 
 /// The part of each GPU that a job has.

@@ -52,7 +52,8 @@ const CYCLES: f64 = 40.0;
 const KERNELS: f64 = 50.0;
 /// Shortest and longest measured time of a mix, s.
 const LENGTH_S: (f64, f64) = (10.0, 120.0);
-/// Most kernels of a mix if each tenant were alone. A scenario may have at most twice this number.
+/// The most kernels of a mix if each tenant were alone. A scenario may have at most twice this
+/// number.
 const MOST_KERNELS: f64 = 1e7;
 /// The time before the measured time, as a part of the measured time.
 const WARMUP: f64 = 0.15;

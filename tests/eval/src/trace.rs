@@ -10,7 +10,7 @@ pub use deepres_policy::granularity::recorded::Process;
 use deepres_policy::granularity::recorded::{self, LEAST_PAUSE_NS, blocks};
 use zerocopy::FromBytes as _;
 
-/// Most kernels in one batch.
+/// The most kernels in one batch.
 const MOST_KERNELS: usize = 100_000;
 /// The largest file that the evaluation reads, bytes. Such a file holds more launches than a
 /// scenario may have, and a machine has memory for the file's content.

@@ -13,7 +13,7 @@ use std::path::Path;
 const NODES: &str = "/sys/devices/system/node";
 /// The folder in which the kernel has a link to each device on PCI Express.
 const PCI_DEVICES: &str = "/sys/bus/pci/devices";
-/// Most NUMA nodes of which NVML is asked. Linux has 1,024 at most.
+/// The most NUMA nodes of which NVML is asked. Linux has 1,024 at most.
 const MOST_NODES: usize = 1024;
 
 /// Reads the topology of the GPUs with these UUIDs. A part that NVML does not tell is left out. A

@@ -62,7 +62,7 @@ const OURS: &str = "cuCtxGetCurrent cuCtxSetCurrent cuCtxPushCurrent_v2 cuCtxPop
      cuMemPoolTrimTo cuDeviceGetMemPool cuDeviceGetDefaultMemPool cuDeviceGetGraphMemAttribute \
      cuDeviceGraphMemTrim";
 
-/// Most functions of [`OURS`] that a client may call itself.
+/// The most functions of [`OURS`] that a client may call itself.
 const MOST_OF_THE_CLIENT: usize = 4;
 
 /// Calls that fail: the first, every third, or all.

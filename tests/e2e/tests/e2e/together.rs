@@ -136,7 +136,7 @@ fn a_call_that_is_refused_among_others_in_flight_counts_on_no_gpu() {
 
 #[test]
 fn a_closed_gate_on_one_gpu_holds_the_whole_call_back() {
-    /// Most rounds. By chance, a round's calls wait a short or a long time for the second GPU. The
+    /// The most rounds. By chance, a round's calls wait a short or a long time for the second GPU. The
     /// test repeats rounds until a call had to wait long enough.
     const ROUNDS: u64 = 10;
     const CALLS: u64 = 6;

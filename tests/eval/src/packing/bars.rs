@@ -21,7 +21,7 @@ pub const WRONG_PROFILES: &str = ", profiles 10 % wrong";
 const NEGLIGIBLE: f64 = 1e-6;
 /// The scenarios in which tenants always have work, and a miss breaks a bar.
 const WITHOUT_MISS: [&str; 2] = ["c4", "c4-two-instances"];
-/// The scenarios whose work has to keep to a part of the bound of the configurations.
+/// The scenarios with a bar on the throughput, as a part of the bound over all configurations.
 const BALANCED: [&str; 5] = ["c4", "c4-two-instances", "three-nets", "c7", "all-eight"];
 /// The scenario whose area has to be filled.
 const FILLED: &str = "c4";

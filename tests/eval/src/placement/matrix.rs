@@ -10,10 +10,10 @@ use std::fmt;
 use deepres_abi::MAX_GPUS;
 use deepres_policy::placement::{Gpu, Level, NvLink, P2p, Remote, Topology, Wire};
 
-/// Most NVLinks that a GPU has (`NVML_NVLINK_MAX_LINKS`). More links in a row of the text must lead
-/// through an NVSwitch, which gives each pair all links.
+/// The most NVLinks that a GPU has (`NVML_NVLINK_MAX_LINKS`). More links in a row of the text must
+/// lead through an NVSwitch, which gives each pair all links.
 const MOST_LINKS: usize = 18;
-/// Most NVLinks of a GPU by generation, from the third on.
+/// The most NVLinks of a GPU by generation, from the third on.
 const LINKS_OF_GENERATION: [(usize, u8); 2] = [(12, 4), (6, 3)];
 /// The generation of GPUs with fewer links.
 const FIRST_GENERATION: u8 = 2;
