@@ -1,7 +1,6 @@
 //! The handles, enumerations and flags of the runtime's API that deepres names.
 //!
-//! Generated from the headers of nvidia-cuda-runtime==13.5.37 by `cargo xtask codegen`. Do not
-//! edit.
+//! Generated from the headers of nvidia-cuda-runtime==13.5.37 by `cargo xtask codegen`. Do not edit.
 
 use core::ffi::c_void;
 

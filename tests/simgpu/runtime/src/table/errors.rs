@@ -1,7 +1,6 @@
 //! Result codes of the runtime's API.
 //!
-//! Generated from the headers of nvidia-cuda-runtime==13.5.37 by `cargo xtask codegen`. Do not
-//! edit.
+//! Generated from the headers of nvidia-cuda-runtime==13.5.37 by `cargo xtask codegen`. Do not edit.
 
 codes! {
     cudaSuccess = 0, c"cudaSuccess";

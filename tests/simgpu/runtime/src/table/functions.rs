@@ -1,7 +1,6 @@
 //! Every function of the runtime's API.
 //!
-//! Generated from the headers of nvidia-cuda-runtime==13.5.37 by `cargo xtask codegen`. Do not
-//! edit.
+//! Generated from the headers of nvidia-cuda-runtime==13.5.37 by `cargo xtask codegen`. Do not edit.
 
 /// Calls the macro named by the argument once, with every function, sorted by name:
 /// `{ symbol: …, args: (name: type, …) }`.
