@@ -1,10 +1,9 @@
-//! The faults of GPUs: the driver lost the GPU, no longer lists the GPU, does not answer for the
-//! GPU, or reported an error of the hardware (Xid).
+//! The faults of GPUs: the driver lost the GPU, lists it no more or does not answer for it, or reported
+//! an error of the hardware (Xid).
 //!
-//! For each GPU, a thread asks NVML once a second. If the driver hangs at a question, it keeps only
-//! the thread of this GPU, and the GPU has a fault until the answer comes. One more thread waits
-//! for NVML's events. The thread for all other questions ([`crate::nvml`]) must answer at once, so
-//! it does neither.
+//! For each GPU, a thread asks NVML once a second. If the driver hangs at a question, it keeps only the
+//! thread of this GPU, and the GPU has a fault until the answer comes. One more thread waits for NVML's
+//! events. The thread for all other questions ([`crate::nvml`]) must answer at once, so it does neither.
 //!
 //! An Xid says that something happened, and not how long it matters. Newer drivers say what a GPU
 //! needs: NVML's field *GPU recovery action*. If such a driver says for a while that the GPU needs
@@ -32,8 +31,7 @@ const RETRY: Duration = Duration::from_secs(30);
 /// The Xids that a program causes, by NVIDIA's page of Xid errors. These Xids say nothing about the
 /// GPU, and NVIDIA's device plugin ignores the same Xids.
 const OF_PROGRAMS: [u64; 6] = [13, 31, 43, 45, 68, 109];
-/// The recovery that a GPU needs according to the driver, by the numbers of
-/// `nvmlDeviceGpuRecoveryAction_t`.
+/// What the driver says that a GPU needs, by the numbers of `nvmlDeviceGpuRecoveryAction_t`.
 const NEEDS: [Option<&str>; 5] = [
     None,
     Some("the GPU needs a reset"),
@@ -41,7 +39,7 @@ const NEEDS: [Option<&str>; 5] = [
     Some("all copies between GPUs must end"),
     Some("the GPU needs a reset after the end of its work"),
 ];
-/// The recovery that a GPU needs if the number is not in [`NEEDS`].
+/// What a GPU needs if the number is not in [`NEEDS`].
 const UNKNOWN_NEED: Option<&str> = Some("the driver asks for a recovery that deepres does not know");
 /// The number of answers in a row that a GPU needs nothing after which its Xid is no fault. The
 /// driver may tell the Xid before it knows what the GPU needs.
@@ -51,13 +49,13 @@ const UNKNOWN_XID: u64 = 999;
 /// The fault of a GPU of which NVML told nothing when the daemon started.
 pub const LOST: &str =
     "NVML told nothing of the GPU at the daemon's start: reset the GPU, and restart the daemon";
-/// The number of looks at a question without an answer after which the driver hangs. The daemon
-/// counts its looks and not the time, because a daemon that was stopped could not take an answer.
+/// The number of looks at a question without an answer after which the driver hangs. The daemon counts
+/// its looks and not the time, because a daemon that was stopped could not take an answer.
 const HANG_LOOKS: u32 = (STUCK.as_secs() / PERIOD.as_secs()) as u32;
 /// The fault of a GPU at whose question the driver hangs.
 const HANGS: &str = "the driver does not answer for the GPU";
 
-/// The faults of GPUs, by UUID, `GPU-…`. All clones share one record.
+/// The faults of GPUs, by UUID, `GPU-…`. All clones are one record.
 #[derive(Debug, Clone, Default)]
 pub struct Faults(Arc<Mutex<BTreeMap<String, Health>>>);
 
@@ -189,7 +187,7 @@ fn needs(device: &Device<'_>) -> Option<usize> {
 
 /// The source of the Xids: NVML's events of the GPUs.
 struct Events<'nvml> {
-    /// `None` while NVML reports no Xids.
+    /// `None` while NVML tells no Xids.
     set: Option<EventSet<'nvml>>,
     /// The time from which the thread asks for the Xids again.
     again: Instant,
@@ -223,8 +221,8 @@ impl<'nvml> Events<'nvml> {
         devices.iter().try_fold(nvml.create_event_set()?, |set, device| register(device, set))
     }
 
-    /// Waits for an Xid for [`PERIOD`] at most. Returns the Xid and the UUID of its GPU, if NVML
-    /// tells the UUID.
+    /// Waits for an Xid for [`PERIOD`] at most. Returns the Xid and the UUID of its GPU, if NVML tells
+    /// the UUID.
     fn wait(&mut self, nvml: &'nvml Nvml, uuids: &[String]) -> Option<(Option<String>, u64)> {
         let Some(set) = &self.set else {
             sleep(PERIOD);
@@ -256,16 +254,16 @@ impl<'nvml> Events<'nvml> {
 /// The health of a GPU.
 #[derive(Debug, Default)]
 struct Health {
-    /// A fault that NVML does not report.
+    /// A fault that NVML does not tell.
     untold: Option<String>,
     /// The number of the daemon's looks since the driver got its present question about the GPU;
     /// `None` if the driver has no question.
     asked: Option<u32>,
     /// Whether NVML has ever answered for the GPU.
     is_known: bool,
-    /// The reason for which NVML says nothing of the GPU.
+    /// Why NVML says nothing of the GPU.
     lost: Option<&'static str>,
-    /// The recovery that the GPU needs according to the driver.
+    /// What the GPU needs, as the driver says.
     needs: Option<&'static str>,
     xid: Option<u64>,
     /// The number of answers since the Xid that the GPU needs nothing.
@@ -279,8 +277,8 @@ impl Health {
         }
     }
 
-    /// Notes NVML's answer for the GPU, with the number of what the GPU needs. A GPU that comes
-    /// back was reset, and forgets its Xid.
+    /// Notes NVML's answer for the GPU, with the number of what the GPU needs. A GPU that comes back
+    /// was reset, and forgets its Xid.
     fn note_answer(&mut self, answer: Result<Option<usize>, NvmlError>) {
         match answer {
             Ok(needs) => {

@@ -24,7 +24,7 @@ const UUID_PREFIX: &str = "GPU-";
 const MIG_PREFIX: &str = "MIG-";
 /// A word in the name of every simulated GPU.
 const SIMULATED: &str = "simulated";
-/// The name of a GPU that NVML did not describe.
+/// The name of a GPU of which NVML told nothing.
 const LOST: &str = "lost GPU";
 /// The UUID of a lost GPU, but for its number.
 const LOST_UUID: u128 = 0xffff_ffff << 96;
@@ -98,8 +98,8 @@ impl Gpu {
         })
     }
 
-    /// Returns the stand-in for a GPU of which NVML told nothing. Its UUID is no GPU's, and not
-    /// zero, because a UUID of zeros stands for no GPU.
+    /// Returns the stand-in for a GPU of which NVML told nothing. Its UUID is no GPU's, and not zero,
+    /// because a UUID of zeros stands for no GPU.
     pub fn lost(number: usize) -> Self {
         let uuid = LOST_UUID | number as u128;
         Self {
@@ -115,13 +115,12 @@ impl Gpu {
         }
     }
 
-    /// Returns all GPUs of the host, in NVML's order, but at most as many as pages have slots. A
-    /// GPU that the driver lost, or that needs a reset, is [lost](Self::lost). Waits for NVML for a
-    /// limited time.
+    /// Returns all GPUs of the host, in NVML's order, but at most as many as pages have slots. A GPU
+    /// that the driver lost, or that needs a reset, is [lost](Self::lost). Waits for NVML for a limited
+    /// time.
     ///
     /// # Errors
-    /// [`GpuError`], which names the missing part. NVML fails for another reason, or all GPUs are
-    /// lost.
+    /// [`GpuError`], which names the missing part. NVML fails for another reason, or all GPUs are lost.
     pub fn all() -> Result<Vec<Self>, GpuError> {
         nvml::gpus()
     }
@@ -136,8 +135,8 @@ impl Gpu {
     }
 }
 
-/// The GPUs that the daemon manages, by their numbers, each with its arbiter, their topology and
-/// their faults.
+/// The GPUs that the daemon manages, by their numbers, each with its arbiter, their topology and their
+/// faults.
 #[derive(Debug, Default)]
 pub struct Gpus(Vec<(Gpu, Arbiter)>, Option<Topology>, Faults);
 
@@ -157,7 +156,7 @@ impl Gpus {
         self.1.clone().unwrap_or_else(|| Topology::unknown(self.count()))
     }
 
-    /// Returns the place of each GPU in the machine.
+    /// Returns where each GPU is in the machine.
     pub fn places(&self) -> Vec<GpuPlace> {
         places(self.iter(), &self.topology())
     }
@@ -268,8 +267,8 @@ pub async fn answers<T>(pending: Vec<oneshot::Receiver<T>>) -> Option<Vec<T>> {
     answers.into_iter().collect()
 }
 
-/// Returns the places in `minors` in the order of the device files. A GPU without a known device
-/// file has the first that no other GPU has. So a lost GPU moves no other.
+/// Returns the places in `minors` in the order of the device files. A GPU without a known device file
+/// has the first that no other GPU has. So a lost GPU moves no other.
 fn by_minor(minors: &[Option<u32>]) -> Vec<usize> {
     let mut free = (0..).filter(|minor| !minors.contains(&Some(*minor)));
     let mut files: Vec<(Option<u32>, usize)> =
@@ -278,7 +277,7 @@ fn by_minor(minors: &[Option<u32>]) -> Vec<usize> {
     files.into_iter().map(|(_, gpu)| gpu).collect()
 }
 
-/// Returns the place of each GPU in a machine with this topology.
+/// Returns where each of the GPUs is in a machine of this topology.
 fn places<'a>(gpus: impl Iterator<Item = &'a Gpu>, topology: &Topology) -> Vec<GpuPlace> {
     let components = topology.components(Tier::NvLink, GpuSet::first(topology.len()));
     let component = |gpu: usize| components.iter().position(|part| part.len() > 1 && part.contains(gpu));
@@ -292,8 +291,8 @@ fn places<'a>(gpus: impl Iterator<Item = &'a Gpu>, topology: &Topology) -> Vec<G
     gpus.enumerate().map(place).collect()
 }
 
-/// Reads `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`, or `MIG-…`. Returns the bytes in the order of
-/// the digits.
+/// Reads `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`, or `MIG-…`. Returns the bytes in the order of the
+/// digits.
 fn parse_uuid(text: &str) -> Option<Uuid> {
     let digits = text.strip_prefix(UUID_PREFIX).or_else(|| text.strip_prefix(MIG_PREFIX))?;
     let digits: String = digits.chars().filter(|digit| *digit != '-').collect();

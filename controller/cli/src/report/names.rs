@@ -24,8 +24,8 @@ const NAMED: [&str; 12] = [
 /// The folder with the folders of users.
 const HOMES: &str = "/home/";
 
-/// The names of a report, each with its hash, as they are and with the backslashes of a quoted
-/// text. A longer name comes before a shorter one.
+/// The names of a report, each with its hash, as they are and with the backslashes of a quoted text.
+/// A longer name comes before a shorter one.
 #[derive(Debug)]
 pub struct Names(Vec<(String, String)>);
 
@@ -111,8 +111,7 @@ fn collect(value: &Value, names: &mut BTreeSet<String>) {
     }
 }
 
-/// Returns the names in a log: the values of the fields in [`NAMED`], and single words in
-/// backquotes.
+/// Returns the names in a log: the values of the fields in [`NAMED`], and single words in backquotes.
 fn logged(log: &str) -> impl Iterator<Item = String> {
     let fields = log.lines().flat_map(fields);
     // Of the parts of a line between backquotes, every second is quoted.

@@ -18,7 +18,7 @@ use deepres_model::identity::{Container, Runtime};
 const ID_DIGITS: usize = 64;
 /// Length of a pod's uid: a UUID, or the hash of its file for a static pod.
 const POD_UID_DIGITS: std::ops::RangeInclusive<usize> = 32..=36;
-/// The most digits of a batch job's number.
+/// Most digits of a batch job's number.
 const MAX_JOB_DIGITS: usize = 10;
 /// Suffix that the kernel adds to the path of a removed cgroup.
 const REMOVED: &str = " (deleted)";
@@ -85,9 +85,9 @@ impl Place {
         if let Kind::Slurm { job } = self.kind { Some(job) } else { None }
     }
 
-    /// Returns whether root's Slurm on this machine made the cgroup of a job. Root in a container
-    /// can make cgroups with the same names, but only inside the container. `home` is the daemon's
-    /// own container.
+    /// Returns whether root's Slurm on this machine made the cgroup of a job. Root in a container can
+    /// make cgroups with the same names, but only inside the container. `home` is the daemon's own
+    /// container.
     pub fn is_of_roots_slurm(&self, home: Option<&Self>) -> bool {
         let below = home.and_then(|home| self.path.strip_prefix(home.path.as_str()));
         let mut components = below.unwrap_or(&self.path).split('/').skip(1);
@@ -100,8 +100,8 @@ impl Place {
             }
     }
 
-    /// Returns the name under which Slurm knows this node, if the cgroup's path has it. The path
-    /// has the name if several Slurm daemons may run on one host.
+    /// Returns the name under which Slurm knows this node, if the cgroup's path has it. The path has
+    /// the name if several Slurm daemons may run on one host.
     pub fn slurm_node(&self) -> Option<&str> {
         let mut components = self.path.split('/').filter(|_| self.job().is_some());
         components.find_map(|component| {

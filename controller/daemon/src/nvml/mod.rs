@@ -42,7 +42,7 @@ pub struct OnGpu {
     pub processes: BTreeMap<u32, u64>,
 }
 
-/// A question to NVML. A question names GPUs by UUID, `GPU-…` or `MIG-…`.
+/// A question. A question names GPUs by UUID, `GPU-…` or `MIG-…`.
 #[derive(PartialEq)]
 enum Question {
     Gpus,
@@ -212,8 +212,8 @@ fn describe(device: &Device<'_>, driver_version: Option<&str>) -> Result<Gpu, Gp
     })
 }
 
-/// Returns the MIG devices of a GPU, which programs use instead of the GPU. The list is empty if
-/// the GPU is not in MIG mode, or has no MIG device that NVML describes.
+/// Returns the MIG devices of a GPU, which programs use instead of the GPU. The list is empty if the
+/// GPU is not in MIG mode, or has no MIG device that NVML describes.
 fn parts(
     nvml: &Nvml,
     device: &Device<'_>,
@@ -226,8 +226,8 @@ fn parts(
     described.filter_map(or_warn).collect()
 }
 
-/// Returns the MIG devices of a GPU; none if the GPU is not in MIG mode. nvml-wrapper has no call
-/// for them.
+/// Returns the MIG devices of a GPU; none if the GPU is not in MIG mode. nvml-wrapper has no call for
+/// them.
 fn mig_devices<'nvml>(nvml: &'nvml Nvml, device: &Device<'nvml>) -> Vec<Device<'nvml>> {
     if !device.mig_mode().is_ok_and(|mode| mode.current != 0) {
         return Vec::new();
@@ -256,12 +256,11 @@ fn mig_devices<'nvml>(nvml: &'nvml Nvml, device: &Device<'nvml>) -> Vec<Device<'
     (0..most).filter_map(part).collect()
 }
 
-/// Returns the GPUs by their numbers. A GPU that the driver lost, or that needs a reset, only keeps
-/// its number. Of a GPU that fell off the bus, drivers often report an unknown error.
+/// Returns the GPUs by their numbers. A GPU that the driver lost, or that needs a reset, only keeps its
+/// number. Of a GPU that fell off the bus, drivers often report an unknown error.
 ///
 /// # Errors
-/// The first other error, which may pass until the next start. The first error, if all GPUs are
-/// lost.
+/// The first other error, which may pass until the next start. The first error, if all GPUs are lost.
 fn numbered(described: Vec<Result<Gpu, GpuError>>) -> Result<Vec<Gpu>, GpuError> {
     if !described.iter().any(Result::is_ok) {
         return described.into_iter().collect();

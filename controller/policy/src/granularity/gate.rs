@@ -2,8 +2,8 @@
 //!
 //! Each launch of the tenant asks its gate. The gate follows the tenant through its iteration by
 //! the keys of the kernels. At a cut, the launch waits until the other tenant has come to the place
-//! of the cut, at most for a bound. If a launch is not the launch that the iteration has at this
-//! place, the tenant has departed from its plan. The gate then lets all further launches through at
+//! of the cut, at most for a bound. If a launch is not the one that the iteration has at this
+//! place, the tenant has departed from its plan: the gate lets all further launches through at
 //! once.
 
 use alloc::vec::Vec;
@@ -14,7 +14,7 @@ use super::{Cut, MOST_TENANTS};
 /// do not keep to it.
 pub const MOST_MISSES: u32 = 3;
 
-/// The place of a tenant in its iteration.
+/// Where a tenant of the plan is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
     /// The tenant keeps to its iteration.

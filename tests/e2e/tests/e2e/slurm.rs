@@ -131,7 +131,7 @@ fn a_job_about_which_slurm_gave_no_answer_is_one_tenant_and_is_bound_later() {
     [&mut first, &mut second].into_iter().for_each(Process::kill);
 }
 
-/// Tests that measure. Each test runs alone on the machine.
+/// Tests that measure. Each runs alone on the machine.
 mod measured {
     use super::*;
 

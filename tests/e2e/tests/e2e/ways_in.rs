@@ -123,8 +123,8 @@ fn a_client_is_counted_behind_a_library_that_stands_for_the_driver() {
     }
 }
 
-/// The machine preloads deepres everywhere, and a container brings its own copy. Only one of the
-/// two copies does the work.
+/// The machine preloads deepres everywhere, and a container brings its own copy. Only one of them
+/// does the work.
 #[test]
 fn a_client_is_counted_once_where_deepres_is_preloaded_twice() {
     let folder = tempfile::tempdir().unwrap();

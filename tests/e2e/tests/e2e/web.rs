@@ -11,7 +11,7 @@ use deepres_e2e::prelude::*;
 const VICTIM: &str = "victim";
 /// The variable for the folder in which the test leaves pictures of the page.
 const PICTURES: &str = "DEEPRES_PICTURES";
-/// The most presses of a key until the focus is at the wanted place.
+/// Most presses of a key until the focus is at the wanted place.
 const MOST_PRESSES: usize = 60;
 
 /// Returns an address that nothing uses.
