@@ -1,13 +1,14 @@
-//! An excerpt: a short recording of a session's calls, at the end of the session's meter page. From an
-//! excerpt, the daemon learns the tenant's iteration.
+//! An excerpt: a short recording of a session's calls, at the end of the session's meter page. From
+//! an excerpt, the daemon learns the tenant's iteration.
 //!
 //! The daemon asks for an excerpt by a number in the grant page
-//! ([`crate::grant::GrantPage::ask_for_excerpt`]). While the daemon asks for the number, the session
-//! records. When the daemon asks for another number, or the excerpt is full, the session finishes the
-//! excerpt. The content is a sequence of chunks ([`crate::recording`]), without the head of a file.
+//! ([`crate::grant::GrantPage::ask_for_excerpt`]). While the daemon asks for the number, the
+//! session records. When the daemon asks for another number, or the excerpt is full, the session
+//! finishes the excerpt. The content is a sequence of chunks ([`crate::recording`]), without the
+//! head of a file.
 //!
-//! The session may write any bytes at any time. So the daemon copies the bytes before it reads them,
-//! and [`EXCERPT_BYTES`] bounds the daemon's work.
+//! The session may write any bytes at any time. So the daemon copies the bytes before it reads
+//! them, and [`EXCERPT_BYTES`] bounds the daemon's work.
 
 use crate::sync::{AtomicU8, AtomicU32, Ordering};
 
@@ -18,8 +19,8 @@ pub const EXCERPT_BYTES: usize = 1 << 19;
 #[cfg(loom)]
 pub const EXCERPT_BYTES: usize = 2;
 
-/// The place for an excerpt in a meter page. The kernel gives the place memory when the session first
-/// writes it.
+/// The place for an excerpt in a meter page. The kernel gives the place memory when the session
+/// first writes it.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Excerpt {
@@ -69,10 +70,10 @@ mod tests {
     use std::boxed::Box;
     use std::vec::Vec;
 
-    /// Returns an empty place. It is too large for the stack of a thread.
+    /// Returns an empty place. The value is too large for the stack of a thread.
     fn empty() -> Box<Excerpt> {
-        // SAFETY: the layout is not empty. The memory is from the allocator of boxes, and zeros are an
-        // excerpt.
+        // SAFETY: the layout is not empty. The memory is from the allocator of boxes, and zeros are
+        // an excerpt.
         unsafe { Box::from_raw(alloc_zeroed(Layout::new::<Excerpt>()).cast()) }
     }
 

@@ -63,8 +63,8 @@ impl Gate {
         Self { epoch: word >> STATE_BITS, state }
     }
 
-    /// Returns whether `word` lets each launch go without a look at the terms. This is the test on
-    /// the launch path.
+    /// Returns whether `word` lets each launch go without a look at the terms. The launch path
+    /// makes this test.
     pub const fn is_open(word: u32) -> bool {
         word & STATE_MASK == GateState::Open as u32
     }
@@ -247,15 +247,15 @@ impl GrantSlot {
         self.charge_copies.load(Ordering::Relaxed) != 0
     }
 
-    /// Sets whether the hardware may take turns between the tenant's work and other tenants' work. The
-    /// daemon writes this before it opens a second gate. An older library does not read this field.
-    /// Under an older daemon, the field is 0.
+    /// Sets whether the hardware may take turns between the tenant's work and other tenants' work.
+    /// The daemon writes this before it opens a second gate. An older library does not read this
+    /// field. Under an older daemon, the field is 0.
     pub fn set_beside(&self, is_beside: bool) {
         self.beside.store(is_beside.into(), Ordering::Relaxed);
     }
 
-    /// Returns whether the hardware may take turns between the tenant's work and other tenants' work.
-    /// The time from the beginning to the end of a launch then may include their turns.
+    /// Returns whether the hardware may take turns between the tenant's work and other tenants'
+    /// work. The time from the beginning to the end of a launch then may include their turns.
     pub fn is_beside(&self) -> bool {
         self.beside.load(Ordering::Relaxed) != 0
     }
@@ -356,8 +356,8 @@ impl GrantPage {
         self.excerpt.store(number, Ordering::Relaxed);
     }
 
-    /// Returns the number of the excerpt for which the daemon asks; 0 for no excerpt. An older daemon
-    /// asks for none.
+    /// Returns the number of the excerpt for which the daemon asks; 0 for no excerpt. An older
+    /// daemon asks for none.
     pub fn excerpt(&self) -> u32 {
         self.excerpt.load(Ordering::Relaxed)
     }

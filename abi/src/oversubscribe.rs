@@ -10,13 +10,13 @@ use core::str::FromStr;
 pub enum Oversubscribe {
     /// The daemon may suspend the whole tenant and bring it back.
     Suspend = 1,
-    /// Memory beyond the tenant's limit is managed memory. It is on the GPU while the tenant has a
-    /// lease.
+    /// Memory beyond the tenant's limit is managed memory. The memory beyond the limit is on the
+    /// GPU while the tenant has a lease.
     Managed = 2,
 }
 
 impl Oversubscribe {
-    /// All ways.
+    /// All ways of oversubscription.
     pub const ALL: [Self; 2] = [Self::Suspend, Self::Managed];
 
     /// Returns the way's name, as people write it.

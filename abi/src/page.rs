@@ -47,9 +47,9 @@ pub struct Head {
 /// A type through which processes access shared memory.
 ///
 /// # Safety
-/// The type is `repr(C)` and begins with a [`Head`]. It contains only atomics and padding. So each
-/// bit pattern is valid, and no code needs a `&mut`. The type contains no address, and is the page
-/// that [`Page::KIND`] names.
+/// The type is `repr(C)` and begins with a [`Head`]. The type contains only atomics and padding. So
+/// each bit pattern is valid, and no code needs a `&mut`. The type contains no address, and is the
+/// page that [`Page::KIND`] names.
 pub unsafe trait Page: Sized {
     /// The kind that the head contains.
     const KIND: Kind;

@@ -94,8 +94,8 @@ pub struct Shape {
     pub shared_bytes: u32,
 }
 
-/// A record. Times of calls are ns since the chunk's base. A later minor version may add variants
-/// behind the last variant, and fields behind the last field of a variant.
+/// A record of a trace or an excerpt. Times of calls are ns since the chunk's base. A later minor
+/// version may add variants behind the last variant, and fields behind the last field of a variant.
 #[derive(Debug, Clone, PartialEq, Eq, Encode, BorrowDecode)]
 pub enum Record<'a> {
     /// The number of a shape, and the shape. The record comes before the first launch of the shape.
@@ -159,8 +159,8 @@ pub enum Record<'a> {
     /// The process ended normally. The trace has all its records, except the records that
     /// [`Record::Lost`] counts.
     End,
-    /// The number of blocks of a function that a GPU runs at once. The record comes before the first
-    /// launch of the function with this block and this shared memory.
+    /// The number of blocks of a function that a GPU runs at once. The record comes before the
+    /// first launch of the function with this block and this shared memory.
     Resident {
         /// The handle of the function.
         function: u64,
@@ -168,8 +168,8 @@ pub enum Record<'a> {
         block: [u32; 3],
         /// Dynamic shared memory, bytes.
         shared_bytes: u32,
-        /// The number of blocks that all SMs together run at once, as far as the process can use the
-        /// SMs.
+        /// The number of blocks that all SMs together run at once, as far as the process can use
+        /// the SMs.
         blocks: u32,
     },
     /// The job made a stream wait for an event.
@@ -224,8 +224,8 @@ pub fn take<'a>(records: &mut &'a [u8]) -> Result<Option<Record<'a>>, Broken> {
     }
 }
 
-/// Takes the next chunk from the front of `bytes`. Returns the chunk's head and its records, or `None`
-/// if the bytes do not begin with a whole chunk.
+/// Takes the next chunk from the front of `bytes`. Returns the chunk's head and its records, or
+/// `None` if the bytes do not begin with a whole chunk.
 pub fn take_chunk<'a>(bytes: &mut &'a [u8]) -> Option<(ChunkHead, &'a [u8])> {
     let whole: &'a [u8] = bytes;
     let (head, after) = ChunkHead::read_from_prefix(whole).ok()?;

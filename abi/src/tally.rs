@@ -9,8 +9,8 @@
 //! meanwhile. The launch then comes too late for this segment, and belongs to no segment yet.
 //! [`Tally::settle`] accounts for such late launches. So the tally accounts for each launch once.
 //!
-//! A tally is private to a process. It is in this crate because the model checker runs only this
-//! crate's code (`tests/loom/tally.rs`).
+//! A tally is private to a process. The tally is in this crate because the model checker runs only
+//! this crate's code (`tests/loom/tally.rs`).
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 

@@ -85,8 +85,8 @@ impl FrameHead {
     }
 }
 
-/// A frame. Any bytes of a frame's size are a valid value; [`decode`] checks whether they are a
-/// frame of deepres.
+/// A message of fixed layout between a process and the daemon. Any bytes of a frame's size are a
+/// valid value; [`decode`] checks whether they are a frame of deepres.
 pub trait Frame: FromBytes + IntoBytes + Immutable + KnownLayout {
     /// The frame's kind.
     const KIND: FrameKind;
@@ -102,8 +102,8 @@ pub const PROFILE_BATCHES: usize = 17;
 /// The number of terms of a fitted profile beside its floor.
 pub const PROFILE_TERMS: usize = 4;
 
-/// The fitted profile of a job's program (`deepres run --profile`): the time of a run is max(floor,
-/// (a0 + a1 b) / S + c0 + c1 b), with the batch b and the part S of the SMs.
+/// The fitted profile of a job's program (`deepres run --profile`). The time of a run is max(floor,
+/// (a0 + a1 b) / S + c0 + c1 b). Here b is the batch, and S the part of the SMs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct FittedFields {
@@ -143,8 +143,8 @@ pub enum Role {
     /// A process is about to begin a session in another connection. While this connection lasts,
     /// the daemon does not list the process as unmanaged. The process gets no answer.
     Arriving = 4,
-    /// A process asks how much memory it holds on the one GPU in its hello, by NVML's answer. The
-    /// process gets a [`View`], and the connection ends.
+    /// A process asks for the memory that it holds by NVML's answer, on the one GPU in its hello.
+    /// The process gets a [`View`], and the connection ends.
     Appraised = 5,
     /// A user asks about the user's own tenants: for the status, or with a tenant's name in the
     /// hello for the derivation of this tenant's share. The user gets a [`Notice`] with the
@@ -186,8 +186,8 @@ pub struct Hello {
     pub client: [u8; CLIENT_BYTES],
     /// The wishes, in the encoding of [`crate::wish::Wish::encode`].
     pub wishes: [u8; WISHES_BYTES],
-    /// In a keeper's hello: 1 if the keeper asks again and again while guaranteed memory or GPUs lack;
-    /// else 0. The daemon serves such keepers in the order in which they came.
+    /// In a keeper's hello: 1 if the keeper asks again and again while guaranteed memory or GPUs
+    /// lack; else 0. The daemon serves such keepers in the order in which they came.
     pub waits: u32,
     /// In a keeper's hello: the number of GPUs that the job asks for; 0 if the job may use all. The
     /// daemon then chooses among the GPUs of the hello. If the keeper was connected before, the
@@ -231,8 +231,8 @@ pub struct Welcome {
     /// For a keeper: the directory of the MPS control daemon that the job is to use, UTF-8,
     /// zero-padded. If the field is empty, the driver's own rule holds.
     pub mps_pipes: [u8; DIRECTORY_BYTES],
-    /// For a keeper: the directory of the logs of MPS, UTF-8, zero-padded. If the field is empty, the
-    /// driver's own rule holds.
+    /// For a keeper: the directory of the logs of MPS, UTF-8, zero-padded. If the field is empty,
+    /// the driver's own rule holds.
     pub mps_logs: [u8; DIRECTORY_BYTES],
 }
 
@@ -608,7 +608,7 @@ mod tests {
         );
     }
 
-    /// A frame that has grown since its first version.
+    /// For tests: a frame to which a later version added a field.
     #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
     #[repr(C)]
     struct Grown {

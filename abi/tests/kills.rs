@@ -1,6 +1,6 @@
 //! These tests kill a session after every single instruction of its work with the tenant's ledger.
-//! All bytes that the session held must come back. The other sessions must not exceed the limit,
-//! and the dead session's bytes must not refuse them.
+//! After the kill, all bytes that the session held must come back. The other sessions must not
+//! exceed the limit, and the dead session's bytes must not refuse them.
 //!
 //! The victim is a forked child that shares the ledger's memory. The test steps the child one
 //! instruction at a time, by ptrace, and kills one child after each change of the ledger. The test

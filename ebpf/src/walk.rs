@@ -1,8 +1,8 @@
 //! Finds the device behind a descriptor of the current task: task → files → table → file → inode →
 //! device number.
 //!
-//! The daemon reads the offset of each field from the type information of the running kernel. It
-//! sets the offsets before it loads the programs. The kernel treats a read-only global as a
+//! The daemon reads the offset of each field from the type information of the running kernel. The
+//! daemon sets the offsets before it loads the programs. The kernel treats a read-only global as a
 //! constant. So the verifier knows which field each load reads, and allows plain loads for the
 //! first steps. A helper makes the other loads.
 

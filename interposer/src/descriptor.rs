@@ -1,7 +1,7 @@
-//! The file descriptors of the interposer. They are in the job's table, so the job may close them
-//! and give their numbers to files of its own. For example, daemons and launchers close all
-//! descriptors that they did not open. So before each use of a number, the interposer checks that
-//! the number still stands for its file.
+//! The file descriptors of the interposer. The descriptors are in the job's table, so the job may
+//! close them and give their numbers to files of its own. For example, daemons and launchers close
+//! all descriptors that they did not open. So before each use of a number, the interposer checks
+//! that the number still stands for its file.
 
 use std::io;
 use std::mem;
@@ -135,7 +135,8 @@ impl Place {
         Self(AtomicU64::new(descriptor.packed()))
     }
 
-    /// Returns the present descriptor, if there is one. It may no longer belong to the interposer.
+    /// Returns the present descriptor, if there is one. The descriptor may no longer belong to the
+    /// interposer.
     pub fn get(&self) -> Option<OwnDescriptor> {
         unpack(self.0.load(Ordering::Acquire))
     }

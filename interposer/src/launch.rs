@@ -88,7 +88,7 @@ fn hold_back(calls: &Calls, lane: &Lane, launch: Option<Launch>) {
 }
 
 /// Waits until a launch on the stream may go, but does not use up a lease of one launch. A caller
-/// that is about to reserve memory for a launch calls this first, so that the later call of
+/// that is about to reserve memory for a launch calls this function first. So the later call of
 /// [`enter`] does not wait while the caller holds the reservation.
 #[cold]
 pub fn await_turn(stream: Stream) {

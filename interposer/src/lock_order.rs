@@ -43,7 +43,7 @@ ranks! {
     OverheadTurn,
     /// The charge of one memory pool, while a thread allocates from the pool or trims the pool.
     PoolCharge,
-    /// The turn of a small allocation, which then runs alone.
+    /// The lock that lets one small allocation at a time run alone.
     SlabsTurn,
     /// The charges of the graphs' memory, while a thread asks the driver.
     GraphCharges,

@@ -43,7 +43,7 @@ const HELD_NAP_NS: u64 = 1_000_000_000;
 /// answer, ns.
 const APPRAISE_AGAIN_NS: u64 = 10_000_000_000;
 
-/// The state of this process. It lives until the process ends.
+/// The state of this process, which lives until the process ends.
 pub struct Process {
     /// The driver's functions that deepres calls.
     pub calls: Calls,

@@ -35,7 +35,8 @@ const BURIAL_NS: u64 = 100_000_000;
 const READ: Protection = libc::PROT_READ;
 const BOTH: Protection = libc::PROT_READ | libc::PROT_WRITE;
 
-/// A session. Its pages never move, so any thread may read them at any time.
+/// The process's session with a daemon. The pages of a session never move, so any thread may read
+/// them at any time.
 #[derive(Debug)]
 pub struct Session {
     grant: &'static GrantPage,

@@ -19,8 +19,8 @@ pub struct Options {
     /// Check the simulated driver, even if this machine has a real one
     #[arg(long)]
     simulated: bool,
-    /// Check the runtime library instead of the driver: NVIDIA's on a real driver, and the stand-in on
-    /// the simulated one
+    /// Check the runtime library instead of the driver: NVIDIA's on a real driver, and the stand-in
+    /// on the simulated one
     #[arg(long, conflicts_with = "names")]
     runtime: bool,
     /// Run only checks whose name contains one of these texts

@@ -16,8 +16,8 @@ use crate::{build, command, sanitize};
 pub struct Options {
     /// Targets to run; without any, all of libFuzzer's (tests/fuzz/src/lib.rs lists them)
     ///
-    /// There is one more target, `calls`. It makes random driver calls in two processes at once,
-    /// with deepres and without, and compares the answers.
+    /// There is one more target, `calls`. The target `calls` makes random driver calls in two
+    /// processes at once, with deepres and without, and compares the answers.
     #[arg(value_name = "TARGET")]
     pub targets: Vec<String>,
     /// Time to run each target, in seconds
@@ -92,8 +92,8 @@ fn calls(seconds: u32) -> Result<()> {
     command::run(&mut cargo).context("put the pair that was printed last into tests/fuzz/seeds/calls")
 }
 
-/// Returns the names of all targets. These are the names of the folders of seeds, and a test
-/// requires a folder for each target.
+/// Returns the names of all targets. The folders of seeds have the same names, and a test requires
+/// a folder for each target.
 fn all() -> Result<Vec<String>> {
     let folder = seeds();
     let entries = fs::read_dir(&folder).with_context(|| format!("cannot list {}", folder.display()))?;

@@ -65,8 +65,8 @@ enum Task {
     /// Build the product into dist/, for old distributions too, and pack it
     ///
     /// Puts stripped `libdeepres.so`, `deepres` and `deepres-k8s` into dist/ and the simulated GPU
-    /// into dist/simgpu/. Puts a package for Debian, a wheel for pip, an archive and their checksums
-    /// into dist/. Fails if the product needs a glibc newer than 2.28.
+    /// into dist/simgpu/. Puts a package for Debian, a wheel for pip, an archive and their
+    /// checksums into dist/. Fails if the product needs a glibc newer than 2.28.
     Dist(dist::Options),
     /// Evaluate the policy in virtual time, beside common alternatives
     Eval(eval::Options),

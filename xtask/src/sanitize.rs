@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::{build, command, ebpf, fuzz};
 
-/// A sanitizer.
+/// A sanitizer of the compiler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Sanitizer {
     /// Memory that is used out of its bounds or after it was freed
@@ -34,8 +34,8 @@ pub struct Options {
 /// and procedural macros then use the existing standard library.
 const PLATFORM: &str = "x86_64-unknown-linux-gnu";
 const EXECUTABLE: u32 = 0o755;
-/// The prefix of the tests that a sanitizer does not run. These tests check arithmetic in safe code
-/// without threads, with ten thousand cases each.
+/// The prefix of the tests that a sanitizer does not run. The left-out tests check arithmetic in
+/// safe code without threads, with ten thousand cases each.
 pub const LEFT_OUT: &str = "policy::";
 
 impl Sanitizer {

@@ -1,9 +1,9 @@
 //! `cargo xtask trace-models`: records known models in PyTorch on the simulated GPU, for the
 //! evaluation of policies.
 //!
-//! A recording has the script's whole life. A trace here has only the work after the script's pause,
-//! with small numbers for handles and with the time of each kernel by the cost model. docs/traces.md
-//! describes both.
+//! A recording has the script's whole life. A trace here has only the work after the script's
+//! pause, with small numbers for handles and with the time of each kernel by the cost model.
+//! docs/traces.md describes both.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -32,7 +32,7 @@ const COSTS: &str = "tests/workloads/simgpu-models.toml";
 const FOLDER: &str = "tests/eval/traces";
 /// The models that the script knows.
 const MODELS: [&str; 5] = ["resnet50", "mobilenet_v2", "bert_base", "wav2vec2_base", "decoder"];
-/// What the script does with a model.
+/// The work that the script does with a model: training or serving.
 const WORK: [&str; 2] = ["train", "infer"];
 /// The least length of the script's pause between its warm-up and its work, ns. The pause is a
 /// second.
@@ -163,7 +163,8 @@ impl Work {
         // The first steps may pause as long, while the driver loads code.
         let last = launches.windows(2).rfind(|pair| pair[1] - pair[0] >= PAUSE_NS);
         let from_ns = last.context("the script's pause is missing")?[0];
-        // A wait for the warm-up lasts into the pause. The first copies of the work come at its end.
+        // A wait for the warm-up lasts into the pause. The first copies of the work come at its
+        // end.
         self.calls.retain(|(at_ns, ..)| *at_ns > from_ns + PAUSE_NS / 2);
         Ok(())
     }

@@ -2,9 +2,10 @@
 //! from the table.
 //!
 //! `for_each_driver_function!` passes the table to another macro. From the table, this module makes
-//! the enumeration [`ApiId`] and the function pointer types in [`pfn`]. It also makes the two ways
-//! to look a function up: [`by_symbol`] (as `dlsym` does) and [`resolve`] (as `cuGetProcAddress`
-//! does). [`driver_function`](crate::driver_function) passes one row of the table to another macro.
+//! the enumeration [`ApiId`] and the function pointer types in [`pfn`]. The module also has the two
+//! functions that look a driver function up: [`by_symbol`] (as `dlsym` does) and [`resolve`] (as
+//! `cuGetProcAddress` does). [`driver_function`](crate::driver_function) passes one row of the
+//! table to another macro.
 
 /// Defines the result codes, and the function that returns their names.
 macro_rules! codes {

@@ -49,8 +49,8 @@ pub const CU_DEVICE_CPU: CUdevice = -1;
 /// The device number that stands for no device.
 pub const CU_DEVICE_INVALID: CUdevice = -2;
 
-/// Declares plain structures of C, as `struct NAME: SIZE, ALIGNMENT { FIELD: TYPE = OFFSET, … }`. The
-/// macro checks these numbers, which a C compiler computes from the headers.
+/// Declares plain structures of C, as `struct NAME: SIZE, ALIGNMENT { FIELD: TYPE = OFFSET, … }`.
+/// The macro checks these numbers, which a C compiler computes from the headers.
 #[macro_export]
 macro_rules! layouts {
     ($($(#[$about:meta])* struct $name:ident: $size:literal, $align:literal {
@@ -316,8 +316,8 @@ layouts! {
         missProp: CUaccessProperty = 24,
     }
 
-    /// An event that a launch records. The header has no name for this type. Only a programmatic event
-    /// uses `triggerAtBlockStart`.
+    /// An event that a launch records. The header has no name for this type. Only a programmatic
+    /// event uses `triggerAtBlockStart`.
     struct CUlaunchAttributeEvent: 16, 8 {
         event: CUevent = 0,
         flags: i32 = 8,
@@ -391,8 +391,8 @@ layouts! {
         extra: *mut *mut c_void = 48,
     }
 
-    /// A kernel in a graph: the headers' `_v2`. Their `_v3`, which [`CUgraphNodeParams`] contains, has
-    /// the same layout.
+    /// A kernel in a graph: the headers' `_v2`. Their `_v3`, which [`CUgraphNodeParams`] contains,
+    /// has the same layout.
     struct CUDA_KERNEL_NODE_PARAMS: 72, 8 {
         func: CUfunction = 0,
         gridDimX: u32 = 8,

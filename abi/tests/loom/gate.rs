@@ -1,8 +1,8 @@
 //! The gate between a daemon and the threads of two tenants.
 //!
-//! The daemon here is a small model with the rules of the arbiter. It reads the meters, sets gates,
-//! and reads again until nothing changes. Then it sleeps on one bell. Only a wake-up ends a sleep.
-//! So a lost wake-up is a deadlock, which loom reports.
+//! The daemon here is a small model with the rules of the arbiter. The modelled arbiter reads the
+//! meters, sets gates, and reads again until nothing changes. Then it sleeps on one bell. Only a
+//! wake-up ends a sleep. So a lost wake-up is a deadlock, which loom reports.
 
 use deepres_abi::gate::{self, ControllerGone, EXPIRED_NAP_NS, OnlyLaunch, Process};
 use deepres_abi::grant::{GateState, GrantSlot, LeaseTerms, ONE_LAUNCH};

@@ -12,7 +12,7 @@
 //! | `away` | all processes are off the GPUs |
 //! | `back` | all processes are back; the command ends |
 //! | `no room` | the GPU has no room, and the processes stay off |
-//! | `lost` | moving the processes off failed, and so did undoing the steps done |
+//! | `lost` | moving the processes off the GPUs failed, and undoing the finished steps failed too |
 //!
 //! After a line on stdin or the end of stdin, the command brings the processes back. If the GPU has
 //! no room, the command says `no room` and waits for the next line. Once stdin has ended, the

@@ -36,8 +36,8 @@ const FAILED: u8 = 1;
 /// Exit status for an invalid command line.
 const USAGE: u8 = 2;
 
-/// Exit status of a daemon on a machine without a GPU or its driver (`EX_UNAVAILABLE` of sysexits.h).
-/// The systemd unit names this status, because a restart would not help.
+/// Exit status of a daemon on a machine without a GPU or its driver (`EX_UNAVAILABLE` of
+/// sysexits.h). The systemd unit names this status, because a restart would not help.
 const NO_GPU: u8 = 69;
 
 /// Share GPUs among unmodified programs, each with the share that it is owed

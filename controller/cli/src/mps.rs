@@ -1,5 +1,5 @@
-//! Parts of the SMs (`--sm`), by which NVIDIA's MPS bounds a process. The driver reads the part from
-//! a variable when the process first uses CUDA.
+//! Parts of the SMs (`--sm`), by which NVIDIA's MPS bounds a process. The driver reads the part
+//! from a variable when the process first uses CUDA.
 
 use deepres_abi::quantity::parse_share;
 use deepres_model::admin::client::Client;
@@ -17,9 +17,9 @@ pub fn variable(sm_ppm: u32) -> (&'static str, String) {
     (PERCENTAGE_VARIABLE, percent.trim_end_matches('%').to_owned())
 }
 
-/// Says in one line why a job has another part of the SMs than it asked for, if so.
-/// `granted_ppm` is the part that the daemon granted, parts per million. `handed` is the directory of
-/// MPS that the daemon handed on.
+/// Says in one line why a job has another part of the SMs than it asked for, if so. `granted_ppm`
+/// is the part that the daemon granted, parts per million. `handed` is the directory of MPS that
+/// the daemon handed on.
 pub fn tell_of_another_part(granted_ppm: Option<u32>, handed: Option<&Path>) {
     let Some(granted_ppm) = granted_ppm else {
         eprintln!(
@@ -55,8 +55,8 @@ pub fn ceiling_below(directory: &Path, ppm: u32) -> Option<String> {
     })
 }
 
-/// Returns the directory in which the driver of a job looks for an MPS control daemon. The daemon of
-/// deepres may have `handed` one on.
+/// Returns the directory in which the driver of a job looks for an MPS control daemon. The daemon
+/// of deepres may have `handed` one on.
 fn directory(handed: Option<&Path>) -> PathBuf {
     named(PIPES_VARIABLE).or_else(|| handed.map(Path::to_owned)).unwrap_or_else(|| DEFAULT_PIPES.into())
 }

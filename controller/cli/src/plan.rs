@@ -108,8 +108,8 @@ fn learn(client: &mut Client, tenant: &str, ms: u64) -> Result<()> {
     Ok(())
 }
 
-/// Returns the plans that the daemon found for a tenant. A daemon that does not answer has none, and so
-/// has a user who may not administer the daemon.
+/// Returns the plans that the daemon found for a tenant. A daemon that does not answer has none,
+/// and so has a user who may not administer the daemon.
 pub fn found(tenant: &str) -> Vec<FoundStatus> {
     let status = Client::connect()
         .ok()

@@ -27,7 +27,7 @@ use std::time::Duration;
 const SHOWN_PPM: u32 = 1_000;
 /// The fields of a tenant's account whose columns come before the tenant's memory limit.
 const USE: [&str; 6] = ["gpu", "entitled_ppm", "recent_share_ppm", "gpu_ns", "wait_ns", "memory_bytes"];
-/// The same fields with `--wide`.
+/// The fields in the place of [`USE`] with `--wide`.
 const WIDE_USE: [&str; 10] = [
     "gpu",
     "entitled_ppm",
@@ -44,12 +44,12 @@ const WIDE_USE: [&str; 10] = [
 const OWED: usize = 1;
 /// The fields of a tenant whose columns come behind its use of the GPU.
 const LIMITS: [&str; 1] = ["memory_limit_bytes"];
-/// The same fields with `--wide`.
+/// The fields in the place of [`LIMITS`] with `--wide`.
 const WIDE_LIMITS: [&str; 2] = ["sm_ppm", "memory_limit_bytes"];
 /// The fields of a tenant's account whose columns `deepres ps` prints to the right of the memory
 /// limit.
 const MEMORY: [&str; 1] = ["gate"];
-/// The same fields with `--wide`.
+/// The fields in the place of [`MEMORY`] with `--wide`.
 const WIDE_MEMORY: [&str; 3] = ["memory_peak_bytes", "refusals", "gate"];
 /// The width of the tables without `--wide`, columns. Only names can make them wider.
 const COLUMNS: usize = 80;

@@ -45,8 +45,8 @@ pub struct Args {
     /// File to write; it must not exist yet [default: deepres-report-TIME.tar.gz]
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Replace command lines and the names of tenants, users, containers and this machine by hashes.
-    /// A name has the same hash everywhere in the archive
+    /// Replace command lines and the names of tenants, users, containers and this machine by
+    /// hashes. A name has the same hash everywhere in the archive
     #[arg(long)]
     hash_names: bool,
 }

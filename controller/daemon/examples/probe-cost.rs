@@ -76,7 +76,8 @@ const DEEPRES: &str = "DEEPRES_BINARY";
 
 /// Calls of a function in a batch. A probe makes each call thirty times slower.
 const LAUNCHES: u32 = 100;
-/// How long the example measures the watching thread. The thread searches /proc twice in this time.
+/// The time for which the example measures the watching thread. The thread searches /proc twice in
+/// this time.
 const IDLE: Duration = Duration::from_secs(65);
 /// Pause after the start, because the thread is not idle at first.
 const SETTLED: Duration = Duration::from_secs(3);

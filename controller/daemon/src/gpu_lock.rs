@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 /// (`ROOT_MODE`: only root may open root's file, so that no user keeps root's daemon from the GPU.)
 const MODE: u32 = 0o666;
 const ROOT_MODE: u32 = 0o600;
-/// Root's user number.
+/// The user id of root.
 const ROOT: u32 = 0;
 /// The most bytes that the daemon reads of the note in another daemon's lock file.
 const MAX_NOTE_BYTES: u64 = 4096;

@@ -1,7 +1,7 @@
 //! The HTTP server of the metrics and of the page, in a thread of its own at a low priority. The
-//! thread reads the latest status, and asks no other thread for figures. Only changes and derivations
-//! of shares, which need the page's token, ask the daemon's main thread. So no client without the
-//! token holds up the daemon.
+//! thread reads the latest status, and asks no other thread for figures. Only changes and
+//! derivations of shares, which need the page's token, ask the daemon's main thread. So no client
+//! without the token holds up the daemon.
 
 use crate::metrics::{self, Pages};
 use crate::web::{self, Asked, MAX_STREAMS, Token, Web};

@@ -1,6 +1,6 @@
-//! The MPS control daemon of `mps = "start"`: the daemon starts NVIDIA's control daemon if none runs,
-//! watches it, and starts it again if it ends. The control daemon itself starts an MPS server when
-//! the first client comes.
+//! The MPS control daemon of `mps = "start"`: the daemon starts NVIDIA's control daemon if none
+//! runs, watches it, and starts it again if it ends. The control daemon itself starts an MPS server
+//! when the first client comes.
 
 use crate::Shared;
 use deepres_abi::wire::{self, DIRECTORY_BYTES, Welcome};
@@ -32,10 +32,10 @@ use tokio::time::sleep;
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// Time between two looks while a control daemon starts or ends.
 const LOOK_SOON: Duration = Duration::from_millis(10);
-/// Time within which a control daemon starts. The daemon serves tenants after this time also without
-/// the control daemon.
+/// Time within which a control daemon starts. The daemon serves tenants after this time also
+/// without the control daemon.
 const STARTS_WITHIN: Duration = Duration::from_secs(3);
-/// The daemon ends a control daemon that has not noted its process after this time.
+/// If an MPS control daemon has not written its process id after this time, the daemon ends it.
 const HANGS_AFTER: Duration = Duration::from_secs(10);
 /// The time within which MPS no longer counts a client that has just ended.
 const SETTLES_WITHIN: Duration = Duration::from_millis(300);
@@ -46,15 +46,15 @@ const TERMINATES_WITHIN: Duration = Duration::from_millis(300);
 /// The pause before the first new start. Each further start that fails doubles the pause.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// The most bytes of errors that the daemon keeps of a control daemon.
+/// The most bytes of error output that the daemon keeps of an MPS control daemon.
 const ERRORS_BYTES: usize = 16 << 10;
 /// The name of the directories in a daemon's own directory.
 const OWN_PIPES: &str = "mps";
 const OWN_LOGS: &str = "mps-log";
 /// Variables of this daemon that are not for MPS.
 const NOT_FOR_MPS: [&str; 4] = ["LD_PRELOAD", "NOTIFY_SOCKET", "WATCHDOG_USEC", "LISTEN_FDS"];
-/// The beginning of the variables of CUDA. They may come from the first job, and would bind the
-/// clients of all jobs: the GPUs that they see, for example.
+/// The beginning of the variables of CUDA. These variables may come from the first job, and would
+/// bind the clients of all jobs. For example, they limit the visible GPUs.
 const OF_CUDA: &str = "CUDA_";
 /// A directory that only its user can read.
 const PRIVATE: u32 = 0o700;
@@ -91,9 +91,9 @@ pub struct Mps {
 }
 
 impl Mps {
-    /// Returns the state before the first look. The directory is the one that the environment names.
-    /// Without a name, the system's daemon uses the directory of the driver, and a user's daemon a
-    /// directory of its own, unless a control daemon runs for all users.
+    /// Returns the state before the first look. The environment names the directory. Without a
+    /// name, the system's daemon uses the directory of the driver. A user's daemon uses a directory
+    /// of its own, unless a control daemon runs for all users.
     pub fn of(directory: &Directory) -> Self {
         let is_for_all =
             *directory == Directory::system() || control_daemon(DEFAULT_PIPES.as_ref()).is_some();
@@ -135,7 +135,8 @@ impl Mps {
         self.deaths
     }
 
-    /// Hands the directories on to a keeper. A path that is too long for MPS' sockets stays out.
+    /// Hands the directories on to a keeper. The function leaves out a path that is too long for
+    /// MPS' sockets.
     pub fn hand_on(&self, welcome: &mut Welcome) {
         let fields = [(&self.pipes, &mut welcome.mps_pipes), (&self.logs, &mut welcome.mps_logs)];
         for (directory, field) in fields {
@@ -147,7 +148,8 @@ impl Mps {
     }
 
     /// Looks at the control daemon, and starts one if none runs and the pause is over. If
-    /// `is_wanted` is false, looks only at the one that this daemon started before a reload.
+    /// `is_wanted` is false, looks only at the MPS control daemon that this daemon started before a
+    /// reload.
     fn look(&mut self, is_wanted: bool) {
         if self.is_wanted && !is_wanted && self.child.is_some() {
             tracing::info!(
@@ -220,8 +222,8 @@ impl Mps {
         self.pause = (2 * self.pause).min(LONGEST_PAUSE);
     }
 
-    /// Looks for new servers, and tells of servers that ended while a control daemon lives. A server
-    /// with clients outlives its control daemon.
+    /// Looks for new servers, and tells of servers that ended while a control daemon lives. A
+    /// server with clients outlives its control daemon.
     fn look_at_servers(&mut self) {
         let is_served = self.control.is_some();
         self.servers.retain(|server| {
@@ -297,8 +299,8 @@ impl Mps {
         command.env(PIPES_VARIABLE, &self.pipes).env(LOGS_VARIABLE, &self.logs);
     }
 
-    /// Makes the directories that are missing. Checks that the directory of MPS is this user's, because
-    /// any user can make a directory in a place where all users write.
+    /// Makes the directories that are missing. Checks that the directory of MPS is this user's,
+    /// because any user can make a directory in a place where all users write.
     fn prepare(&self) -> io::Result<()> {
         if self.are_own {
             make(&self.logs)?;
@@ -354,8 +356,8 @@ fn make(directory: &Path) -> io::Result<()> {
     }
 }
 
-/// Returns a file for the errors of a control daemon. The file does not grow, because a control daemon
-/// may write for years, and may outlive this daemon.
+/// Returns a file for the errors of a control daemon. The file does not grow, because a control
+/// daemon may write for years, and may outlive this daemon.
 fn errors() -> io::Result<File> {
     let file = File::from(memfd_create("mps-errors", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
     file.set_len(ERRORS_BYTES as u64)?;

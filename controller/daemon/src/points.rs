@@ -1,6 +1,7 @@
-//! Operating points of tenants with an SLO and a profile: the part of the SMs and the batch of least
-//! total area at which the GPU answers the requests of all of them in time. The daemon computes the
-//! points again when a rate of requests moves by more than a tenth. They are advice.
+//! Operating points of tenants with an SLO and a profile: for each tenant, a part of the SMs and a
+//! batch. With these points, the GPU answers all tenants' requests in time, on the least total
+//! area. If a rate of requests changes by more than a tenth, the daemon computes the points again.
+//! The points are advice.
 
 use crate::Shared;
 use deepres_abi::PPM;
@@ -15,16 +16,16 @@ use std::sync::Arc;
 use std::time::Instant;
 use tokio::time::sleep;
 
-/// The most tenants of a GPU for which the daemon computes points, and the most batches of all of
-/// them. Under overload, eight tenants with twenty parts and five batches each take about a second of
-/// another thread.
+/// The most tenants of a GPU for which the daemon computes operating points, and the most batches
+/// of all these tenants together. Under overload, eight tenants with twenty parts and five batches
+/// each take about a second of another thread.
 const MOST_SERVICES: usize = 8;
 const MOST_BATCHES: usize = 40;
-/// After a computation, the daemon pauses for this number of times the computation's duration, so
-/// that a user whose rate of requests swings cannot keep a CPU busy.
+/// After a computation, the daemon pauses for this many times the computation's duration. So a user
+/// whose rate of requests changes often cannot keep a CPU busy.
 const PAUSES: u32 = 10;
 
-/// The figures of a tenant from which its point follows.
+/// The figures from which the daemon computes a tenant's operating point.
 #[derive(Debug, Clone)]
 struct Figures {
     tenant: TenantId,
@@ -34,7 +35,7 @@ struct Figures {
 }
 
 impl Figures {
-    /// Returns whether the point of these figures is that of the figures `now` too.
+    /// Returns whether the figures `now` have the same operating point as these figures.
     fn are_as(&self, now: &Self) -> bool {
         (self.tenant, self.slo_ns, &self.fitted) == (now.tenant, now.slo_ns, &now.fitted)
             && !has_moved(self.rate_hz, now.rate_hz)
@@ -69,7 +70,7 @@ impl Points {
     }
 }
 
-/// After each status, computes the points that do not hold any more. Never returns.
+/// After each status, computes the operating points that have changed. Never returns.
 pub async fn serve(shared: Rc<Shared>) {
     let mut published = shared.status.subscribe();
     // The registry publishes as long as the daemon serves.

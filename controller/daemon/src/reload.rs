@@ -1,6 +1,6 @@
-//! Reading the configuration again while the daemon runs: `deepres reload`, and SIGHUP from a service
-//! manager. No session ends. The new values of some keys are in force only when the daemon next
-//! starts.
+//! Reading the configuration again while the daemon runs: `deepres reload`, and SIGHUP from a
+//! service manager. No session ends. The new values of some keys are in force only when the daemon
+//! next starts.
 
 use crate::administrators::no_answer;
 use crate::gpus::answers;
@@ -49,8 +49,8 @@ impl fmt::Debug for Configuration {
     }
 }
 
-/// Returns the stream of SIGHUPs, if a service manager started the daemon. From then on, SIGHUP does
-/// not end the process.
+/// Returns the stream of SIGHUPs, if a service manager started the daemon. From then on, SIGHUP
+/// does not end the process.
 pub fn hangups() -> Option<Signal> {
     service::is_supervised().then(|| signal(SignalKind::hangup()).ok()).flatten()
 }
@@ -86,7 +86,8 @@ async fn apply(shared: &Rc<Shared>) -> Reply {
             Ok(next) => next,
             Err(error) => return kept(error),
         };
-        // An editor may be about to write the file. Without it, jobs that run would lose their caps.
+        // An editor may be about to write the file. Without it, jobs that run would lose their
+        // caps.
         if let Some(file) = configuration.loaded.lost_file(&next) {
             let file = file.display();
             return kept(format_args!(

@@ -38,8 +38,8 @@ impl Service {
         notify(&[NotifyState::Ready]);
     }
 
-    /// Tells the service manager that the daemon reads its configuration again. [`Self::ready`] tells
-    /// the end.
+    /// Tells the service manager that the daemon reads its configuration again. [`Self::ready`]
+    /// tells the end.
     pub fn reloading(&self) {
         if let Ok(now) = NotifyState::monotonic_usec_now() {
             notify(&[NotifyState::Reloading, now]);

@@ -3,8 +3,8 @@
 //! A job could change the variables that `deepres slurm task-prolog` set for it. The daemon trusts
 //! only facts that the job cannot change: the kernel says which job a process belongs to, because
 //! Slurm's root process made the job's cgroup. Slurm's controller says what the job has. The daemon
-//! asks `scontrol show job -d` once for each job, when the job's first process comes. If Slurm gives
-//! no answer, the daemon asks again later ([`serve`]).
+//! asks `scontrol show job -d` once for each job, when the job's first process comes. If Slurm
+//! gives no answer, the daemon asks again later ([`serve`]).
 
 use crate::Shared;
 use crate::gpus::Gpus;
@@ -134,8 +134,8 @@ impl Slurm {
     }
 }
 
-/// Asks Slurm again about the jobs whose tenants have no allotment yet, because Slurm gave no answer
-/// when the jobs' processes came. Never returns.
+/// Asks Slurm again about the jobs whose tenants have no allotment yet, because Slurm gave no
+/// answer when the jobs' processes came. Never returns.
 pub async fn serve(shared: Rc<Shared>) {
     loop {
         tokio::time::sleep(SILENT_FOR).await;

@@ -1,7 +1,7 @@
 //! The messages of the kubelet's interfaces: device plugins (v1beta1) and PodResources (v1).
 //!
-//! The numbers of the fields are the contract. The structs leave out fields that the plugin does not
-//! use; a receiver skips fields that it does not know.
+//! The numbers of the fields are the contract. The structs leave out fields that the plugin does
+//! not use; a receiver skips fields that it does not know.
 
 use std::collections::HashMap;
 
@@ -72,7 +72,7 @@ pub struct ListAndWatchResponse {
     pub devices: Vec<Device>,
 }
 
-/// A device.
+/// A device that the plugin offers to the kubelet.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Device {
     /// The device's name, 63 characters at most.
@@ -137,7 +137,7 @@ pub struct ContainerAllocateRequest {
     pub ids: Vec<String>,
 }
 
-/// What the containers need for their devices.
+/// The needs of the containers for their devices.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct AllocateResponse {
     /// An answer for each container.
@@ -145,13 +145,13 @@ pub struct AllocateResponse {
     pub container_responses: Vec<ContainerAllocateResponse>,
 }
 
-/// What a container needs for its devices.
+/// The needs of a container for its devices.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ContainerAllocateResponse {
     /// Environment variables. The pod's own variables replace them.
     #[prost(map = "string, string", tag = "1")]
     pub envs: HashMap<String, String>,
-    /// CDI devices. Their changes to the container replace the pod's own.
+    /// CDI devices. The devices' changes to the container replace the pod's own settings.
     #[prost(message, repeated, tag = "5")]
     pub cdi_devices: Vec<CdiDevice>,
 }
@@ -211,7 +211,7 @@ pub struct ContainerResources {
 /// A container's claim.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct DynamicResource {
-    /// What the container has of the claim.
+    /// The container's part of the claim.
     #[prost(message, repeated, tag = "4")]
     pub resources: Vec<ClaimResource>,
 }

@@ -18,8 +18,8 @@ pub enum DaemonError {
     Away(String),
 }
 
-/// The daemon of this node. Each connection is one conversation with one daemon; when the connection
-/// breaks, another daemon may come.
+/// The daemon of this node. Each connection is one conversation with one daemon; when the
+/// connection breaks, another daemon may come.
 #[derive(Debug, Clone)]
 pub struct Daemon {
     directory: Directory,
@@ -73,7 +73,8 @@ impl Daemon {
         }
     }
 
-    /// Returns the tokens of the allocations on the daemon's record, and the faults of its GPUs by UUID.
+    /// Returns the tokens of the allocations on the daemon's record, and the faults of its GPUs by
+    /// UUID.
     ///
     /// # Errors
     /// [`DaemonError`].

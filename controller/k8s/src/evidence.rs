@@ -2,8 +2,9 @@
 //!
 //! PodResources lists the containers of all pods that are not over, with their names, but no init
 //! containers. The kubelet's checkpoint lists init containers too, and lasts over the kubelet's
-//! restart, when PodResources is empty for a time. The checkpoint lags: the kubelet writes it when a
-//! container gets devices, and when a plugin sends a list. So a container counts while either has it.
+//! restart, when PodResources is empty for a time. The checkpoint lags: the kubelet writes it when
+//! a container gets devices, and when a plugin sends a list. So a container counts while the
+//! checkpoint or PodResources has it.
 
 use crate::api::ListPodResourcesResponse;
 use deepres_model::allocation::PodContainer;
@@ -58,11 +59,12 @@ fn is_ours(resource: &str) -> bool {
 }
 
 impl Evidence {
-    /// Returns the containers in an answer of PodResources and in the text of a checkpoint. `None` stands
-    /// for a kubelet that has written no checkpoint.
+    /// Returns the containers in an answer of PodResources and in the text of a checkpoint. `None`
+    /// stands for a kubelet that has written no checkpoint.
     ///
     /// # Errors
-    /// The text is no checkpoint. It may be damaged, and says nothing about containers.
+    /// The text is no checkpoint. The checkpoint may be damaged, and then says nothing about
+    /// containers.
     pub fn new(
         listed: ListPodResourcesResponse,
         checkpoint: Option<&str>,
@@ -107,8 +109,8 @@ impl Evidence {
         self.0.get(ids).map_or(0, |holders| holders.listed.len())
     }
 
-    /// Returns the devices of the later containers of the pod whose init container has exactly these
-    /// devices. Empty if no container with these devices is an init container for certain.
+    /// Returns the devices of the later containers of the pod whose init container has exactly
+    /// these devices. Empty if no container with these devices is an init container for certain.
     pub fn after_init(&self, ids: &BTreeSet<String>) -> Vec<&BTreeSet<String>> {
         let Some(Holders { listed, in_checkpoint }) = self.0.get(ids) else { return Vec::new() };
         let [pod] = &in_checkpoint[..] else { return Vec::new() };
@@ -119,9 +121,9 @@ impl Evidence {
         self.0.iter().filter(|(_, other)| is_later(other)).map(|(ids, _)| ids).collect()
     }
 
-    /// Returns the devices of all containers that run for certain: those that PodResources lists, and
-    /// all others of their pods. The checkpoint still has pods that are over, but PodResources lists
-    /// none of their containers.
+    /// Returns the devices of all containers that run for certain: those that PodResources lists,
+    /// and all others of their pods. The checkpoint still has pods that are over, but PodResources
+    /// lists none of their containers.
     pub fn running_ids(&self) -> BTreeSet<String> {
         let listed = self.0.values().filter(|holders| !holders.listed.is_empty());
         let pods: BTreeSet<&String> = listed.flat_map(|holders| &holders.in_checkpoint).collect();
@@ -132,8 +134,8 @@ impl Evidence {
         running.flat_map(|(ids, _)| ids.iter().cloned()).collect()
     }
 
-    /// Returns the container that has exactly these devices, as PodResources says. If an init container
-    /// had the same devices, the result is the later container.
+    /// Returns the container that has exactly these devices, as PodResources says. If an init
+    /// container had the same devices, the result is the later container.
     pub fn holder(&self, ids: &BTreeSet<String>) -> Option<&PodContainer> {
         self.0.get(ids)?.listed.last()
     }

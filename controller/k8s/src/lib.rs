@@ -9,8 +9,8 @@
 //! | `dra` | the DRA driver, with the feature of this name |
 //! | [`daemon`], [`grpc`], [`api`] | the daemon's admin socket, gRPC, and the kubelet's messages |
 //!
-//! [`deepres_policy::shares`] decides which devices the kubelet may give away, and which GPU a container
-//! gets.
+//! [`deepres_policy::shares`] decides which devices the kubelet may give away, and which GPU a
+//! container gets.
 //!
 //! docs/kubernetes.md describes the plugin for users.
 

@@ -16,7 +16,8 @@ const NONE: &str = "none";
 /// The variable with the level of the log.
 const LOG_VARIABLE: &str = "DEEPRES_LOG";
 
-/// The Kubernetes device plugin of deepres: deepres.dev/share (100 for each GPU) and deepres.dev/gpu
+/// The Kubernetes device plugin of deepres: deepres.dev/share (100 for each GPU) and
+/// deepres.dev/gpu
 #[derive(Debug, Parser)]
 #[command(
     name = "deepres-k8s",
@@ -35,7 +36,8 @@ struct Args {
     /// The kubelet's socket of PodResources
     #[arg(long, default_value = "/var/lib/kubelet/pod-resources/kubelet.sock")]
     pod_resources: PathBuf,
-    /// Folder of CDI specifications; it must outlive a restart of the node, as the kubelet's records do
+    /// Folder of CDI specifications; it must outlive a restart of the node, as the kubelet's
+    /// records do
     #[arg(long, default_value = "/etc/cdi")]
     cdi_dir: PathBuf,
     /// Path of libdeepres.so on the node, from which containers get it

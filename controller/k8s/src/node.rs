@@ -1,5 +1,5 @@
-//! The plugin's knowledge of its node: GPUs from the daemon, containers from the kubelet, and its own
-//! records of allocations. A *look*, once a second, brings the three together.
+//! The plugin's knowledge of its node: GPUs from the daemon, containers from the kubelet, and its
+//! own records of allocations. A *look*, once a second, brings the three together.
 
 #[cfg(feature = "dra")]
 mod claims;
@@ -38,21 +38,22 @@ const UUID: &str = "{uuid}";
 pub struct Timing {
     /// The time between two looks.
     pub look: Duration,
-    /// The time for which an allocation needs no container. Within it, the kubelet lists the container
-    /// for the first time.
+    /// The time for which an allocation needs no container. Within it, the kubelet lists the
+    /// container for the first time.
     pub young: Duration,
     /// The time after an allocation in which another container of the same pod may follow.
     pub settle: Duration,
-    /// The time for which a surplus of healthy devices stays. Within it, the scheduler learns of all
-    /// containers that came or went.
+    /// The time for which a surplus of healthy devices stays. Within it, the scheduler learns of
+    /// all containers that came or went.
     pub surplus: Duration,
-    /// The time that the kubelet takes at most from the plugin's answer until its own record has what
-    /// the kubelet gives to a container.
+    /// The time that the kubelet takes at most from the plugin's answer until its own record has
+    /// what the kubelet gives to a container.
     pub giving: Duration,
     /// The time for which a container's start waits for room before the kubelet tries again. The
     /// kubelet allows 30 s.
     pub hold: Duration,
-    /// The time without the daemon after which all devices are unhealthy. A daemon restarts in less.
+    /// The time without the daemon after which all devices are unhealthy. A daemon restarts in
+    /// less.
     pub away: Duration,
     /// The time for which an allocation waits for the daemon, and a look for a moment at which the
     /// kubelet gives nothing.
@@ -80,7 +81,7 @@ impl Default for Timing {
     }
 }
 
-/// What an administrator tells the plugin.
+/// The plugin's settings, which an administrator gives.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// The kubelet's folder of device plugins.
@@ -92,7 +93,7 @@ pub struct Options {
     /// The path of the interposer on the node.
     pub library: PathBuf,
     /// The name of a further CDI device for each GPU of a container, with `{uuid}` in place of the
-    /// GPU's UUID. It brings the container the GPU's device files and the driver.
+    /// GPU's UUID. This CDI device gives the container the GPU's device files and the driver.
     pub gpu_device: Option<String>,
     /// The GPUs that are set aside for containers with whole GPUs, by number or UUID.
     pub whole: Vec<String>,
@@ -148,9 +149,9 @@ impl State {
         self.records.iter().filter_map(|held| held.record.part())
     }
 
-    /// Returns the places of the records with parts, in the order in which containers start: those that
-    /// do not wait, and then the longest wait first. Records that an earlier plugin left are of one age,
-    /// so the name decides.
+    /// Returns the places of the records with parts, in the order in which containers start: those
+    /// that do not wait, and then the longest wait first. Records that an earlier plugin left are
+    /// of one age, so the name decides.
     fn in_order(&self) -> Vec<usize> {
         let mut places: Vec<usize> =
             (0..self.records.len()).filter(|place| self.records[*place].record.part().is_some()).collect();
@@ -170,7 +171,8 @@ impl State {
         self.shares.lacking(slots, gpu, before.filter_map(|other| self.records[other].record.part()))
     }
 
-    /// Returns the next change for the containers that wait: the place of a record, and its next form.
+    /// Returns the next change for the containers that wait: the place of a record, and its next
+    /// form.
     fn next_change(&self) -> Option<(usize, Record)> {
         let places = self.in_order();
         let parts: Vec<Part<'_>> =
@@ -204,8 +206,8 @@ impl State {
         self.records.iter().any(has_shares).then_some("still has containers with shares")
     }
 
-    /// Returns the place of an init container that has ended: a later container of its pod started after
-    /// it.
+    /// Returns the place of an init container that has ended: a later container of its pod started
+    /// after it.
     fn ended_init(&self) -> Option<usize> {
         self.records.iter().position(|held| {
             let Held { record, started: Some(started), .. } = held else { return false };
@@ -256,8 +258,8 @@ impl Drop for Call {
     }
 }
 
-/// Works to the end, even if the kubelet resets its call. Otherwise a file could lie there without a
-/// record, or an older file could replace a newer one.
+/// Works to the end, even if the kubelet resets its call. Otherwise a file could lie there without
+/// a record, or an older file could replace a newer one.
 async fn to_its_end<T: Send + 'static>(
     work: impl Future<Output = Result<T, Refusal>> + Send + 'static,
 ) -> Result<T, Refusal> {
@@ -273,10 +275,10 @@ pub struct Node {
     lists: [watch::Sender<Vec<Device>>; 2],
     /// When the plugin began.
     began: Instant,
-    /// The connection to the kubelet. A kubelet that lists its pods forgets which devices it is giving
-    /// to a container at that moment, and would give them again (`UpdateAllocatedDevices` in the
-    /// kubelet's devicemanager). So the plugin asks for a list only while the kubelet gives nothing, and
-    /// chooses no devices for the next container before the list is there.
+    /// The connection to the kubelet. When a kubelet lists its pods, it forgets the devices that it
+    /// is giving to a container at that moment, and would give them again (`UpdateAllocatedDevices`
+    /// in the kubelet's devicemanager). So the plugin asks for a list only while the kubelet gives
+    /// no devices. Before the list is there, the plugin chooses no devices for the next container.
     kubelet: Mutex<Option<Client>>,
     giving: std::sync::Mutex<Giving>,
 }
@@ -328,13 +330,13 @@ impl Node {
         self.lists[resource as usize].subscribe()
     }
 
-    /// Looks again and again. Never returns. `on_gpus` is called once, with the resources of the node,
-    /// when the daemon has named its GPUs.
+    /// Looks again and again. Never returns. `on_gpus` is called once, with the resources of the
+    /// node, when the daemon has named its GPUs.
     pub async fn watch(&self, on_gpus: impl FnOnce(Vec<Resource>)) -> Infallible {
         let mut on_gpus = Some(on_gpus);
-        // Until a new plugin registers, the kubelet refuses all pods. So the first list of devices waits
-        // for the daemon alone. The records name what containers have, and only the kubelet's word ends
-        // an allocation.
+        // Until a new plugin registers, the kubelet refuses all pods. So the first list of devices
+        // waits for the daemon alone. The records name what containers have, and only the kubelet's
+        // word ends an allocation.
         let mut evidence = None;
         loop {
             let mut state = self.state.lock().await;
@@ -362,8 +364,8 @@ impl Node {
         }
     }
 
-    /// Returns whether the plugin needs the kubelet's word. The kubelet itself tells the end of a claim,
-    /// so the plugin asks only for the name of the claim's container.
+    /// Returns whether the plugin needs the kubelet's word. The kubelet itself tells the end of a
+    /// claim, so the plugin asks only for the name of the claim's container.
     async fn needs_evidence(&self) -> bool {
         let needs = |held: &Held| held.record.claim.is_none() || held.record.holder().is_none();
         !self.options.by_claims || self.state.lock().await.records.iter().any(needs)
@@ -547,7 +549,8 @@ impl Node {
         (state.records, state.evidence) = (kept, evidence);
     }
 
-    /// Ends an allocation whose containers are gone: removes its record from the disk and the daemon's.
+    /// Ends an allocation whose containers are gone: removes its record from the disk and the
+    /// daemon's.
     async fn end(&self, record: &Record) -> Result<()> {
         let own = record.clone();
         self.on_disk(move |options| own.remove(&options.cdi_dir)).await?;
@@ -721,8 +724,8 @@ impl Node {
         let memory = *memory.ok_or_else(|| Refusal::Impossible("the kubelet named no devices".to_owned()))?;
         let mut record = Record::new(gpus, slots, memory).map_err(unavailable)?;
         if waits {
-            // The kubelet never asks again, so the container gets the files of all GPUs that may have
-            // room later.
+            // The kubelet never asks again, so the container gets the files of all GPUs that may
+            // have room later.
             record.phase = Phase::Waits;
             record.among = state.shares.open_gpus().cloned().collect();
         }
@@ -738,8 +741,8 @@ impl Node {
         self.options.gpu_device.as_ref().map(|name| name.replace(UUID, uuid))
     }
 
-    /// Gives a container its allocation: puts it on the daemon's record, on the disk and on this plugin's
-    /// record.
+    /// Gives a container its allocation: puts it on the daemon's record, on the disk and on this
+    /// plugin's record.
     async fn admit(&self, state: &mut State, record: Record) -> Result<(), Refusal> {
         self.tell(&record).await?;
         if let Err(error) = self.write(&record).await {
@@ -910,7 +913,7 @@ mod tests {
         other.await.unwrap().unwrap_err();
     }
 
-    /// Waits until the one record is in this phase, in memory and on the disk.
+    /// Waits until the only record is in this phase, in memory and on the disk.
     async fn until_recorded(node: &Node, phase: Phase) {
         let is_recorded = async {
             loop {

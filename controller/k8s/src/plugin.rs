@@ -1,8 +1,8 @@
 //! The device plugin of one resource: registers at the kubelet, and answers the kubelet's calls.
 //!
-//! A kubelet that starts removes all sockets of its folder, so the plugin makes its socket again and
-//! registers again. The new kubelet's socket may have the old inode number, so the plugin compares the
-//! time of its making too.
+//! A kubelet that starts removes all sockets of its folder, so the plugin makes its socket again
+//! and registers again. The new kubelet's socket may have the old inode number, so the plugin
+//! compares the time of its making too.
 
 use crate::api::{
     AllocateRequest, AllocateResponse, ContainerPreferredAllocationResponse, DevicePluginOptions, Empty,

@@ -78,7 +78,8 @@ pub struct ClaimRequest {
 }
 
 impl ClaimRequest {
-    /// The sign between the claim and the request. Neither has it.
+    /// The sign between the claim and the request. Neither the claim's UID nor the request's name
+    /// contains this sign.
     const SEPARATOR: char = '/';
 
     fn parse(text: &str) -> Option<Self> {
@@ -123,8 +124,8 @@ fn random<const BYTES: usize>() -> Result<[u8; BYTES]> {
 }
 
 impl Record {
-    /// Returns the record of a new allocation: shares of one GPU, or whole GPUs. `memory_bytes` is the
-    /// memory of the GPU, or the least memory of the GPUs.
+    /// Returns the record of a new allocation: shares of one GPU, or whole GPUs. `memory_bytes` is
+    /// the memory of the GPU, or the least memory of the GPUs.
     ///
     /// # Errors
     /// The kernel gives no random bytes.
@@ -134,7 +135,8 @@ impl Record {
         Ok(Self { slots, ..made })
     }
 
-    /// Returns the record of a new allocation for a claim's request: this share and memory of each GPU.
+    /// Returns the record of a new allocation for a claim's request: this share and memory of each
+    /// GPU.
     ///
     /// # Errors
     /// The kernel gives no random bytes.
@@ -173,8 +175,8 @@ impl Record {
         }
     }
 
-    /// Returns the names by which the kubelet lists the container's part: the kubelet's devices, or the
-    /// CDI device of a claim.
+    /// Returns the names by which the kubelet lists the container's part: the kubelet's devices, or
+    /// the CDI device of a claim.
     pub fn ids(&self) -> BTreeSet<String> {
         match (&self.claim, &self.slots) {
             (Some(_), _) => BTreeSet::from([self.device()]),
@@ -183,8 +185,8 @@ impl Record {
         }
     }
 
-    /// Returns the container's part of a GPU; `None` if the container has whole GPUs or a claim, or is
-    /// over.
+    /// Returns the container's part of a GPU; `None` if the container has whole GPUs or a claim, or
+    /// is over.
     pub fn part(&self) -> Option<Part<'_>> {
         let waits = self.phase == Phase::Waits;
         let slots = self.slots.as_ref().filter(|_| self.phase != Phase::Over)?;

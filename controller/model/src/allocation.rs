@@ -1,9 +1,9 @@
 //! Allocations: the parts of GPUs that a node's agent, such as the Kubernetes device plugin, has
 //! given to containers.
 //!
-//! The agent tells the daemon each allocation, with a secret token. The agent gives the token to the
-//! container in `DEEPRES_TENANT`, in place of a tenant's name. A process with the token gets the
-//! allocation of the daemon's record, whatever its other variables say.
+//! The agent tells the daemon each allocation, with a secret token. The agent gives the token to
+//! the container in `DEEPRES_TENANT`, in place of a tenant's name. A process with the token gets
+//! the allocation of the daemon's record, whatever its other variables say.
 
 use deepres_abi::PPM;
 use deepres_abi::wire::{TENANT_NAME_BYTES, Uuid};

@@ -120,17 +120,17 @@ pub struct Mount {
 }
 
 impl ContainerEdits {
-    /// Returns the changes that bring a container the interposer at `library`, and the tenant socket
-    /// `socket` in the directory `sockets`. The container has the given further variables.
+    /// Returns the changes that bring a container the interposer at `library`, and the tenant
+    /// socket `socket` in the directory `sockets`. The container has the given further variables.
     pub fn new(
         library: &Path,
         sockets: &Path,
         socket: &str,
         variables: impl IntoIterator<Item = String>,
     ) -> Self {
-        // Only glibc's dynamic linker replaces `$LIB`. The linker of musl finds no file at this path,
-        // and starts the program without the interposer. If musl's linker found the interposer, the
-        // linker could not link the interposer, and would end the program.
+        // Only glibc's dynamic linker replaces `$LIB`. The linker of musl finds no file at this
+        // path, and starts the program without the interposer. If musl's linker found the
+        // interposer, the linker could not link the interposer, and would end the program.
         let mut env = vec![
             format!("{PRELOAD_VARIABLE}={LIBRARY_PLACE}/$LIB/{LIBRARY_NAME}"),
             format!("{SOCKET_VARIABLE}={SOCKET_PLACE}/{socket}"),

@@ -1,5 +1,5 @@
-//! A fitted profile, as `deepres run --profile` hands it to the daemon: the choice of a part of the
-//! SMs by `--sm auto`, and the figures of the tenant for operating points.
+//! A fitted profile, as `deepres run --profile` hands it to the daemon. `--sm auto` chooses a part
+//! of the SMs by the profile, and the daemon computes operating points from it.
 
 use crate::profile::{Point, Profile};
 use crate::quantity::Time;
@@ -136,14 +136,14 @@ impl Fitted {
         })
     }
 
-    /// Returns the batch that the program runs: the one in its command, or the only one of the
+    /// Returns the batch that the program runs: the batch in its command, or the only batch of the
     /// profile.
     pub fn known_batch(&self) -> Option<u32> {
         self.batch.or(if let [only] = self.batches[..] { Some(only) } else { None })
     }
 
-    /// Returns the part of the SMs for `--sm auto`: with an SLO and a rate of requests, the operating
-    /// point; else the knee. The job's own SLO counts before the SLO of the profile.
+    /// Returns the part of the SMs for `--sm auto`: with an SLO and a rate of requests, the
+    /// operating point; else the knee. The job's own SLO counts before the SLO of the profile.
     pub fn choice(&self, slo_ns: Option<u64>) -> Choice {
         let (part_percent, batch, rule) = match (slo_ns.or(self.slo_ns), self.rate_hz) {
             (Some(slo_ns), Some(rate_hz)) => {
@@ -165,8 +165,8 @@ impl Fitted {
         Choice { part_percent, batch, run_ns: time_ns(part_percent), whole_ns: time_ns(WHOLE_PERCENT), rule }
     }
 
-    /// Returns the parts between which a choice decides, percent: none narrower than the measured
-    /// ones, because nothing is known of these.
+    /// Returns the parts of the SMs among which a choice decides, percent. Parts that are narrower
+    /// than all measured parts are left out, because their times are unknown.
     pub fn parts_percent(&self) -> Vec<usize> {
         let steps = (self.least_percent..WHOLE_PERCENT).step_by(STEP_PERCENT);
         steps.chain([WHOLE_PERCENT]).collect()

@@ -1,4 +1,5 @@
-//! Code that the daemon, the command and other parts share. It has no threads and no event loop.
+//! Code that the daemon, the command and other parts share. This crate has no threads and no event
+//! loop.
 //!
 //! | module | job |
 //! |---|---|

@@ -109,8 +109,8 @@ fn noted(file: &Path) -> io::Result<String> {
     Ok(text)
 }
 
-/// Returns the answer of the MPS control daemon in the directory to a command; `None` if the control
-/// program is missing or does not answer.
+/// Returns the answer of the MPS control daemon in the directory to a command; `None` if the
+/// control program is missing or does not answer.
 pub fn ask(directory: &Path, command: &str) -> Option<String> {
     ask_until(directory, command, Instant::now() + ANSWERS_WITHIN)
 }
@@ -139,14 +139,14 @@ pub fn ask_until(directory: &Path, command: &str, deadline: Instant) -> Option<S
     Some(answer)
 }
 
-/// Returns the process ids in an answer of the MPS control daemon, which has one a line. Another line
-/// is a message.
+/// Returns the process ids in an answer of the MPS control daemon, which has one a line. Another
+/// line is a message.
 pub fn numbers(answer: &str) -> impl Iterator<Item = u32> {
     answer.lines().filter_map(|pid| pid.trim().parse().ok())
 }
 
-/// Returns the number of clients of all servers of the MPS control daemon in the directory; `None` if
-/// the control program does not tell until `deadline`.
+/// Returns the number of clients of all servers of the MPS control daemon in the directory; `None`
+/// if the control program does not tell until `deadline`.
 pub fn clients(directory: &Path, deadline: Instant) -> Option<usize> {
     let ask = |command: &str| ask_until(directory, command, deadline);
     let servers = ask("get_server_list")?;
@@ -196,7 +196,8 @@ mod tests {
         }
     }
 
-    /// Checks that a control daemon does not count if its directory or its process is another user's.
+    /// Checks that a control daemon does not count if its directory or its process is another
+    /// user's.
     fn is_not_trusted_with_another_user(folder: &Path, program: &Path) {
         use std::os::unix::fs::{PermissionsExt as _, chown};
         use std::os::unix::process::CommandExt as _;

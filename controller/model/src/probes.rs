@@ -181,7 +181,7 @@ status! {
         pub command: String => "COMMAND",
         /// The tenant for which the process is metered.
         pub tenant: Option<String> => "TENANT",
-        /// `metered`, `waiting` (the process uses no library with probes yet) or [`ENDED`].
+        /// `metered`, `waiting` (the process uses no library with probes yet) or `ended`.
         pub state: String => "METERED",
         /// The reason why the process is not metered.
         pub problem: Option<String>,

@@ -39,7 +39,8 @@ fn present_program(path: &Path) -> PathBuf {
     [path, named].into_iter().find(|path| path.is_file()).unwrap_or(Path::new(OWN)).to_owned()
 }
 
-/// A process. The kernel reuses process ids, but never for the same start time.
+/// A process, identified by its id and start time. The kernel reuses process ids, but never for the
+/// same start time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ProcessKey {
     /// The process's id.

@@ -64,8 +64,8 @@ pub struct Point {
     pub part_percent: usize,
     /// The GPU time of a run, ms.
     pub ms: f64,
-    /// The time from the first launch of a run to the end of its last work, ms. It contains the
-    /// host's work between the launches.
+    /// The time from the first launch of a run to the end of its last work, ms. This time contains
+    /// the host's work between the launches.
     pub latency_ms: Option<f64>,
     /// Number of runs that were measured. deepres sees each run as a request.
     pub requests: Option<u64>,

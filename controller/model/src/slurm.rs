@@ -41,7 +41,7 @@ const PLACES: &str = "IDX:";
 const WHOLE: &str = "gpu";
 /// The resource that is a part of a GPU.
 const SHARD: &str = "shard";
-/// Most GPUs of a node. A larger place in a list is an error.
+/// The most GPUs of a node. A larger place in a list is an error.
 const MOST_GPUS: usize = 1024;
 
 /// The name of a job in the paths of Slurm's cgroups. `scontrol` shows the job under this name.
@@ -212,9 +212,9 @@ impl JobGpus {
 /// A text in an unknown form.
 struct Unreadable;
 
-/// Returns the name under which Slurm shows only this job, if the output of `scontrol show job -d JOB`
-/// has several records. Slurm shows a whole array or heterogeneous job under the number of one of its
-/// jobs.
+/// Returns the name under which Slurm shows only this job, if the output of `scontrol show job -d
+/// JOB` has several records. Slurm shows a whole array or heterogeneous job under the number of one
+/// of its jobs.
 pub fn exact_name(text: &str, job: u32) -> Option<String> {
     let lines: Vec<&str> = text.lines().map(str::trim).collect();
     let own = lines[only(&lines, |line| job_of(line) == Some(job))?];

@@ -55,8 +55,8 @@ pub fn ceilings(total_bytes: u64, tenants: &[Holding]) -> Vec<Option<u64>> {
 /// The margin is the memory that the tenant held, divided by this number. A job at work grows by
 /// less between two looks.
 const MARGIN_PARTS: u64 = 8;
-/// The least margin. It is several times the size by which pools and the frameworks' allocators
-/// grow at once (2 to 32 MiB).
+/// The least margin. The margin is several times the size by which pools and the frameworks'
+/// allocators grow at once (2 to 32 MiB).
 const MARGIN_LEAST_BYTES: u64 = 256 << 20;
 
 /// The memory that a tenant held lately on a GPU: the most in the present period of time, and the

@@ -7,7 +7,7 @@
 //! only after a *turn*. While memory moves, neither of the two tenants computes, so turns are long
 //! compared with a move.
 //!
-//! A suspended tenant that was idle may want the GPU again without showing it: a thread of its job
+//! A suspended tenant that was idle may want the GPU again without showing it. A thread of its job
 //! may wait in the driver, where the daemon does not see the thread. So the daemon brings the
 //! tenant back after a turn. If the tenant then does nothing and is suspended again, the daemon
 //! brings it back after two turns, after four, and then after eight each time.

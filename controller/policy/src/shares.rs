@@ -2,8 +2,8 @@
 //!
 //! The scheduler counts the free devices of a node, and does not know GPUs. So a device belongs to
 //! no GPU until a container has it. The plugin publishes as many free devices as *the hole* has:
-//! the GPU with the most room. All pods that the scheduler then admits fit on the hole, in any
-//! sizes and order.
+//! the GPU with the most room. All pods that the scheduler then admits fit on the hole, whatever
+//! their sizes and their order.
 //!
 //! When a container ends, the scheduler counts its devices as free at once. But the scheduler
 //! learns the plugin's new list of devices up to ten seconds later. In this time, the scheduler can
@@ -11,15 +11,16 @@
 //! has room, and the pod does not fail. Two rules keep the kubelet from refusing pods that are on
 //! their way:
 //!
-//! - Devices that are healthy beyond the hole, *the surplus*, stay healthy for a minute. Then the plugin
-//!   withdraws the least surplus of that minute, also while pods come and go. A surplus that comes by
-//!   a GPU's fault goes at once, because containers that wait for that room would wait for long.
-//! - More devices become healthy only a moment after the last allocation, because the containers of a
-//!   pod get their devices one after the other.
+//! - Devices that are healthy beyond the hole, *the surplus*, stay healthy for a minute. Then the
+//!   plugin withdraws the least surplus of that minute, also while pods come and go. A surplus that
+//!   comes by a GPU's fault goes at once, because containers that wait for that room would wait for
+//!   long.
+//! - More devices become healthy only a moment after the last allocation, because the containers of
+//!   a pod get their devices one after the other.
 //!
-//! A GPU with a fault is *shut*: it has no room, and the devices of its containers are unhealthy. The
-//! scheduler still counts these containers, so as many more free devices are healthy. A GPU that a
-//! container has as a whole is shut too.
+//! A GPU with a fault is *shut*: it has no room, and the devices of its containers are unhealthy.
+//! The scheduler still counts these containers, so as many more free devices are healthy. A GPU
+//! that a container has as a whole is shut too.
 
 use crate::placement::{Request, Room, Topology, place};
 use alloc::borrow::ToOwned;
@@ -207,13 +208,14 @@ struct Surplus {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Shares {
     gpus: Vec<String>,
-    /// The GPUs that are shut.
+    /// The GPUs that are shut: no container may start on them, for example because of a fault.
     shut: BTreeSet<String>,
     /// The devices that the plugin publishes as healthy, except the devices in `lost`.
     healthy: Slots,
     /// The devices of containers on shut GPUs.
     lost: Slots,
-    /// The number of devices. Containers may have more than the GPUs now have, after the loss of a GPU.
+    /// The number of devices. Containers may have more than the GPUs now have, after the loss of a
+    /// GPU.
     count: usize,
     surplus: Option<Surplus>,
     /// Whether the surplus goes at once.
@@ -227,7 +229,7 @@ fn load<'a>(gpu: &str, parts: impl Iterator<Item = Part<'a>>) -> Slots {
 }
 
 impl Shares {
-    /// Returns the shares of these GPUs. None is in use, and none is healthy yet.
+    /// Returns the shares of these GPUs. No device is in use, and no device is healthy yet.
     pub fn new(gpus: impl IntoIterator<Item = String>) -> Self {
         let gpus: Vec<String> = gpus.into_iter().collect();
         Self { count: gpus.len() * SHARES, gpus, ..Self::default() }
@@ -255,9 +257,9 @@ impl Shares {
         if self.shut.contains(gpu) || !self.gpus.iter().any(|own| own == gpu) { 0 } else { SHARES }
     }
 
-    /// Renews the health of the devices. `used` are the devices of all containers, and `parts` say on
-    /// which GPUs. If `is_settled`, no pod is getting its devices now, and devices may change their
-    /// health. `now` is a time since any moment, and a surplus stays for `patience`.
+    /// Renews the health of the devices. `used` are the devices of all containers, and `parts` say
+    /// on which GPUs. If `is_settled`, no pod is getting its devices now, and devices may change
+    /// their health. `now` is a time since any moment, and a surplus stays for `patience`.
     pub fn observe<'a>(
         &mut self,
         used: &Slots,
@@ -361,8 +363,9 @@ impl Shares {
         Ok(must.iter().cloned().chain(rest.into_iter().map(|(_, id)| id).take(missing)).collect())
     }
 
-    /// Chooses the GPU for a container with these devices, beside the containers of `parts`. Of the GPUs
-    /// with room, placement takes the fullest. Without room, the container waits for the emptiest.
+    /// Chooses the GPU for a container with these devices, beside the containers of `parts`. Of the
+    /// GPUs with room, placement takes the fullest. Without room, the container waits for the
+    /// emptiest.
     ///
     /// # Errors
     /// All GPUs are shut.
@@ -374,7 +377,8 @@ impl Shares {
         self.choose_among(&self.gpus, slots, parts).ok_or_else(|| self.none())
     }
 
-    /// Chooses as [`Self::choose`] does, but `among` these GPUs. Returns `None` if all of them are shut.
+    /// Chooses as [`Self::choose`] does, but `among` these GPUs. Returns `None` if all GPUs are
+    /// shut.
     fn choose_among<'a>(
         &self,
         among: &[String],
@@ -408,18 +412,18 @@ impl Shares {
     }
 
     /// Returns the room that a GPU lacks for a container, in shares; 0 if the container can start
-    /// there. `before` are the containers that come before it: those that do not wait, and those that
-    /// have waited longer.
+    /// there. `before` are the containers that come before it: those that do not wait, and those
+    /// that have waited longer.
     pub fn lacking<'a>(&self, slots: &Slots, gpu: &str, before: impl Iterator<Item = Part<'a>>) -> usize {
         let mut all = load(gpu, before);
         all.add(slots);
         all.count().saturating_sub(self.whole(gpu))
     }
 
-    /// Returns the next change for the containers that wait: the place of a container in `parts`, and
-    /// its choice among the GPUs on which it may start. It can start, or waits for a GPU that lacks
-    /// less. Those that wait come last in `parts`, the longest wait first. `None`: they all wait where
-    /// they are.
+    /// Returns the next change for the containers that wait: the place of a container in `parts`,
+    /// and its choice among the GPUs on which it may start. The container can start, or waits for a
+    /// GPU that lacks less. Those that wait come last in `parts`, the longest wait first. `None`:
+    /// they all wait where they are.
     pub fn next_change(&self, parts: &[Part<'_>]) -> Option<(usize, Choice<'_>)> {
         let mut waiting = parts.iter().enumerate().filter(|(_, part)| part.waits);
         waiting.find_map(|(place, part)| {

@@ -61,8 +61,8 @@ const MAX_GRACE_NS: u64 = ns(Duration::from_micros(500));
 const SPIN_DIVISOR: u64 = 4;
 /// The longest spin. A wake-up costs about as much.
 const MAX_SPIN_NS: u64 = ns(Duration::from_micros(20));
-/// On fewer processors, no thread spins, because a spinning thread would keep the holder from
-/// running.
+/// The least number of processors with which threads spin. On fewer processors, a spinning thread
+/// would keep the holder from running.
 const MIN_PROCESSORS_TO_SPIN: usize = 4;
 
 /// The bounds of the quantum that an administrator may set.

@@ -1,9 +1,9 @@
 //! The turns that several sessions of one tenant take inside the tenant's leases.
 //!
 //! The arbiter lets backlogged sessions in one at a time. Together, backlogged sessions would make
-//! the GPU switch between them every few milliseconds. These switches cost some hundredths of the
-//! GPU's time, and hide which session used which time. The arbiter lets sessions with pauses in
-//! together, because one session uses the GPU in another session's pauses. The meters tell
+//! the GPU switch between them every few milliseconds. The hardware's switches cost some hundredths
+//! of the GPU's time, and hide which session used which time. The arbiter lets sessions with pauses
+//! in together, because one session uses the GPU in another session's pauses. The meters tell
 //! backlogged sessions from sessions with pauses: if backlogged sessions run together, each session
 //! also counts the time of the other sessions.
 

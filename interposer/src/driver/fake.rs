@@ -1,5 +1,5 @@
-//! A fake driver for tests of the logic. It has one context, streams that run their work in order,
-//! and a clock that tests move.
+//! A fake driver for tests of the logic. The fake driver has one context, streams that run their
+//! work in order, and a clock that tests move.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -32,7 +32,7 @@ struct State {
     during_record: Option<fn()>,
     /// Whether every swap of a capture mode fails.
     refuses_exchange: bool,
-    /// How often a context was made current.
+    /// The number of times that a context was made current.
     pushed: usize,
 }
 

@@ -287,8 +287,8 @@ fn nodes_of(graph: CUgraph) -> Option<Vec<CUgraphNode>> {
 }
 
 /// Calls `each` with the nodes of a graph and of all its child graphs, and with their kinds. The
-/// function keeps the graphs still to visit on the heap, so they may nest to any depth. It leaves
-/// out the bodies of conditional nodes, because the driver allows no memory nodes there.
+/// function keeps the graphs still to visit on the heap, so they may nest to any depth. The search
+/// leaves out the bodies of conditional nodes, because the driver allows no memory nodes there.
 fn walk(graph: CUgraph, each: &mut dyn FnMut(CUgraphNode, u32)) {
     let Some((type_of, child_of)) = real!(cuGraphNodeGetType).zip(real!(cuGraphChildGraphNodeGetGraph))
     else {

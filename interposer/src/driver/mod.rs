@@ -21,8 +21,8 @@ const SYMBOL_BYTES: usize = 128;
 const NEWEST_VARIANT: u32 = 9;
 /// The beginning of the soname of the driver's library, up to its version.
 const SONAME_START: &[u8] = b"libcuda.so";
-/// The beginning of the sonames of libraries that come with the driver. Among them, NVML looks up
-/// the driver's version in the driver.
+/// The beginning of the sonames of libraries that come with the driver. One of these is NVML, which
+/// looks up the driver's version in the driver.
 const BESIDE_DRIVER: &[u8] = b"libnvidia-";
 
 /// The addresses of the real functions, by [`ApiId`]. An address is 0 until the interposer knows
@@ -211,9 +211,9 @@ pub fn place_answer(id: ApiId, found: usize) -> Found {
 /// Handles a look-up of the driver's function `found` while the hook calls a forwarding library.
 /// Returns the relation that decides the answer.
 ///
-/// The look-up may come from that library, in the middle of a call that the hook made. This happens
-/// if the library asks through a `dlsym` wrapper or `cuGetProcAddress`. So the first look-up gets
-/// the driver's function.
+/// The look-up may come from that library, in the middle of a call that the hook made. The case
+/// happens if the library asks through a `dlsym` wrapper or `cuGetProcAddress`. So the first
+/// look-up gets the driver's function.
 ///
 /// Later look-ups get the hook. But a later look-up may come from the forwarding library, and then
 /// hook and library would call each other for ever. So the hook calls the driver itself from now

@@ -92,8 +92,9 @@ macro_rules! entered {
 /// body;`. Each hook has the name of its symbol. The pattern takes the arguments apart as a tuple,
 /// and may leave out arguments that the body does not use. `of` is the [`Hooked`] function. `call`
 /// makes the real call with the caller's arguments. The body gives the result. A module that uses
-/// the macro imports the driver's types. With `unguarded:` first, the hooks do their work inside other
-/// hooks too: launches, and look-ups, which a library may make in a call that a hook forwards to it.
+/// the macro imports the driver's types. With `unguarded:` first, the hooks also do their work
+/// inside other hooks. Such hooks are those of launches and look-ups, which a library may make in a
+/// call that a hook forwards to it.
 macro_rules! hook {
     (unguarded: $([$($symbol:ident)+] $pattern:tt |$of:tt, $call:ident| $body:expr;)+) => {
         $($(deepres_abi::driver_function!($symbol => [crate::hooks::define_hook] unguarded $pattern |$of, $call| $body);)+)+

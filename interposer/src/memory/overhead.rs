@@ -4,9 +4,9 @@
 //!
 //! The daemon tells each session NVML's figure every second ([`Appraisal`]). The meter thread
 //! adjusts the charge by these figures. So the charge also follows memory that the driver takes
-//! without a call that the interposer could refuse: code that the driver loads at its first use,
-//! local memory, the heap of kernels, executable graphs. If the charge exceeds the limit, the
-//! tenant keeps what it holds, and the ledger refuses its next allocation.
+//! without a call that the interposer could refuse. Examples are code that the driver loads at its
+//! first use, local memory, the heap of kernels, and executable graphs. If the charge exceeds the
+//! limit, the tenant keeps what it holds, and the ledger refuses its next allocation.
 //!
 //! In a *look*, the interposer asks NVML through the daemon, because it can still undo a call. The
 //! interposer looks when a context begins or ends. The interposer also looks if the GPU's free
@@ -52,9 +52,10 @@ struct OnGpu {
     /// The lock that a thread holds while it looks, so that no older figure replaces a newer
     /// figure.
     turn: Mutex<{ Rank::OverheadTurn as u8 }, ()>,
-    /// The charge. A thread holds this lock only for a few instructions at a time.
+    /// The charge for memory that the driver takes by itself. A thread holds this lock only for a
+    /// few instructions at a time.
     held: Mutex<{ Rank::OverheadCharge as u8 }, Held>,
-    /// The growth by the context that the interposer measured last, bytes.
+    /// The memory that the driver took for the context that the interposer measured last, bytes.
     context_bytes: AtomicU64,
     /// The number of calls under way that the interposer may undo after a look.
     making: AtomicU32,

@@ -342,7 +342,7 @@ impl Gpu {
         self.freed.load(Ordering::SeqCst)
     }
 
-    /// Records that nothing has completed for a long time since the count of `completions`. Until
+    /// Records that for a long time, no work has completed beyond the count `completions`. Until
     /// the next completion, no thread waits for room.
     pub fn give_up_at(&self, completions: u32) {
         self.stuck_at.store(completions, Ordering::Relaxed);

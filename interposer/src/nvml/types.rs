@@ -92,7 +92,7 @@ impl Sample {
     }
 }
 
-/// `nvmlProcessUtilizationSample_t`: how busy a process kept a GPU at a time.
+/// `nvmlProcessUtilizationSample_t`: the utilisation of a GPU by a process at a time.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct ProcessSample {
@@ -125,7 +125,7 @@ pub struct DetailList {
     pub list: *mut Detail,
 }
 
-/// `nvmlProcessUtilizationInfo_v1_t`: how busy a process kept the engines of a GPU at a time.
+/// `nvmlProcessUtilizationInfo_v1_t`: the utilisation of a GPU's engines by a process at a time.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct UtilizationInfo {

@@ -44,8 +44,8 @@ const END_LIMIT_NS: u64 = 2_000_000_000;
 /// The time between two checks, at the end of the process, whether the recording thread has written
 /// everything, ns.
 const END_LOOK_NS: u64 = 200_000;
-/// The most threads that record at a time. Each has a ring of half a MiB. The trace counts the
-/// calls of further threads as lost.
+/// The most threads that record at a time. Each recorded thread has a ring of half a MiB. The trace
+/// counts the calls of further threads as lost.
 const MAX_RINGS: usize = 256;
 /// The number of functions, each with its block, that a thread remembers as already described.
 const DESCRIBED: usize = 1024;
@@ -59,7 +59,8 @@ struct Recording {
     is_ending: AtomicBool,
     /// Whether there is a recording thread.
     is_running: AtomicBool,
-    /// The number of traces and excerpts that have begun. Each describes the functions anew.
+    /// The number of traces and excerpts that have begun. Each recording describes the functions
+    /// anew.
     round: AtomicU64,
 }
 

@@ -39,7 +39,7 @@ pub struct Output {
     encoder: Encoder,
     sink: Sink,
     began_ns: u64,
-    /// Why nothing more can be written.
+    /// The reason for which the recorder can write no more.
     full: Option<io::Error>,
 }
 

@@ -1,10 +1,10 @@
 //! Standalone: limits without a daemon. The process is its own arbiter, with the same pages, gate
 //! and meter as under a daemon.
 //!
-//! The meter thread does the arbiter's part. It charges the GPU time of the process to the tenant's
-//! [`Allowance`]. While the tenant must pause for used time, the gate is closed. Otherwise the
-//! process has a lease with a window, which bounds the work in flight. The pauses make up for all
-//! used time, so the share is exact in the long run.
+//! The meter thread does the arbiter's part. The meter thread charges the GPU time of the process
+//! to the tenant's [`Allowance`]. While the tenant must pause for used time, the gate is closed.
+//! Otherwise the process has a lease with a window, which bounds the work in flight. The pauses
+//! make up for all used time, so the share is exact in the long run.
 //!
 //! The processes of a tenant take turns ([`turns`]). If ranks on several GPUs depend on each other,
 //! they pause together ([`rank`]). The meter thread also writes the heartbeat. A launch waits at

@@ -41,8 +41,8 @@ struct Options {
     json: bool,
     /// Run only checks whose name contains one of these texts
     names: Vec<String>,
-    /// Check the runtime library instead of the driver, by this program: `shared_runtime.cu`, linked
-    /// to the library
+    /// Check the runtime library instead of the driver, by this program: `shared_runtime.cu`,
+    /// linked to the library
     #[arg(long, value_name = "PROGRAM", conflicts_with = "names")]
     runtime: Option<PathBuf>,
     /// Make this many random calls instead of the checks, print the answer to each, free

@@ -14,8 +14,8 @@ use crate::check::{Basis, Facts, Outcome};
 /// An answer of the program: its name, and its expected value.
 type Answer = (&'static str, i64);
 
-/// Answers that follow from NVIDIA's reference of the runtime's API. Most are codes of the runtime, and
-/// the others values of the program or of the device.
+/// Answers that follow from NVIDIA's reference of the runtime's API. Most expected values are codes
+/// of the runtime, and the others are values of the program or of the device.
 const DOCUMENTED: &[Answer] = &[
     ("count", 0),
     ("some_devices", 1),

@@ -1,8 +1,8 @@
 //! A random sequence of driver calls, valid and invalid. The sequence depends only on its seed and
 //! on the driver's answers. So two runs print the same text, with and without deepres between
 //! program and driver. The program prints a line for each call, and frees everything at the end.
-//! The sequence omits calls that depend on time (queries). It also omits calls that would hang or
-//! crash on a correct driver too (waits for values, invalid host addresses).
+//! The sequence omits calls that depend on time (queries). The sequence also omits calls that would
+//! hang or crash even on a correct driver (waits for values, invalid host addresses).
 
 use std::ffi::CString;
 use std::fmt::Display;
@@ -81,7 +81,7 @@ enum Kind {
     Kernels,
     Pools,
     Modules,
-    /// Modules with a variable. Their kernels are never launched.
+    /// Modules with a variable. The kernels of these modules are never launched.
     Variables,
     Libraries,
     Primaries,
@@ -347,7 +347,7 @@ impl World {
         CUmemLocation { r#type: CU_MEM_LOCATION_TYPE_DEVICE, id: self.random.below(8) as i32 / 7 * 99 }
     }
 
-    /// Returns an array's description, of up to three dimensions. It may be invalid.
+    /// Returns an array's description, of up to three dimensions. The description may be invalid.
     fn array(&mut self) -> CUDA_ARRAY3D_DESCRIPTOR {
         CUDA_ARRAY3D_DESCRIPTOR {
             Width: self.size().min(4096),

@@ -128,8 +128,8 @@ impl Daemon {
         }
     }
 
-    /// Waits until no process has the daemon's lock, for some seconds at most. A program that another
-    /// test starts at this moment has a copy of the lock until its exec.
+    /// Waits until no process has the daemon's lock, for some seconds at most. A program that
+    /// another test starts at this moment has a copy of the lock until its exec.
     fn await_unlocked(&self) {
         let Ok(lock) = std::fs::File::open(self.directory.lock_file()) else { return };
         let began = Instant::now();

@@ -92,7 +92,8 @@ impl Artefacts {
     }
 }
 
-/// Returns zig's C compiler. It makes programs for other C libraries than this machine's.
+/// Returns zig's C compiler. This compiler makes programs for other C libraries than this
+/// machine's.
 pub(crate) fn zig_cc() -> Command {
     let mut zig = Command::new(prepared(zig()).python());
     zig.args(["-m", "ziglang", "cc"]);

@@ -20,8 +20,8 @@ const VARIABLE: &str = "DEEPRES_CACHE";
 /// File that [`entry`] writes last into an entry's folder. If the file exists, the entry is
 /// complete.
 const READY: &str = ".ready";
-/// Age after which [`entry`] removes an unused entry. It does so when it makes an entry of the same
-/// name by another recipe.
+/// Age after which [`entry`] removes an unused entry. The cache removes an old entry when it makes
+/// an entry of the same name by another recipe.
 const KEPT: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// Returns the folder of the cache: `$DEEPRES_CACHE`, else `deepres` in `$XDG_CACHE_HOME` or

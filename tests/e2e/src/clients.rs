@@ -12,7 +12,7 @@ use std::{
 
 use crate::artefacts::{artefacts, built, clients_python, nvrtc, repository, run, target, zig_cc};
 
-/// How a C client reaches the driver.
+/// The way in which a C client reaches the driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
     /// The linker binds the functions of libcuda.so.1.

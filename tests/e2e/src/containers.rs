@@ -55,7 +55,7 @@ pub struct Containers<'host> {
     started: AtomicU32,
 }
 
-/// How a container's processes see users.
+/// The way in which a container's processes see users.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Users {
     /// The container has the users of the machine.
@@ -64,7 +64,8 @@ pub enum Users {
     Apart,
 }
 
-/// A container. The container lives as long as its first process. Drop kills the container.
+/// A running container of the test. The container lives as long as its first process. Drop kills
+/// the container.
 pub struct Container {
     /// Name of the container.
     pub name: String,

@@ -8,9 +8,9 @@ use std::{
 
 use crate::process::Process;
 
-/// Offset of the first word of the first GPU's account. It follows the page's head.
+/// Offset of the first word of the first GPU's account. The word follows the page's head.
 const SLOTS_USED_AT: u64 = 64;
-/// Offset of the slots. They follow the head of the account.
+/// Offset of the slots, which follow the head of the account.
 const SLOTS_AT: u64 = 128;
 /// Size of a session's slot, bytes.
 pub const SLOT_BYTES: usize = 64;

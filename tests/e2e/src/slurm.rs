@@ -1,7 +1,7 @@
 //! A cluster of Debian's Slurm on this machine: one controller, and one node for each host.
 //!
-//! The cluster needs root and the packages `PACKAGES`, which `cargo xtask test --deep` installs. It
-//! talks on the loopback device only, with a key of its own.
+//! The cluster needs root and the packages `PACKAGES`, which `cargo xtask test --deep` installs.
+//! The cluster talks on the loopback device only, with a key of its own.
 
 use std::{
     fs,
@@ -36,7 +36,7 @@ const SHIPPED_PATH: &str = "PATH=/usr/local/bin";
 const FREEZER: &str = "/sys/fs/cgroup/freezer";
 /// Time within which the controller knows all nodes, however busy the machine is.
 const START_LIMIT: Duration = Duration::from_secs(60);
-/// Most looks for the end of cancelled jobs.
+/// The most looks for the end of cancelled jobs.
 const LOOKS_FOR_END: u32 = 100;
 /// Pause between two questions to the controller.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -52,7 +52,7 @@ pub struct Node<'host> {
     slurmd: Option<Process>,
 }
 
-/// A cluster. Drop ends all its processes.
+/// A Slurm cluster on this machine. Drop ends all its processes.
 pub struct Cluster<'host> {
     folder: PathBuf,
     /// The nodes, in the order of the hosts.

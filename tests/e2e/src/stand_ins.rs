@@ -45,8 +45,8 @@ const LIBS: &str = "libsimgpu_libs.so";
 pub const RUNTIME: &str = "libcudart.so.13";
 /// The facade of the runtime for programs of CUDA 12.
 const RUNTIME_12: &str = "libcudart.so.12";
-/// What `cudaRuntimeGetVersion` gives in [`RUNTIME_12`]: the version of the library that
-/// TensorFlow's packages bring, 1000 × major + 10 × minor.
+/// The answer of `cudaRuntimeGetVersion` in [`RUNTIME_12`]: the version of the library in
+/// TensorFlow's packages, 1000 × major + 10 × minor.
 const VERSION_12: u32 = 12_090;
 /// Functions of CUDA 12's runtime that have other arguments in CUDA 13, by NVIDIA's headers of both
 /// versions.

@@ -25,8 +25,8 @@ use crate::awake;
 const SAID: &str = "taken by the hypervisor while the test ran: ";
 /// Text between the figures.
 const AT_ONCE: &str = " % of all CPUs' time, ms at once at most: ";
-/// How long [`await_quiet`] keeps all CPUs busy to see whether the hypervisor takes them. The
-/// hypervisor takes time only from a CPU that has work.
+/// The time for which [`await_quiet`] keeps all CPUs busy, to see whether the hypervisor takes CPUs
+/// away. The hypervisor takes time only from a CPU that has work.
 const TRIED: Duration = Duration::from_millis(300);
 /// Time between two tries of [`await_quiet`].
 const PAUSE: Duration = Duration::from_secs(3);

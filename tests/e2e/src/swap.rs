@@ -1,4 +1,4 @@
-//! The client `swap`. It takes memory, runs kernels, and tells whether its memory changed.
+//! The client `swap`. The program takes memory, runs kernels, and tells whether its memory changed.
 
 use std::time::Duration;
 

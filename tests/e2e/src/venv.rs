@@ -15,7 +15,7 @@ use crate::{
     cache, stand_ins,
 };
 
-/// Frameworks from PyPI. Each has an environment of its own, of some GB.
+/// Frameworks from PyPI. Each framework has an environment of its own, of some GB.
 pub const FRAMEWORKS: [&str; 3] = ["torch", "tensorflow", "jax"];
 
 /// A Python environment.
@@ -133,7 +133,7 @@ pub fn with_package(name: &str, package: &str) -> Result<Venv> {
     make(name, package, |venv| run(venv.pip().args(["install", "--no-cache-dir", package])))
 }
 
-/// How to make an environment, beside its requirements.
+/// The settings of a Python environment, in addition to its requirements.
 #[derive(Default)]
 struct Recipe<'a> {
     /// Further text that belongs to the recipe.

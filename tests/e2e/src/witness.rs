@@ -71,11 +71,11 @@ pub struct Client<'a> {
     /// Folders of libraries, as LD_LIBRARY_PATH lists them. They follow the folder of the simulated
     /// GPU.
     pub libraries: &'a str,
-    /// Libraries of the program that define functions with the driver's names. Each looks up the
-    /// driver's functions that it calls. deepres puts its hooks before the library's functions, and
-    /// such a look-up may get the driver's own function.
+    /// Libraries of the program that define functions with the driver's names. Each library looks
+    /// up the driver's functions that it calls. deepres puts its hooks before the library's
+    /// functions, and such a look-up may get the driver's own function.
     pub forwarders: &'a [&'a str],
-    /// Time limit.
+    /// The time limit of the program.
     pub within: Duration,
 }
 

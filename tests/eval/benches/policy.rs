@@ -159,7 +159,8 @@ impl Packed {
         Self { packer: Packer::default(), runs: (0..tenants).map(run).collect(), now_ns: 0 }
     }
 
-    /// The holders have made progress. Runs that are done, or late, make room for the next ones.
+    /// The holders have made progress. Runs that have ended or are late make room for the next
+    /// runs.
     fn decide(&mut self) {
         let now_ns = self.now_ns;
         for run in &mut self.runs {

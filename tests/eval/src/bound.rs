@@ -247,8 +247,8 @@ impl<'a> Fair<'a> {
         if seat.is_quick { self.longest_request_ns } else { seat.left_ns.min(self.longest_request_ns) }
     }
 
-    /// Begins a burst of a tenant, or the part of the burst that the tenant's thread can launch now.
-    /// This work takes `work_ns` with the whole GPU.
+    /// Begins a burst of a tenant, or the part of the burst that the tenant's thread can launch
+    /// now. This work takes `work_ns` with the whole GPU.
     fn begin(&mut self, now_ns: u64, tenant: Tenant, work_ns: u64) {
         self.seats[tenant].left_ns += work_ns as f64;
         if !self.active.contains(&tenant) {

@@ -51,8 +51,8 @@ pub struct TimeSlice {
 }
 
 impl TimeSlice {
-    /// Returns the GPU, with switches that cost at most this much if no other context has work, ns. A
-    /// policy whose hand-off contains the switch uses this GPU.
+    /// Returns the GPU, with switches that cost at most this much if no other context has work, ns.
+    /// A policy whose hand-off contains the switch uses this GPU.
     pub fn with_idle_switch(self, idle_switch_ns: u64) -> Self {
         Self { idle_switch_ns, ..self }
     }

@@ -9,8 +9,8 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 use crate::device::Kernel;
 use crate::scenario::{Arrival, Part, Pauses, Phase, Recorded, Requests, SECOND, Steps, Tenant};
 
-/// A batch of work: kernels that the program launches one after the other. The program waits for all
-/// of them.
+/// A batch of work: kernels that the program launches one after the other. The program waits for
+/// all of them.
 #[derive(Debug, Clone)]
 pub struct Batch {
     /// The kernels.

@@ -42,7 +42,7 @@ struct Options {
     /// Draw this many mixes of programs at random, and show how deepres does in the worst of them
     #[arg(long, value_name = "MIXES", conflicts_with_all = ["scenario", "policy", "report", "plots"])]
     sweep: Option<u64>,
-    /// Where the random numbers of the sweep begin
+    /// The seed of the sweep's random numbers
     #[arg(long, value_name = "NUMBER", default_value_t = 1, requires = "sweep")]
     seed: u64,
     /// Write the scenarios of the worst mixes into this folder

@@ -98,7 +98,7 @@ const COMPARISONS: &[Comparison] = &[
     Comparison {
         system: "TGS",
         claim: "A best-effort job runs beside a production job, and does little harm to the production\n\
-                job. XSched's table for training on a GV100 has these figures. Under TGS, production runs at 1.03 of\n\
+                job. XSched's table has figures of TGS and XSched on a GV100. Under TGS, production runs at 1.03 of\n\
                 its speed alone, and the best-effort job at 0.125. Under XSched, production runs at 1.01 of its\n\
                 speed alone, and the best-effort job at 0.225.",
         source: "TGS, NSDI 2023; XSched, OSDI 2025, its table of DL training",
@@ -112,7 +112,7 @@ const COMPARISONS: &[Comparison] = &[
     },
     Comparison {
         system: "TGS, with requests",
-        claim: "A best-effort job runs beside a production job that answers requests, and does it little harm.",
+        claim: "A best-effort job runs beside a production job that answers requests, and does that job little harm.",
         source: "TGS, NSDI 2023",
         scenario: "bursty-production.toml",
         policies: &[Policy::Deepres, Policy::TgsLike, Policy::HamiLike, Policy::TimeSlice],
@@ -122,8 +122,8 @@ const COMPARISONS: &[Comparison] = &[
             GUEST,
         ],
         not_shown: "The requests take 5 ms, and the guest's kernels take 1 ms. A request\n\
-                    waits for at most one kernel of the guest and one hand-off. For shorter requests, this wait is a\n\
-                    larger part of the answer time.",
+                    waits for at most one kernel of the guest and one hand-off. For shorter requests, the wait for a\n\
+                    kernel is a larger part of the answer time.",
     },
     Comparison {
         system: "Tally",

@@ -17,7 +17,7 @@ const LABELS: u32 = 45;
 const CDF_POINTS: usize = 200;
 /// Number of samples over which a share is taken.
 const SMOOTHING: usize = 8;
-/// Most tenants in a picture.
+/// The most tenants in a picture.
 const MAX_CURVES: usize = 12;
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;

@@ -6,7 +6,7 @@ use deepres_policy::priority::{Terms, Usage};
 
 use crate::scenario::Scenario;
 
-/// Most tenants for which the evaluation computes entitlements over time and lags. For more
+/// The most tenants for which the evaluation computes entitlements over time and lags. For more
 /// tenants, this computation would take longer than the rest of the evaluation.
 pub const MOST_WATCHED: usize = 64;
 

@@ -1,9 +1,9 @@
 //! Draws mixes of programs at random, and shows the figures of deepres in the worst mixes. The
 //! mixes stand for cases of which nobody thought when writing the scenarios.
 //!
-//! Each tenant of a mix is an owner. Its kernels take 20 us to 30 ms, its bursts 0.1 to 300 ms, and
-//! its pauses up to 3 s. All three are drawn evenly over their orders of magnitude. Shares are in
-//! the ratio of weights from 1 to 10, and together are the whole GPU.
+//! Each tenant of a mix is an owner. A tenant's kernels take 20 us to 30 ms, its bursts 0.1 to 300
+//! ms, and its pauses up to 3 s. All three are drawn evenly over their orders of magnitude. Shares
+//! are in the ratio of weights from 1 to 10, and together are the whole GPU.
 //!
 //! A run ends at some moment of each program's step. One step more or less would be a large part of
 //! a slow program's work. So in a sweep, the progress of a tenant is a difference of two means of
@@ -52,7 +52,8 @@ const CYCLES: f64 = 40.0;
 const KERNELS: f64 = 50.0;
 /// Shortest and longest measured time of a mix, s.
 const LENGTH_S: (f64, f64) = (10.0, 120.0);
-/// Most kernels of a mix if each tenant were alone. A scenario may have at most twice this number.
+/// The most kernels of a mix if each tenant were alone. A scenario may have at most twice this
+/// number.
 const MOST_KERNELS: f64 = 1e7;
 /// The time before the measured time, as a part of the measured time.
 const WARMUP: f64 = 0.15;

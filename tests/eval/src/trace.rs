@@ -10,7 +10,7 @@ pub use deepres_policy::granularity::recorded::Process;
 use deepres_policy::granularity::recorded::{self, LEAST_PAUSE_NS, blocks};
 use zerocopy::FromBytes as _;
 
-/// Most kernels in one batch.
+/// The most kernels in one batch.
 const MOST_KERNELS: usize = 100_000;
 /// The largest file that the evaluation reads, bytes. Such a file holds more launches than a
 /// scenario may have, and a machine has memory for the file's content.
@@ -128,8 +128,8 @@ fn width_percent(shape: &Shape) -> Option<f64> {
     Some(100.0 * (blocks / at_once).min(1.0))
 }
 
-/// Returns a process's work in stretches. A launch begins a new stretch if the GPU has been idle for a
-/// while.
+/// Returns a process's work in stretches. A launch begins a new stretch if the GPU has been idle
+/// for a while.
 fn stretches(process: &Process) -> Vec<Stretch> {
     let mut stretches: Vec<Stretch> = Vec::new();
     for (_, pause_ns, took_ns) in process.paced() {

@@ -1,5 +1,5 @@
-//! Fuzz targets. Each passes arbitrary bytes to code that faces an untrusted party, and panics if
-//! the code breaks a promise.
+//! Fuzz targets. Each fuzz target passes arbitrary bytes to code that faces an untrusted party, and
+//! panics if the code breaks a promise.
 //!
 //! `cargo xtask fuzz` runs the targets under libFuzzer. `cargo test -p deepres-fuzz` replays the
 //! seeds, including every input that once broke something.

@@ -12,7 +12,7 @@ use crate::command;
 use crate::host::Host;
 use crate::process::{Interrupt, Running};
 
-/// The programs. The drop kills all of them.
+/// The running programs of the crowd. Drop kills all programs.
 pub struct Crowd {
     running: Vec<Running>,
     /// Time before the first start, `CLOCK_MONOTONIC`, ns.
@@ -34,8 +34,8 @@ pub struct Served {
 
 impl Crowd {
     /// Starts `count` programs with the interposer preloaded, and waits until all have a session.
-    /// `tenant` returns the tenant of each program, by the program's number, and `gpu` its only GPU,
-    /// if it has only one.
+    /// `tenant` returns the tenant of each program, by the program's number, and `gpu` its only
+    /// GPU, if it has only one.
     pub fn start(
         host: &Host,
         artefacts: &Artefacts,

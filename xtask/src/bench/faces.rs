@@ -1,5 +1,5 @@
-//! `cargo xtask bench faces`: the cost of a scrape of the metrics, and of `deepres top`, the delay of
-//! an arbiter by scrapes, and the size and the frames of the page.
+//! `cargo xtask bench faces`: the cost of a scrape of the metrics, and of `deepres top`, the delay
+//! of an arbiter by scrapes, and the size and the frames of the page.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -79,8 +79,8 @@ struct Report {
     turn_growth_percent: f64,
     /// The bytes of the page's files.
     page_bytes: usize,
-    /// The frames a second that the page draws with at most 200 tenants, by Chromium's trace; `None`
-    /// without Chromium.
+    /// The frames a second that the page draws with at most 200 tenants, by Chromium's trace;
+    /// `None` without Chromium.
     page_fps: Option<f64>,
 }
 
@@ -183,8 +183,8 @@ fn turns(host: &Host, interrupt: &Interrupt, address: SocketAddr, pairs: u32) ->
     Ok((median(&mut without_us), median(&mut growths_percent)))
 }
 
-/// Reads the content at a path as Prometheus does. Returns the number of its bytes, compressed if the
-/// daemon compresses it.
+/// Reads the content at a path as Prometheus does. Returns the number of its bytes, compressed if
+/// the daemon compresses it.
 fn get(address: SocketAddr, path: &str) -> Result<usize> {
     let mut stream = TcpStream::connect(address).context("the daemon does not listen")?;
     let request = format!(

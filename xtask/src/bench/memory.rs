@@ -20,7 +20,7 @@ use crate::process::{Interrupt, Running};
 
 /// The racing tenant.
 const TENANT: &str = "race";
-/// The tenant's limit. Its threads want far more memory.
+/// The tenant's limit. The tenant's threads want far more memory than this limit.
 const LIMIT_BYTES: u64 = 1 << 30;
 /// Contexts take no memory. So the simulated GPU's record contains only allocations.
 const SIMGPU_TOML: &str = "context_overhead_bytes = 0\n";

@@ -102,10 +102,10 @@ enum Bench {
     /// Measure what people and Prometheus cost who look: scrapes of the metrics, `deepres top`, and
     /// the page
     ///
-    /// A thousand idle tenants are on eight simulated GPUs, each on one. The output shows the median
-    /// scrape, the bytes of its compressed answer, the CPU time of `deepres top`, and how much ten
-    /// scrapes a second delay an arbiter. With 200 tenants and Chromium, it shows the frames that the
-    /// page draws.
+    /// A thousand idle tenants are on eight simulated GPUs, each on one. The output shows the
+    /// median scrape, the bytes of its compressed answer, the CPU time of `deepres top`, and how
+    /// much ten scrapes a second delay an arbiter. With 200 tenants and Chromium, it shows the
+    /// frames that the page draws.
     Faces(faces::Options),
     /// Measure how long hand-offs take, and how soon a new quota holds or a waiting tenant runs
     Handoff(handoff::Options),

@@ -107,7 +107,7 @@ impl Kit {
         start(host, how, &self.serve, arguments)
     }
 
-    /// Starts the client `pace`. Its steps decide whether the client is backlogged.
+    /// Starts the client `pace`. The steps of a client decide whether the client is backlogged.
     pub fn pace(&self, host: &Host, how: As<'_>, arguments: &[&str]) -> Result<Client> {
         start(host, how, &self.pace, arguments)
     }

@@ -21,7 +21,7 @@ const SMALL_KERNELS: &str = "kernel = [{ name = '*', ns = 2000 }]\n";
 /// The names of the tenants that train together.
 const TENANTS: [&str; 2] = ["one", "other"];
 
-/// What is measured.
+/// The measurements of the benchmark.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, ValueEnum, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Case {
@@ -31,8 +31,8 @@ enum Case {
     HostBound,
     /// One trainer with small kernels, which reads each tenth loss
     HostBoundAhead,
-    /// Two trainers with small kernels at once. The fluid limit gives both the speed that each has on
-    /// a GPU of its own at the same time, because together they need less than the whole GPU
+    /// Two trainers with small kernels at once. The fluid limit gives both the speed that each has
+    /// on a GPU of its own at the same time, because together they need less than the whole GPU
     Together,
 }
 

@@ -42,8 +42,9 @@ const HEADERS: &[&str] = &[
 ];
 /// The headers that declare the runtime's functions and structures.
 const RUNTIME_HEADERS: &[&str] = &["cuda_runtime_api.h", "cuda_profiler_api.h"];
-/// Headers that `HEADERS` and `RUNTIME_HEADERS` name or include and that a build machine may lack. The
-/// text contains only the types and macros that declarations need, and the profiler's functions.
+/// Headers that `HEADERS` and `RUNTIME_HEADERS` name or include and that a build machine may lack.
+/// The text contains only the types and macros that declarations need, and the profiler's
+/// functions.
 const STAND_IN_HEADERS: &[(&str, &str)] = &[
     ("crt/host_defines.h", HOST_DEFINES),
     ("cudaProfiler.h", ""),

@@ -15,8 +15,8 @@ fn opening(job: &str) -> String {
     )
 }
 
-/// Returns `functions.rs`: the table, as a macro that passes its rows to another macro. `documented`
-/// has the names of the errors that the reference of each family names.
+/// Returns `functions.rs`: the table, as a macro that passes its rows to another macro.
+/// `documented` has the names of the errors that the reference of each family names.
 pub fn functions(
     header: &Header,
     documented: &BTreeMap<String, BTreeSet<String>>,
@@ -26,7 +26,8 @@ pub fn functions(
     let value = |code: &String| values.iter().find(|(name, _)| name == code).map(|(_, value)| *value);
     let mut text = opening("Every function that NVIDIA's driver library exports, in every variant.");
     text += "/// Calls the macro named by the argument once, with every row of the table, sorted by symbol:\n\
-        /// `{ id: …, symbol: …, family: \"…\", since: …, stream: Any|Legacy|PerThread, errors: […], args: (name: type, …) }`.\n\
+        /// `{ id: …, symbol: …, family: \"…\", since: …, stream: Any|Legacy|PerThread, errors: […],
+        /// args: (name: type, …) }`.\n\
         ///\n\
         /// The types are those of `driver::types`, which the caller has to have in scope.\n\
         #[macro_export]\nmacro_rules! for_each_driver_function {\n    ($($callback:tt)+) => {\n        $($callback)+! {\n";
@@ -83,7 +84,7 @@ pub fn plain_functions(plain: &Plain) -> String {
 }
 
 /// Returns `constants.rs`: the type names that need no definition by hand, and the enumerators and
-/// flags. The file has only names that `is_named` accepts. It leaves out the result codes.
+/// flags. The file has only names that `is_named` accepts. The file leaves out the result codes.
 pub fn constants(
     api: &str,
     header: &Header,

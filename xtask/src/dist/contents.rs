@@ -25,8 +25,8 @@ pub const LIBRARY_PLACE: &str = "lib/deepres/libdeepres.so";
 pub const DOCUMENTATION: &str = "share/doc/deepres";
 /// The units of systemd.
 const UNITS: [&str; 3] = ["deepres.service", "deepres.socket", "deepres-admin.socket"];
-/// The hooks of schedulers, with their modes: the paths in the folder `controller/deploy`, and below
-/// `lib/deepres`.
+/// The hooks of schedulers, with their modes: the paths in the folder `controller/deploy`, and
+/// below `lib/deepres`.
 const HOOKS: [(&str, u32); 4] = [
     ("slurm/task-prolog", PROGRAM),
     ("slurm/epilog", PROGRAM),
@@ -52,7 +52,7 @@ pub struct Item {
     pub content: Vec<u8>,
 }
 
-/// Where a package puts its files.
+/// The places at which a package puts its files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
     /// Below `/usr`, by a package of Debian.

@@ -1,5 +1,5 @@
-//! `cargo xtask dist`: builds the product for users, so that it runs on old distributions, and packs
-//! it: a package for Debian, a wheel for pip and an archive.
+//! `cargo xtask dist`: builds the product for users, so that it runs on old distributions, and
+//! packs it: a package for Debian, a wheel for pip and an archive.
 //!
 //! The linker is zig's (from PyPI; cargo-zigbuild calls it). This linker links against the symbol
 //! versions of a chosen glibc, with any glibc on the build machine. Two builds of one commit give
@@ -53,8 +53,8 @@ const TARGET: &str = "x86_64-unknown-linux-gnu.2.17";
 const NEWEST_GLIBC: (u32, u32) = (2, 28);
 /// The most bytes of the whole product.
 const SIZE_LIMIT_BYTES: u64 = 64 << 20;
-/// The package and the program of the Kubernetes device plugin. It lies in `dist/`, beside the
-/// packages.
+/// The package and the program of the Kubernetes device plugin. The file lies in `dist/`, beside
+/// the packages.
 const PLUGIN: &str = "deepres-k8s";
 /// Version of cargo-zigbuild.
 const ZIGBUILD_VERSION: &str = "0.24.1";

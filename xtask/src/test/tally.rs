@@ -199,8 +199,8 @@ impl Failure {
         self.taken.is_some_and(|taken| taken.percent >= DISTURBED_PERCENT || taken.at_once_ms >= DISTURBED_MS)
     }
 
-    /// Returns all failures in a test program's output. Each begins with `---- NAME stdout ----`,
-    /// and the test's own output follows.
+    /// Returns all failures in a test program's output. Each section begins with `---- NAME stdout
+    /// ----`, and the test's own output follows.
     fn all(output: &str) -> Vec<Self> {
         let name = |line: &str| Some(line.strip_prefix("---- ")?.strip_suffix(" stdout ----")?.to_owned());
         let mut all: Vec<(String, String)> = Vec::new();

@@ -31,7 +31,7 @@ const WAITING_LINES: usize = 8192;
 /// about a second, but may block while it reports that it gave up.
 const END_LIMIT: Duration = Duration::from_millis(1500);
 
-/// The log. Logging ends when this value is dropped.
+/// The daemon's log. Drop writes the remaining lines. Logging ends when this value is dropped.
 #[must_use]
 pub struct Log(Option<WorkerGuard>);
 

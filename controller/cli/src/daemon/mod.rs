@@ -164,9 +164,9 @@ fn serve(args: &Args, inherited: Inherited, ready: impl FnOnce()) -> Result<()> 
     Ok(())
 }
 
-/// Returns at SIGTERM, SIGINT or SIGHUP (the terminal has gone). From a service manager, SIGHUP means
-/// that the daemon reads its configuration again. If the parent process made this
-/// process ignore a signal, as nohup does, the signal stays ignored.
+/// Returns at SIGTERM, SIGINT or SIGHUP (the terminal has gone). From a service manager, SIGHUP
+/// means that the daemon reads its configuration again. If the parent process made this process
+/// ignore a signal, as nohup does, the signal stays ignored.
 async fn told_to_stop() {
     let kinds = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()];
     let is_reload = |kind: &SignalKind| *kind == SignalKind::hangup() && is_supervised();

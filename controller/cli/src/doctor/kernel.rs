@@ -7,8 +7,8 @@ use deepres_daemon::probes::devices::Devices;
 use deepres_daemon::probes::kernel::{Asked, Kernel, KernelError, are_built, is_in_host_pid_namespace};
 use std::path::Path;
 
-/// The oldest kernel with all features that the probes use. These are ring buffers (5.8), the
-/// current task with its type (5.11), atomics (5.12) and attach cookies (5.15).
+/// The oldest kernel with all features that the probes use. The needed features are ring buffers
+/// (5.8), the current task with its type (5.11), atomics (5.12) and attach cookies (5.15).
 const OLDEST: (u32, u32) = (5, 15);
 /// Numbers and names of the capabilities that the daemon needs. With them, the daemon may load
 /// probes, see the open files and mappings of other users' processes, and stop these processes.

@@ -54,8 +54,8 @@ impl<'a> Curve<'a> {
         self.fit.time_ns(part, batch) / NS_PER_MS
     }
 
-    /// Returns the knee, percent: no part that is narrower than the measured ones. Returns `None`
-    /// if the curve is not known.
+    /// Returns the knee, percent. The knee is at least as wide as the narrowest measured part.
+    /// Returns `None` if the curve is not known.
     pub fn knee(&self, batch: u32) -> Option<usize> {
         let least = *self.parts.first()?;
         self.is_known().then(|| self.fit.knee_percent(batch, KNEE_TOLERANCE).max(least))

@@ -169,9 +169,9 @@ pub fn running() -> Result<Option<PathBuf>> {
     Ok(find(sockets())?.map(|(socket, _)| socket))
 }
 
-/// Returns the tenant socket of the system's daemon if it runs, whatever the environment names. Else
-/// returns the tenant socket of the daemon to which a job would connect now; `None` if no daemon
-/// runs.
+/// Returns the tenant socket of the system's daemon if it runs, whatever the environment names.
+/// Else returns the tenant socket of the daemon to which a job would connect now; `None` if no
+/// daemon runs.
 pub fn running_before_named() -> Result<Option<PathBuf>> {
     let all = std::iter::once(Directory::system().tenant_socket()).chain(sockets()).collect();
     Ok(find(all)?.map(|(socket, _)| socket))
@@ -387,8 +387,9 @@ fn exchange(hello: &mut Hello, socket: &Path, connection: &OwnedFd) -> Result<Re
     Ok(Reply::Welcome(Box::new(welcome)))
 }
 
-/// Asks the daemon at `socket` to meter a process from outside: this process or its child. This
-/// process must be a keeper of the tenant already. Returns once the daemon meters the process.
+/// Asks the daemon at `socket` to meter a process from outside: this process or its child. The
+/// calling process must already be a keeper of the tenant. Returns once the daemon meters the
+/// process.
 pub fn be_metered(socket: &Path, tenant: &str, pid: u32) -> Result<()> {
     let connection =
         connect(socket)?.with_context(|| format!("no daemon listens at {}", socket.display()))?;

@@ -65,8 +65,8 @@ pub struct Args {
     /// Record the program's calls to the GPU's driver in this file (docs/traces.md)
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
-    /// Profile of the program (`deepres profile`): the daemon advises a part of the SMs and a batch,
-    /// and `--sm auto` takes the part from it
+    /// Profile of the program (`deepres profile`): the daemon advises a part of the SMs and a
+    /// batch, and `--sm auto` takes the part from it
     #[arg(long, value_name = "FILE")]
     profile: Option<PathBuf>,
     /// Do not load deepres into the program: the daemon counts launches from outside, and limits

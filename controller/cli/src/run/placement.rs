@@ -9,7 +9,7 @@ pub const VISIBLE_VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
 const UUID_PREFIXES: [&str; 2] = ["GPU-", "MIG-"];
 
 /// Returns the GPUs among which the daemon may choose: those that the environment shows, or all of
-/// the machine. A lost GPU is none of them.
+/// the machine. The list leaves out lost GPUs.
 ///
 /// # Errors
 /// NVML does not list the GPUs, or the environment names GPUs by numbers. CUDA numbers GPUs in

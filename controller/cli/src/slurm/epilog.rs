@@ -1,5 +1,5 @@
-//! `deepres slurm epilog`: Slurm runs it as root after each job on a node, also after a cancelled or
-//! requeued job.
+//! `deepres slurm epilog`: Slurm runs it as root after each job on a node, also after a cancelled
+//! or requeued job.
 
 use super::JOB_VARIABLE;
 use anyhow::{Context, Result, bail};

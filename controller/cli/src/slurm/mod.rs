@@ -1,5 +1,5 @@
-//! `deepres slurm`: the hooks by which Slurm's jobs get their part of the GPUs, and the generator of
-//! Slurm's list of GPUs.
+//! `deepres slurm`: the hooks by which Slurm's jobs get their part of the GPUs, and the generator
+//! of Slurm's list of GPUs.
 
 mod epilog;
 mod gres_conf;

@@ -91,8 +91,8 @@ struct Task {
     job: u32,
     /// The shards of all GPUs together; `None` for whole GPUs.
     shards: Option<u32>,
-    /// The share of each GPU that the job has by Slurm's answer, parts per million; `None` without an
-    /// answer.
+    /// The share of each GPU that the job has by Slurm's answer, parts per million; `None` without
+    /// an answer.
     share_ppm: Option<u32>,
     /// Whether the task belongs to a numbered step, which may have only a part of the job's shards.
     is_step: bool,
@@ -100,8 +100,8 @@ struct Task {
     places: Vec<usize>,
     /// Whether the user submitted the job from within another job of Slurm with deepres.
     is_nested: bool,
-    /// Whether the wishes in the environment are those of another tenant, from which the user
-    /// submitted this job: of another job of Slurm, or of a `deepres run`.
+    /// Whether the wishes in the environment belong to another tenant, from which the user
+    /// submitted this job: another job of Slurm, or a `deepres run`.
     is_inherited: bool,
     /// The memory for which the job asks itself.
     memory: Option<String>,
@@ -148,9 +148,9 @@ impl Task {
     /// Returns the task with the part of its whole job, if the environment may tell another part.
     /// `answer` is Slurm's answer about a job.
     ///
-    /// The environment of a step tells the shards of the step, and all steps of a job are one tenant.
-    /// Slurm also leaves the shards of the outer job in the environment of a nested job with whole
-    /// GPUs.
+    /// The environment of a step tells the shards of the step, and all steps of a job are one
+    /// tenant. Slurm also leaves the shards of the outer job in the environment of a nested job
+    /// with whole GPUs.
     fn with_part_of_job(mut self, answer: impl FnOnce(u32) -> Result<Option<JobGpus>>) -> Result<Self> {
         if self.shards.is_none() || !(self.is_step || self.is_nested) {
             return Ok(self);
@@ -168,8 +168,8 @@ impl Task {
         Ok(self)
     }
 
-    /// Returns the changes of the environment. For a task with whole GPUs, a message takes the place
-    /// of an error, because the task takes nothing of other jobs.
+    /// Returns the changes of the environment. For a task with whole GPUs, a message takes the
+    /// place of an error, because the task takes nothing of other jobs.
     fn unless_whole(&self, changes: Result<Vec<String>>) -> Result<Vec<String>> {
         match changes {
             Err(error) if self.shards.is_none() => Ok(vec![message("the task runs without deepres", &error)]),

@@ -16,8 +16,8 @@ const PPM: u32 = 1_000_000;
 const PPM_PER_PERCENT: u32 = 10_000;
 const NS_PER_MIN: u64 = 60_000_000_000;
 
-/// The columns of the narrowest screen, and the width of each. The bar and the history stand between
-/// the two groups.
+/// The columns of the narrowest screen, and the width of each. The bar and the history stand
+/// between the two groups.
 const LEFT: [(&str, usize); 3] = [("gpu", 3), ("entitled_ppm", 7), ("recent_share_ppm", 6)];
 const RIGHT: [(&str, usize); 3] = [("wait_ns", 8), ("memory_bytes", 9), ("gate", 9)];
 /// Further columns, as far as there is room.

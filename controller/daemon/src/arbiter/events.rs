@@ -1,17 +1,19 @@
-//! The events for which an arbiter sleeps: the bells of sessions, the daemon's own bell, and a timer.
+//! The events for which an arbiter sleeps: the bells of sessions, the daemon's own bell, and a
+//! timer.
 //!
 //! An arbiter answers a ring by a look at the meters, at the ringer's [`Pace`]. One look sees the
-//! causes of all rings up to then. So the ringer pays for the look, and not for each ring. If a bell
-//! rings a second time before its answer, the arbiter does not listen to that bell until the answer.
+//! causes of all rings up to then. So the ringer pays for the look, and not for each ring. If a
+//! bell rings a second time before its answer, the arbiter does not listen to that bell until the
+//! answer.
 //!
 //! The arbiter never reads a bell, because the tenant could make the read block. The counter of a
 //! bell therefore stays above 0. So the set reports a bell once more when the arbiter listens to it
 //! again, and the ringer pays for one look that may see nothing new.
 //!
 //! Many ringers together could make the arbiter look without a pause, each at its pace. So after an
-//! answer, the arbiter answers no bell for as long as the look took. One look answers all bells that
-//! are due. Looks for bells therefore take at most half of the thread's time, however many ringers
-//! there are, and a ring waits for this reason at most as long as a look takes.
+//! answer, the arbiter answers no bell for as long as the look took. One look answers all bells
+//! that are due. Looks for bells therefore take at most half of the thread's time, however many
+//! ringers there are. By this rule, a ring waits at most as long as a look takes.
 
 use deepres_model::clock::monotonic_ns;
 use deepres_policy::TenantId;
@@ -72,8 +74,8 @@ impl AsFd for Bell {
     }
 }
 
-/// The payer of the looks for a session: its user or container, or its tenant if the daemon does not
-/// limit the user.
+/// The payer of the looks for a session: its user or container, or its tenant if the daemon does
+/// not limit the user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Ringer {
     /// A user, or a container of root.
@@ -176,8 +178,8 @@ impl Events {
     }
 
     /// Sleeps until the arbiter must answer a bell, or until `wake_ns` (`CLOCK_MONOTONIC`). Returns
-    /// whether the arbiter must answer a bell. The answer is the caller's next look, which has ended
-    /// when the caller calls this function again.
+    /// whether the arbiter must answer a bell. The answer is the caller's next look, which has
+    /// ended when the caller calls this function again.
     ///
     /// # Errors
     /// The system's error; no error is expected.
@@ -405,8 +407,8 @@ mod tests {
         assert_eq!(reported(&events), 0);
     }
 
-    /// Lets this many sessions of one ringer ring once at each hand-off, `apart_ns` after each other.
-    /// Returns the longest time that a ring waits for its answer, ns.
+    /// Lets this many sessions of one ringer ring once at each hand-off, `apart_ns` after each
+    /// other. Returns the longest time that a ring waits for its answer, ns.
     fn longest_delay_ns(sessions: usize, apart_ns: u64) -> u64 {
         const HANDOFFS: u64 = 200;
         let (mut events, _bells) = events(&vec![OF_ALICE; sessions]);

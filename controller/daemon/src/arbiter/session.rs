@@ -43,8 +43,8 @@ impl Session {
         // flag is set.
         let is_carried = page.is_carried();
         let meter = slot.read();
-        // These lines read the edges, the stretch and the ends after the meter. So if the meter shows
-        // that work has ended, they cover that work.
+        // These lines read the edges, the stretch and the ends after the meter. So if the meter
+        // shows that work has ended, they cover that work.
         let [began_ns, ended_ns] = match page.edges(gpu) {
             Some(edges) => [&edges.began, &edges.ended].map(|edge| edge.get(now_ns)),
             None => [None; 2],

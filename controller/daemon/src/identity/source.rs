@@ -10,9 +10,9 @@ use std::hash::{DefaultHasher, Hash, Hasher as _};
 pub enum Source {
     /// The processes of a user, also in containers, except the containers of [`Source::Place`].
     User(u32),
-    /// A container of a user without a limit. Such containers count separately, because root inside
-    /// a container is not root on the host. Some containers (LXC, nspawn) have no cgroup that tells
-    /// them apart, but a user namespace.
+    /// A container of a user without a limit. The containers of root count separately, because root
+    /// inside a container is not root on the host. Some containers (LXC, nspawn) have no cgroup
+    /// that tells them apart, but a user namespace.
     Place {
         /// The container's cgroup or user namespace.
         path: String,

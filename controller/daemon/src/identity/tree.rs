@@ -9,8 +9,9 @@
 //! - is the init process (of a service, or of a process that outlived its parent);
 //! - belongs to another user (`login`, `sshd`, `sudo`);
 //! - is a program whose children are jobs of their own (`SERVERS`); or
-//! - is a shell at a terminal whose child is a job. Such a shell leads the terminal's session. It
-//!   puts the child into a process group of its own, as shells do for job control (POSIX.1, 3.180).
+//! - is a shell at a terminal whose child is a job. Such a shell leads the terminal's session. The
+//!   shell puts the child into a process group of its own, as shells do for job control (POSIX.1,
+//!   3.180).
 //!
 //! Other sessions and groups do not divide a job, because launchers make them too.
 

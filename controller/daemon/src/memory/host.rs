@@ -1,5 +1,5 @@
-//! Bounds the host's memory that oversubscribing tenants may take together: managed memory beyond the
-//! limits, and the memory of suspended tenants.
+//! Bounds the host's memory that oversubscribing tenants may take together: managed memory beyond
+//! the limits, and the memory of suspended tenants.
 //!
 //! A tenant with managed memory reserves host memory in its ledger before the driver takes it. The
 //! daemon bounds each tenant by the memory that the tenant has reserved, and an equal part of the
@@ -29,8 +29,8 @@ fn promised_bytes(tenant: &Tenant) -> u64 {
     tenant.memory.ledger().page().host().held_bytes()
 }
 
-/// Returns the memory that the host can still give oversubscribing tenants, bytes. Returns `None` if
-/// the system does not tell.
+/// Returns the memory that the host can still give oversubscribing tenants, bytes. Returns `None`
+/// if the system does not tell.
 fn room_bytes(shared: &Shared) -> Option<u64> {
     let promised =
         managed(shared.registry.borrow().tenants()).map(promised_bytes).fold(0, u64::saturating_add);
@@ -53,7 +53,8 @@ pub fn share_out(shared: &Shared) {
     }
 }
 
-/// Returns the reason for which the host cannot take a tenant's memory of `bytes`; `None` if it can.
+/// Returns the reason for which the host cannot take a tenant's memory of `bytes`; `None` if it
+/// can.
 pub fn refusal(name: &str, bytes: u64, shared: &Shared) -> Option<String> {
     let room_bytes = room_bytes(shared)?;
     (bytes > room_bytes).then(|| {

@@ -42,7 +42,7 @@ impl Bound {
     }
 }
 
-/// Logs the news in each status, until the daemon ends.
+/// Logs the changes in each status, until the daemon ends.
 pub async fn serve(mut published: watch::Receiver<Arc<Status>>) {
     let mut told = Told::new();
     while published.changed().await.is_ok() {

@@ -1,6 +1,6 @@
-//! The metrics. A scrape asks no other thread: it reads the latest status whose counters the state
-//! file has. So no counter falls when a daemon is killed and the next daemon goes on from the state
-//! file.
+//! The daemon's metrics for Prometheus. A scrape asks no other thread: it reads the latest status
+//! whose counters the state file has. So no counter falls when a daemon is killed and the next
+//! daemon goes on from the state file.
 //!
 //! | module | job |
 //! |---|---|

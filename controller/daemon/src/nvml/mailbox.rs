@@ -19,7 +19,8 @@ pub const STUCK: Duration = Duration::from_secs(10);
 /// The most threads at a time that the mailbox has given up.
 pub const MAX_STUCK: usize = 4;
 
-/// The function that answers a question. It may keep data of type `K` from question to question.
+/// The function that answers a question. The function may keep data of type `K` from question to
+/// question.
 type Answer<Q, A, K> = fn(&mut K, &Q) -> A;
 
 /// An asker: the time until which the asker waits, and the function that takes the answer.
@@ -183,7 +184,8 @@ mod tests {
     const LIMIT: Duration = Duration::from_secs(60);
     const SOON: Duration = Duration::from_millis(20);
 
-    /// A question. The answer comes at once, or once the sender of the question is dropped.
+    /// For tests: a question that the answering thread holds back. The answer comes at once, or
+    /// once the sender of the question is dropped.
     struct Held(u32, Option<Mutex<mpsc::Receiver<()>>>);
 
     impl PartialEq for Held {

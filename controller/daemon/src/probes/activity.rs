@@ -150,8 +150,8 @@ pub fn process_of(key: &StatKey) -> ProcessKey {
 }
 
 /// Returns the rows that the daemon is to evict from the kernel, until three quarters of `room` are
-/// in use. These are the rows of `rows` that were unused for longest. Returns no rows while an
-/// eighth of the room is free, and no row that is in use at `now_ns`.
+/// in use. The returned rows are the rows of `rows` that were unused for longest. Returns no rows
+/// while an eighth of the room is free, and no row that is in use at `now_ns`.
 pub fn evicted(rows: &[(StatKey, StatValue)], room: usize, now_ns: u64) -> Vec<StatKey> {
     if rows.len() < room / 8 * 7 {
         return Vec::new();

@@ -27,7 +27,8 @@ struct State {
     arrived: Vec<ProcessKey>,
     /// Processes whose last session ended since the last `take_ended`.
     ended: Vec<u32>,
-    /// The MPS control daemon for the jobs. Its servers work for the jobs.
+    /// The MPS control daemon for the jobs. The servers of this MPS control daemon work for the
+    /// jobs.
     mps: Option<ProcessKey>,
     /// The MPS servers for the jobs. A server may outlive its control daemon.
     mps_servers: BTreeSet<ProcessKey>,

@@ -82,7 +82,7 @@ impl Devices {
         self.watches.is_empty()
     }
 
-    /// Returns whether the configuration names some devices by number. Such devices may belong to
+    /// Returns whether the configuration names some devices by number. These devices may belong to
     /// another driver.
     pub fn are_stand_ins(&self) -> bool {
         self.are_stand_ins

@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
-/// The most threads of one pool. Each process can block two of them.
+/// The most threads of one pool. Each process can block two threads.
 const MAX_READERS: usize = 16;
 /// The most readings that wait for a thread.
 const MAX_WAITING: usize = 1 << 16;

@@ -44,7 +44,8 @@ pub struct Found {
     pub large: Vec<ProcessKey>,
 }
 
-/// Looks at all processes. If a process has very many descriptors, reads a part of them.
+/// Looks at all processes. If a process has very many descriptors, the scan reads only a part of
+/// them.
 pub fn all(devices: &Devices) -> Found {
     let mut all = Found::default();
     let Ok(entries) = std::fs::read_dir("/proc") else { return all };

@@ -77,7 +77,8 @@ impl Refused {
         Self { kind, reason: reason.into(), is_shut: false }
     }
 
-    /// Returns the refusal of a process whose launches fail, whatever the configuration's fail mode.
+    /// Returns the refusal of a process whose launches fail, whatever the configuration's fail
+    /// mode.
     #[must_use]
     pub fn shut(self) -> Self {
         Self { is_shut: true, ..self }
@@ -305,10 +306,11 @@ impl Registry {
         self.tenants.of_key(&key).map(|(_, tenant)| tenant)
     }
 
-    /// Returns the identity of the tenant to which a process belongs. In root's Slurm, all processes
-    /// of a job with a part of a GPU are one tenant, whatever name they give. Otherwise, a job would
-    /// have its part once for each name. The same holds while Slurm has not answered, so that a late
-    /// answer binds all processes of the job. A job with whole GPUs may divide them among names.
+    /// Returns the identity of the tenant to which a process belongs. In root's Slurm, all
+    /// processes of a job with a part of a GPU are one tenant, whatever name they give. Otherwise,
+    /// a job would have its part once for each name. The same holds while Slurm has not answered,
+    /// so that a late answer binds all processes of the job. A job with whole GPUs may divide them
+    /// among names.
     fn identify_guest(&self, guest: &Guest, hello: &Hello) -> Identity {
         let is_whole = guest.allotment.as_ref().is_some_and(Allotment::is_whole);
         let name = if is_whole { claim(hello) } else { "" };
@@ -318,8 +320,8 @@ impl Registry {
         of_job.unwrap_or_else(|| self.identify(claim(hello), &guest.facts))
     }
 
-    /// Returns the part of the GPUs that a cluster gave to the tenant of this key: by the allocation
-    /// of a node's agent, or by Slurm.
+    /// Returns the part of the GPUs that a cluster gave to the tenant of this key: by the
+    /// allocation of a node's agent, or by Slurm.
     fn allotment_of(&self, guest: &Guest, key: &Key) -> Option<Allotment> {
         let by_agent = self.allocations.of_key(key).map(|allocation| Allotment {
             job: None,
@@ -502,9 +504,9 @@ impl Registry {
 
     /// Returns whether a deserted tenant that gets a process again keeps its administrator's
     /// settings, a pause included. `terms` are the terms for which the process asks. A tenant must
-    /// not lose its limits by ending and beginning anew, so it usually keeps the settings. It loses
-    /// the settings if the process belongs to another user, or if there is no room for their
-    /// guarantees.
+    /// not lose its limits by ending and beginning anew, so it usually keeps the settings. The
+    /// tenant loses the settings if the process belongs to another user, or if there is no room for
+    /// the guarantees.
     fn keeps_settings(&self, name: &str, user: u32, terms: &Terms) -> bool {
         self.tenants.get(name).is_some_and(|tenant| {
             let wish = tenant.terms.settings_over(terms);

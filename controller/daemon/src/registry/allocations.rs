@@ -1,7 +1,7 @@
 //! The allocations of which a node's agent has told the daemon, and the processes that have them.
 //!
-//! The agent alone divides the GPUs: an init container and the containers after it may have the same
-//! part of a GPU, so the daemon does not add up allocations.
+//! The agent alone divides the GPUs. An init container and the containers after it may have the
+//! same part of a GPU, so the daemon does not add up allocations.
 //!
 //! A process shows its allocation by a token. From then on, all processes of its container have the
 //! allocation, whatever names and tokens they give.
@@ -86,9 +86,9 @@ impl Registry {
         }
     }
 
-    /// Returns the identity of a process that has an allocation: because its container's processes
-    /// have one, or by its token. A container has no more than one allocation, so a second token, for
-    /// example of an init container, gains nothing.
+    /// Returns the identity of a process that has an allocation: by the allocation of its
+    /// container, or by its token. A container has no more than one allocation, so a second token,
+    /// for example of an init container, gains nothing.
     pub(super) fn allocated(&self, claim: &str, facts: &Facts) -> Option<Identity> {
         let by_token = || {
             let allocation = self.allocations.0.get(&Token::try_from(claim.to_owned()).ok()?)?;

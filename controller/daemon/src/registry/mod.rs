@@ -233,8 +233,8 @@ impl Registry {
     }
 
     /// Returns whether the daemon checks the claims of the processes at a place: in the cgroups of
-    /// root's Slurm jobs, unless the configuration turns the check off. A daemon inside a job serves
-    /// that job, and the job is the whole machine for it.
+    /// root's Slurm jobs, unless the configuration turns the check off. A daemon inside a job
+    /// serves that job, and the job is the whole machine for it.
     pub fn checks_job_at(&self, place: &Place) -> bool {
         let home = self.home.as_ref();
         self.config.slurm.check_claims && home != Some(place) && place.is_of_roots_slurm(home)
@@ -263,8 +263,8 @@ impl Registry {
         drop(self.share_out_anew(&name));
     }
 
-    /// Forgets the tenants of a Slurm job that has ended. Returns the names of the tenants that have
-    /// members still, and stay.
+    /// Forgets the tenants of a Slurm job that has ended. Returns the names of the tenants that
+    /// have members still, and stay.
     pub fn end_job(&mut self, job: u32) -> Vec<String> {
         let named = JobName::Number(job);
         let name_of_job = Kind::Slurm { job: named.clone() }.name();

@@ -1,8 +1,8 @@
 //! Chooses the GPUs of a job that asks for a number of GPUs.
 //!
-//! The daemon knows what is promised on each GPU: the shares and memory limits of the tenants whose
-//! GPUs it chose, and of all other tenants on each GPU on which their sessions are. A GPU with a fault
-//! gets no job.
+//! The daemon knows the promises on each GPU: the shares and memory limits of the tenants for which
+//! it chose the GPU, and of all other tenants with sessions on the GPU. A GPU with a fault gets no
+//! job.
 
 use super::waiting::{Lack, Waiter};
 use super::{Refused, Registry};
@@ -14,8 +14,8 @@ use deepres_policy::placement::{GpuSet, Placement, Request, Room, place};
 use std::num::NonZero;
 use std::time::Duration;
 
-/// The longest time for which a job that waits for GPUs holds later jobs back, ns. GPUs that a server
-/// has may never be free.
+/// The longest time for which a job that waits for GPUs holds later jobs back, ns. GPUs that a
+/// server has may never be free.
 const HOLDS_BACK_NS: u64 = Duration::from_secs(600).as_nanos() as u64;
 /// The reason for the GPUs of a job that an earlier daemon placed.
 const EARLIER: &str = "an earlier daemon chose these GPUs";
@@ -56,8 +56,8 @@ impl Registry {
         Ok(gpus)
     }
 
-    /// Chooses GPUs `among` the GPUs that the job can see, unless other jobs came before and wait for
-    /// some of these GPUs. Notes whether the job waits.
+    /// Chooses GPUs `among` the GPUs that the job can see, unless other jobs came before and wait
+    /// for some of these GPUs. Notes whether the job waits.
     fn choose_in_turn(
         &mut self,
         name: &str,
@@ -81,8 +81,8 @@ impl Registry {
         } else {
             self.choose(name, &request)
         };
-        // A job that could not run on the empty machine has no place in the order. For example, a GPU
-        // that it needs has a fault.
+        // A job that could not run on the empty machine has no place in the order. For example, a
+        // GPU that it needs has a fault.
         if chosen.is_err() && waits && self.has_room_without_others(&request) {
             let lack = Lack::Gpus { count: wanted.get(), among };
             self.waiting.note(Waiter { key, name: name.to_owned(), user, lack }, now_ns);
@@ -110,8 +110,8 @@ impl Registry {
         place(&self.gpus.topology(), &rooms, request).is_ok()
     }
 
-    /// Chooses `count` whole GPUs among the GPUs with these UUIDs. Returns the UUIDs of the chosen GPUs
-    /// and the reason.
+    /// Chooses `count` whole GPUs among the GPUs with these UUIDs. Returns the UUIDs of the chosen
+    /// GPUs and the reason.
     ///
     /// # Errors
     ///
@@ -127,8 +127,8 @@ impl Registry {
         Ok((self.gpus.uuids_of(gpus).map(str::to_owned).collect(), why.to_string()))
     }
 
-    /// Returns the room on a GPU beside all living tenants but `own`. A tenant takes the memory that it
-    /// was granted or holds, whichever is more.
+    /// Returns the room on a GPU beside all living tenants but `own`. A tenant takes the memory
+    /// that it was granted or holds, whichever is more.
     fn room(&self, own: &str, gpu: usize) -> Room {
         let memory_bytes = self.memory.for_tenants(&self.gpus, gpu);
         let mut room = Room { share_ppm: PPM, memory_bytes, singles: 0, gangs: 0 };

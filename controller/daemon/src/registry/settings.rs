@@ -86,8 +86,8 @@ impl Registry {
         Ok((Reply::Resumed { resumption }, self.tell(name)))
     }
 
-    /// Replaces the configuration. The new caps and defaults hold for all tenants. Returns the orders
-    /// to the arbiters.
+    /// Replaces the configuration. The new caps and defaults hold for all tenants. Returns the
+    /// orders to the arbiters.
     pub fn configure(&mut self, config: Config) -> Vec<Order> {
         self.config = config;
         let defaults = self.config.defaults.wish();

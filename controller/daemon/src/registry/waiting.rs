@@ -51,16 +51,16 @@ struct Place {
 pub struct Waiting(Vec<Place>);
 
 impl Waiting {
-    /// Returns whether a job waits at `now_ns` that came before the job of this key, at most `for_ns`
-    /// ago, and that lacks what `is_same` names.
+    /// Returns whether a job waits at `now_ns` that came before the job of this key, at most
+    /// `for_ns` ago, and that lacks what `is_same` names.
     pub fn is_behind(&self, key: &Key, now_ns: u64, for_ns: u64, is_same: impl Fn(Lack) -> bool) -> bool {
         let before = self.at(now_ns).take_while(|place| place.job.key != *key);
         let mut holding = before.filter(|place| now_ns.saturating_sub(place.since_ns) <= for_ns);
         holding.any(|place| is_same(place.job.lack))
     }
 
-    /// Notes that a job asked in vain at `now_ns`, and asks again. A user with too many waiting jobs
-    /// gets no further place.
+    /// Notes that a job asked in vain at `now_ns`, and asks again. A user with too many waiting
+    /// jobs gets no further place.
     pub fn note(&mut self, job: Waiter, now_ns: u64) {
         self.0.retain(|place| !place.has_given_up(now_ns));
         if let Some(place) = self.0.iter_mut().find(|place| place.job.key == job.key) {

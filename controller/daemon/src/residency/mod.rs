@@ -525,7 +525,7 @@ async fn bring_back_one_left(name: String, shared: Rc<Shared>) {
 }
 
 /// Takes over a tenant that the previous daemon suspended. The tenant is then suspended like any
-/// other tenant, and comes back in its turn. This works only if all processes in `pids` have
+/// other tenant, and comes back in its turn. The call works only if all processes in `pids` have
 /// sessions with this daemon. Otherwise the function returns the mover.
 fn take_up(name: &str, pids: &[u32], mover: Mover, shared: &Shared) -> Option<Mover> {
     let stay = stay_of(name, shared).ok();

@@ -240,7 +240,7 @@ impl State {
     ///
     /// # Errors
     ///
-    /// Returns the error of the serialisation. These types should cause none.
+    /// Returns the error of the serialisation. The types of the state should cause no such error.
     pub fn to_bytes(&self) -> serde_json::Result<Vec<u8>> {
         let mut bytes = serde_json::to_vec(self)?;
         bytes.push(b'\n');

@@ -20,8 +20,8 @@ const RESTING_PERIOD: Duration = Duration::from_secs(3);
 const EARLY_PERIOD: Duration = Duration::from_millis(125);
 /// The time after the start in which [`EARLY_PERIOD`] applies.
 const EARLY: Duration = Duration::from_secs(2);
-/// The time after the start for which the daemon waits for the return of earlier tenants. Their
-/// processes try to reconnect every quarter of a second.
+/// The time after the start for which the daemon waits for the return of earlier tenants. The
+/// tenants' processes try to reconnect every quarter of a second.
 const RETURN_LIMIT: Duration = Duration::from_secs(10);
 
 /// Writes the state and reports to the service manager, again and again. Never returns.

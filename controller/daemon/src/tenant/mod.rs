@@ -70,8 +70,8 @@ pub struct Tenant {
     pub placed: Option<Placed>,
     /// The profile of the tenant's program, by the last keeper that had one.
     pub profiled: Option<Profiled>,
-    /// The tenant's saved accounts on GPUs that this daemon does not manage, a lost GPU for example. A
-    /// later daemon may manage these GPUs again.
+    /// The tenant's saved accounts on GPUs that this daemon does not manage, a lost GPU for
+    /// example. A later daemon may manage these GPUs again.
     pub elsewhere: Vec<OnGpu<SavedAccount>>,
     /// The GPUs on which any session of the tenant has been.
     gpus: Vec<usize>,
@@ -96,8 +96,8 @@ pub struct Profiled {
 }
 
 impl Profiled {
-    /// Returns the profile in a keeper's hello, if it has one. `slo_ns` is the SLO for which the job
-    /// asked.
+    /// Returns the profile in a keeper's hello, if it has one. `slo_ns` is the SLO for which the
+    /// job asked.
     pub fn of(fields: &FittedFields, slo_ns: Option<u64>) -> Option<Self> {
         let fitted = Fitted::from_fields(fields)?;
         let is_auto = |choice: &Choice| choice.part_percent == fields.auto_percent as usize;
@@ -119,8 +119,8 @@ impl Placed {
 }
 
 impl Tenant {
-    /// Returns the choice of `--sm auto`, if its part is still the stated one: an administrator may
-    /// have set another part, and a later keeper may have asked for another part.
+    /// Returns the choice of `--sm auto`, if the tenant still has the chosen part of the SMs. An
+    /// administrator may have set another part, or a later keeper may have asked for one.
     pub fn sm_auto(&self) -> Option<&Choice> {
         let ppm = |choice: &Choice| choice.part_percent as u32 * (PPM / 100);
         let stated_ppm = self.terms.stated().sm_ppm;
@@ -173,17 +173,17 @@ impl Tenant {
         self.gpus.contains(&gpu)
     }
 
-    /// Returns the GPUs on which the tenant's promises count: the GPUs that the daemon chose, and the
-    /// GPUs on which its sessions are. If the daemon chose none, these are the GPUs on which a session
-    /// has been.
+    /// Returns the GPUs on which the tenant's promises count: the GPUs that the daemon chose, and
+    /// the GPUs on which its sessions are. If the daemon chose none, these are the GPUs on which a
+    /// session has been.
     pub fn promised_gpus(&self) -> GpuSet {
         let Some(placed) = &self.placed else { return self.gpus.iter().copied().collect() };
         let here = self.gpus.iter().copied().filter(|gpu| self.members.are_on(*gpu));
         placed.gpus.iter().chain(here).collect()
     }
 
-    /// Returns whether the tenant is on a GPU or may come to it. A tenant whose GPUs the daemon chose
-    /// comes to no other.
+    /// Returns whether the tenant is on a GPU or may come to it. A tenant whose GPUs the daemon
+    /// chose comes to no other.
     pub fn may_be_on(&self, gpu: usize) -> bool {
         (self.placed.is_none() && self.gpus.is_empty()) || self.promised_gpus().contains(gpu)
     }
@@ -255,8 +255,8 @@ impl Tenant {
         }
     }
 
-    /// Returns the tenant's memory on a GPU that this allotment lacks, bytes. The tenant of a name has
-    /// none, because a job with whole GPUs may give any number of names.
+    /// Returns the tenant's memory on a GPU that this allotment lacks, bytes. The tenant of a name
+    /// has none, because a job with whole GPUs may give any number of names.
     fn elsewhere_bytes(&self, allotment: &Allotment) -> u64 {
         if matches!(self.owner.key, Key::Name { .. }) { 0 } else { allotment.elsewhere_bytes }
     }
@@ -295,8 +295,8 @@ mod tests {
     use deepres_model::profile::{Point, Profile};
     use deepres_model::slurm::JobName;
 
-    /// Returns the memory limits of a tenant with this key on GPU 0, which Slurm gave to its job, and
-    /// on GPU 1.
+    /// Returns the memory limits of a tenant with this key on GPU 0, which Slurm gave to its job,
+    /// and on GPU 1.
     fn limits_bytes(key: Key) -> [u64; 2] {
         let allotment = Allotment {
             job: Some(7),

@@ -24,8 +24,8 @@ pub struct Terms {
     /// The defaults for wishes that the job does not state: of the allotment, else of the
     /// configuration.
     defaults: Wish,
-    /// The part of the GPUs that the cluster gave to the job. The caps then come from the allotment,
-    /// and belong to the tenant alone.
+    /// The part of the GPUs that the cluster gave to the job. The caps then come from the
+    /// allotment, and belong to the tenant alone.
     allotment: Option<Allotment>,
     /// When the daemon first got the job's wishes, ns of `CLOCK_MONOTONIC`. Deadlines of the job
     /// count from this time.
@@ -84,9 +84,9 @@ impl Terms {
         self.allotment.as_ref()
     }
 
-    /// Replaces the configuration's defaults, and the caps of the tenant's user. The tenant gets the
-    /// whole caps until the daemon shares them out. The part that the cluster gave to the job goes
-    /// on to bound the job.
+    /// Replaces the configuration's defaults, and the caps of the tenant's user. Until the daemon
+    /// divides the caps among the user's tenants, the tenant may have the whole caps. The part of
+    /// the GPUs that the cluster gave to the job still bounds the job.
     pub fn set_rules(&mut self, defaults: Wish, caps: (Caps, CapOf)) {
         self.part = Part::whole(&caps.0);
         (self.defaults, self.caps) = (defaults, caps);

@@ -1,5 +1,5 @@
-//! Turns an event of the kernel into readable form. The code trusts no record. It reads a field
-//! only if the field is present, makes each text harmless, and accepts any bytes.
+//! Turns an event of the kernel into readable form. The code trusts no record. The decoder reads a
+//! field only if the field is present, makes each text harmless, and accepts any bytes.
 //!
 //! One thread decodes hundreds of thousands of events a second. Therefore an event stays in place,
 //! and the code reads a field when it shows the field. Only texts with odd characters take memory.

@@ -15,8 +15,8 @@ pub mod summary;
 use deepres_abi::probe::{CommandKey, CommandValue, Family, facts};
 use layout::Amount;
 
-/// Returns the facts about the GPU driver's ioctl commands that the kernel programs need, for
-/// example the place of a status or of an amount of memory in a command's argument.
+/// Returns the facts about the GPU driver's ioctl commands that the kernel programs need. An
+/// example is the place of a status, or of an amount of memory, in a command's argument.
 pub fn commands() -> impl Iterator<Item = (CommandKey, CommandValue)> {
     [Family::Rm, Family::Uvm, Family::Modeset].into_iter().flat_map(|family| {
         layout::of_family(family).iter().filter_map(move |command| {

@@ -13,7 +13,7 @@ const PPM_PER_SHARE: u32 = 100;
 pub const SAMPLES: usize = 600;
 /// The time between two samples, ns.
 pub const EVERY_NS: u64 = NS_PER_S;
-/// The most series. Each takes 6 KB, so all take at most 25 MB.
+/// The most series. Each history takes 6 KB, so all histories take at most 25 MB.
 const MOST_SERIES: usize = 4096;
 
 /// The figures of a tenant on one GPU in one second.

@@ -1,5 +1,5 @@
-//! The secret with which the page changes tenants and explains shares. Administrators read it from a
-//! file.
+//! The secret with which the page changes tenants and explains shares. Administrators read it from
+//! a file.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Read as _, Write as _};

@@ -154,7 +154,7 @@ fn a_child_of_a_tenants_process_belongs_to_it_though_it_gives_no_name() {
     assert_eq!((status.tenants.len(), status.tenants[0].sessions.len()), (1, 2), "{:?}", status.tenants);
 }
 
-/// A cgroup. The drop removes the cgroup.
+/// A cgroup of the test. Drop removes the cgroup.
 struct Cgroup(PathBuf);
 
 impl Cgroup {

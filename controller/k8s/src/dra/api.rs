@@ -20,7 +20,7 @@ pub mod path {
     pub const UNPREPARE: &str = "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodeUnprepareResources";
 }
 
-/// What the kubelet must know of a plugin.
+/// The facts that the kubelet must know of a plugin.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct PluginInfo {
     /// [`PLUGIN_TYPE`].
@@ -70,7 +70,7 @@ pub struct PrepareRequest {
     pub claims: Vec<Claim>,
 }
 
-/// What the claims got, by UID.
+/// The results of the claims, by UID.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct PrepareResponse {
     /// An answer for each claim.
@@ -78,7 +78,7 @@ pub struct PrepareResponse {
     pub claims: HashMap<String, PrepareAnswer>,
 }
 
-/// What a claim got.
+/// The result of a claim.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct PrepareAnswer {
     /// The devices.

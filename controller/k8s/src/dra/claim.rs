@@ -9,7 +9,7 @@ use deepres_policy::shares::{SHARE_PPM, SHARES};
 use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
 use std::collections::BTreeMap;
 
-/// What a claim's request got: the grant, and the devices as the kubelet wants to know them, still
+/// The result for a claim's request: the grant, and the devices in the kubelet's form, still
 /// without CDI devices.
 #[derive(Debug, PartialEq)]
 pub struct Given {
@@ -19,7 +19,8 @@ pub struct Given {
     pub devices: Vec<(String, api::Device)>,
 }
 
-/// Returns what the requests of a claim got from deepres on this node, in the order of the results.
+/// Returns the results of deepres on this node for the requests of a claim, in the order of the
+/// claim.
 ///
 /// # Errors
 /// The reason for which the claim cannot be served, as a sentence.
@@ -51,7 +52,8 @@ pub fn read(claim: &ResourceClaim, uid: &str, node: &str) -> Result<Vec<Given>, 
     grouped.into_iter().map(|(request, results)| given(uid, request, &results)).collect()
 }
 
-/// Returns what a request got. A request may have several parts of one GPU, which then count together.
+/// Returns what a request got. A request may have several parts of one GPU, which then count
+/// together.
 fn given(uid: &str, request: &str, results: &[&DeviceRequestAllocationResult]) -> Result<Given, String> {
     let mut parts = BTreeMap::<String, (u64, u64)>::new();
     let (mut gpus, mut devices) = (Vec::new(), Vec::new());

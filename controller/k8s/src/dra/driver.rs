@@ -42,7 +42,8 @@ impl Sockets {
         }
     }
 
-    /// Makes the sockets. The kubelet must be able to reach the driver before it sees the registration.
+    /// Makes the sockets. The kubelet must be able to reach the driver before it sees the
+    /// registration.
     fn listen(&self) -> io::Result<(UnixListener, UnixListener)> {
         for socket in [&self.driver, &self.registration] {
             std::fs::create_dir_all(socket.parent().unwrap_or(socket))?;
@@ -178,8 +179,8 @@ impl Driver {
         let specifications = specifications.map_err(|refusal| refusal.to_string())?;
         let mut devices = Vec::new();
         for (given, specification) in given.into_iter().zip(specifications) {
-            // A container that has a request has all of its devices. So each CDI device needs to stand
-            // beside one of them only.
+            // A container that has a request has all of its devices. So each CDI device needs to
+            // stand beside one of them only.
             let mut specification = Some(specification);
             let mut seen = HashSet::new();
             for (uuid, mut device) in given.devices {

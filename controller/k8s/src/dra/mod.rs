@@ -1,4 +1,5 @@
-//! The DRA driver: publishes GPUs whose shares and memory claims consume, and gives claims their parts.
+//! The DRA driver: publishes GPUs whose shares and memory claims consume, and gives claims their
+//! parts.
 //!
 //! | module | job |
 //! |---|---|
@@ -8,10 +9,10 @@
 //! | [`driver`] | registers at the kubelet, and prepares claims |
 //! | [`quantity`], [`api`] | Kubernetes' numbers, and the kubelet's messages |
 //!
-//! The node keeps the same records for claims as for the kubelet's devices ([`crate::record`]), so a
-//! restart loses nothing. A node has either the device plugin or the DRA driver: the scheduler counts
-//! the two apart, and would give away a GPU twice. If containers of the device plugin are left, the
-//! plugin stays for them, and gives the kubelet no healthy device.
+//! The node keeps the same records for claims as for the kubelet's devices ([`crate::record`]), so
+//! a restart loses nothing. A node has either the device plugin or the DRA driver: the scheduler
+//! counts plugin and driver independently, and would give a GPU twice. If containers of the device
+//! plugin are left, the plugin stays for them, and gives the kubelet no healthy device.
 
 pub mod api;
 mod claim;
@@ -37,7 +38,7 @@ pub const DRIVER: &str = "deepres.dev";
 /// The longest wait for the API server at the end.
 const FAREWELL: Duration = Duration::from_secs(10);
 
-/// What an administrator tells the driver.
+/// The driver's settings, which an administrator gives.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// The node's name at the API server.

@@ -16,10 +16,10 @@ use tokio_stream::StreamExt;
 
 /// The time that an answer of the API server may take.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The time for which the plugin watches the slices before it lists them again. The API server ends a
-/// watch a little earlier; the end may get lost with its connection.
+/// The time for which the plugin watches the slices before it lists them again. The API server ends
+/// a watch a little earlier; the end may get lost with its connection.
 const WATCH: Duration = Duration::from_secs(300);
-/// The codes of HTTP for an object that is another by now, or is gone.
+/// HTTP's status codes for an object that has changed, or that no longer exists.
 const CONFLICT: u16 = 409;
 const GONE: u16 = 404;
 
@@ -33,7 +33,8 @@ pub enum ApiError {
 }
 
 impl ApiError {
-    /// Returns whether an object is another than the plugin knows. An event of the watch tells which.
+    /// Returns whether an object is another than the plugin knows. An event of the watch tells
+    /// which.
     fn is_stale(&self) -> bool {
         matches!(self, Self::Failed(kube_client::Error::Api(status)) if [CONFLICT, GONE].contains(&status.code))
     }
@@ -63,7 +64,7 @@ pub async fn within<T>(call: impl Future<Output = Result<T, kube_client::Error>>
 /// The slices of this node at the API server, by name, as far as the plugin knows.
 type Known = BTreeMap<String, ResourceSlice>;
 
-/// What the plugin wrote last.
+/// The ResourceSlice that the driver wrote last.
 struct Written {
     devices: Vec<Device>,
     /// The API server's answer. The server may write the same content in another form, and an older
@@ -119,7 +120,8 @@ impl Publisher {
         Ok((named.collect(), list.metadata.resource_version.unwrap_or_default()))
     }
 
-    /// Publishes the node's GPUs whenever they or the slices change. Returns after the end of a watch.
+    /// Publishes the node's GPUs whenever they or the slices change. Returns after the end of a
+    /// watch.
     async fn follow(&mut self, node: &Node) -> Result<(), ApiError> {
         let until = Instant::now() + WATCH;
         let (mut known, version) = self.list().await?;

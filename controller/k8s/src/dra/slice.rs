@@ -1,4 +1,5 @@
-//! The ResourceSlice of a node: a device for each GPU, of which several claims may have a part; pure.
+//! The ResourceSlice of a node: a device for each GPU, of which several claims may have a part;
+//! pure.
 
 use super::{DRIVER, quantity};
 use deepres_model::admin::{GpuPlace, GpuStatus};
@@ -28,8 +29,8 @@ pub fn uuid_of(name: &str) -> Option<String> {
     PREFIXES.iter().find_map(|(uuid, own)| Some(format!("{uuid}{}", name.strip_prefix(own)?)))
 }
 
-/// Returns the name of a GPU's device. It is the UUID, because a claim must not change its GPU when the
-/// numbers of GPUs change.
+/// Returns the name of a GPU's device. The name is the UUID, because a claim must not change its
+/// GPU when the numbers of GPUs change.
 fn name_of(uuid: &str) -> Option<String> {
     let is_in_a_label = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f' | b'-');
     let (name, rest) = PREFIXES.iter().find_map(|(own, name)| Some((name, uuid.strip_prefix(own)?)))?;
@@ -77,8 +78,8 @@ fn device(gpu: &GpuStatus, place: Option<&GpuPlace>) -> Option<Device> {
     })
 }
 
-/// Returns a capacity of which claims get multiples of `step`. A claim that does not name the capacity
-/// gets all of it, so that no other claim has a part of the same device without counting.
+/// Returns a capacity of which claims get multiples of `step`. A claim that does not name the
+/// capacity gets all of it, so that no other claim has a part of the same device without counting.
 fn capacity(step: &str, all: &str) -> DeviceCapacity {
     let [step, all] = [step, all].map(|text| Quantity(text.to_owned()));
     let range = CapacityRequestPolicyRange { min: step.clone(), max: Some(all.clone()), step: Some(step) };

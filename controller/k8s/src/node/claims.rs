@@ -1,5 +1,5 @@
-//! The node's part of dynamic resource allocation: gives claims their GPUs by the same records as the
-//! kubelet's devices.
+//! The node's part of dynamic resource allocation: gives claims their GPUs by the same records as
+//! the kubelet's devices.
 
 use super::{Node, Refusal, State, to_its_end, unavailable};
 use crate::daemon::Daemon;
@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use tokio::time::{Instant, sleep};
 
-/// What the scheduler gave a claim's request.
+/// The devices that the scheduler gave to a claim's request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Grant {
     /// The request.
@@ -35,8 +35,8 @@ impl Grant {
 }
 
 impl State {
-    /// Checks that the GPUs of a grant are there, have no fault, and have room beside all records. A new
-    /// grant has no record yet.
+    /// Checks that the GPUs of a grant are there, have no fault, and have room beside all records.
+    /// A new grant has no record yet.
     fn check(&self, grant: &Grant, is_new: bool) -> Result<(), Refusal> {
         for gpu in &grant.gpus {
             let Some(memory_bytes) = self.memory.get(gpu) else {
@@ -81,7 +81,8 @@ impl Node {
         &self.daemon
     }
 
-    /// Returns the resources of which containers still have devices, from before the node had claims.
+    /// Returns the resources of which containers still have devices, from before the node had
+    /// claims.
     pub async fn resources_left(&self) -> Vec<Resource> {
         let state = self.state.lock().await;
         let has = |resource: &Resource| {
@@ -90,8 +91,8 @@ impl Node {
         [Resource::Share, Resource::Gpu].into_iter().filter(has).collect()
     }
 
-    /// Returns the UUIDs of the GPUs on which containers can start; `None` before the daemon has named its
-    /// GPUs. While no daemon answers for long, no container can start.
+    /// Returns the UUIDs of the GPUs on which containers can start; `None` before the daemon has
+    /// named its GPUs. While no daemon answers for long, no container can start.
     pub async fn open_gpus(&self) -> Option<BTreeSet<String>> {
         let state = self.state.lock().await;
         if state.answered.unwrap_or(self.began).elapsed() >= self.options.timing.away {
@@ -101,8 +102,8 @@ impl Node {
         Some(state.memory.keys().filter(|gpu| !state.faults.contains_key(*gpu)).cloned().collect())
     }
 
-    /// Gives a claim what its grants say: one for each of its requests. Returns the CDI device of each
-    /// grant. A claim that has its grants already keeps them.
+    /// Gives a claim what its grants say: one for each of its requests. Returns the CDI device of
+    /// each grant. A claim that has its grants already keeps them.
     ///
     /// # Errors
     /// [`Refusal`]. The kubelet tries again later.

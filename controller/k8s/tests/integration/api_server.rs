@@ -1,5 +1,5 @@
-//! A fake API server over plain HTTP on loopback: nodes, claims, and slices with versions, conflicts and
-//! watches.
+//! A fake API server over plain HTTP on loopback: nodes, claims, and slices with versions,
+//! conflicts and watches.
 
 use http::{Method, StatusCode};
 use http_body_util::combinators::UnsyncBoxBody;
@@ -69,7 +69,7 @@ impl State {
 
 /// The server, on a thread of its own.
 pub struct ApiServer {
-    /// Where the server listens.
+    /// The address at which the server listens.
     pub uri: http::Uri,
     server: Server,
     stop: Option<oneshot::Sender<()>>,

@@ -1,4 +1,5 @@
-//! How the plugin behaves at the kubelet: each behaviour of a real kubelet as a test.
+//! The plugin's behaviour with a kubelet. For each observed behaviour of a real kubelet, there is a
+//! test.
 
 use crate::kubelet::{Container, Pod};
 use crate::node::{Node, pass, timing};
@@ -330,8 +331,8 @@ async fn the_plugin_learns_of_a_fault_while_the_kubelet_gives_devices_all_the_ti
     gives.abort();
 }
 
-/// Admits a pod while another pod ends and another client lists the pods. Returns the devices of the
-/// pod's first container.
+/// Admits a pod while another pod ends and another client lists the pods. Returns the devices of
+/// the pod's first container.
 async fn admit_while_another_client_lists(node: &Node, pod: Pod) -> BTreeSet<String> {
     node.kubelet.admit(Pod::of_shares("old", 10)).await.unwrap();
     sleep(Duration::from_millis(30)).await;

@@ -1,5 +1,5 @@
-//! A fake kubelet: the device manager's behaviour as it was observed on a real kubelet 1.36, with real
-//! gRPC over its sockets. It runs no containers.
+//! A fake kubelet: the device manager's behaviour as it was observed on a real kubelet 1.36, with
+//! real gRPC over its sockets. The fake kubelet runs no containers.
 
 use crate::node::SECOND;
 use deepres_k8s::api::{
@@ -48,7 +48,7 @@ impl Container {
     }
 }
 
-/// A pod. Its init containers come first.
+/// A pod of the fake kubelet. Its init containers come first.
 #[derive(Debug, Clone)]
 pub struct Pod {
     pub name: String,
@@ -66,7 +66,8 @@ impl Pod {
         Self { name: name.to_owned(), containers, is_over: false }
     }
 
-    /// Returns what the scheduler counts for this pod: the most of what it needs at a time.
+    /// Returns the amount that the scheduler counts for this pod: the most that its containers need
+    /// at a time.
     pub fn request(&self, resource: &str) -> usize {
         let of = |is_init: bool| {
             self.containers.iter().filter(move |one| one.is_init == is_init && one.resource == resource)
@@ -92,7 +93,8 @@ struct State {
     registrations: usize,
     /// The requests of the plugins that registered.
     registered: Vec<RegisterRequest>,
-    /// The devices that the kubelet believes to be given, by resource: also those that it is giving.
+    /// The devices that the kubelet believes to be given, by resource: also those that it is
+    /// giving.
     given: BTreeMap<String, BTreeSet<String>>,
     /// The time that passes before the call of Allocate and after its answer.
     slow: std::time::Duration,
@@ -106,8 +108,8 @@ struct State {
 }
 
 impl State {
-    /// Lets the devices of ended pods go, if there are any. Like a real kubelet, it then counts anew what
-    /// its record has, and so forgets what it is giving at this moment.
+    /// Lets the devices of ended pods go, if there are any. Like a real kubelet, it then counts
+    /// anew what its record has, and so forgets what it is giving at this moment.
     fn update(&mut self) {
         let before = self.pods.len();
         self.pods.retain(|_, pod| !pod.is_over);
@@ -389,9 +391,9 @@ impl Kubelet {
         }
     }
 
-    /// Starts the containers of a pod, one after the other. The kubelet tries again and again while the
-    /// plugin refuses. Returns the refusals once all containers have started, or `None` if the pod is
-    /// over before.
+    /// Starts the containers of a pod, one after the other. The kubelet tries again and again while
+    /// the plugin refuses. Returns the refusals once all containers have started, or `None` if the
+    /// pod is over before.
     pub fn start_pod(&self, name: &str) -> impl Future<Output = Option<Vec<String>>> + Send + use<> {
         let (state, name) = (Arc::clone(&self.state), name.to_owned());
         async move {

@@ -1,5 +1,5 @@
-//! The device plugin against a fake kubelet with real gRPC, and a real daemon with made-up GPUs. The
-//! DRA driver (feature `dra`) besides against a fake API server.
+//! The device plugin against a fake kubelet with real gRPC, and a real daemon with made-up GPUs.
+//! The DRA driver (feature `dra`) besides against a fake API server.
 
 #[cfg(feature = "dra")]
 mod api_server;

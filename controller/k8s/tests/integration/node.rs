@@ -51,8 +51,8 @@ pub struct Node {
 }
 
 impl Node {
-    /// Starts a node, of whose GPUs the last `whole` are set aside. Returns once the kubelet has all
-    /// devices.
+    /// Starts a node, of whose GPUs the last `whole` are set aside. Returns once the kubelet has
+    /// all devices.
     pub async fn start(gpus: usize, whole: usize) -> Self {
         Self::start_with(gpus, whole, timing()).await
     }

@@ -1,5 +1,5 @@
-//! Random pods on a node with four GPUs, with restarts of kubelet, plugin and daemon. A fake scheduler
-//! counts the devices of the node's status, which the kubelet renews every ten seconds.
+//! Random pods on a node with four GPUs, with restarts of kubelet, plugin and daemon. A fake
+//! scheduler counts the devices of the node's status, which the kubelet renews every ten seconds.
 
 use crate::behaviour::hello_of;
 use crate::kubelet::{Container, Pod};
@@ -19,8 +19,8 @@ const ADMISSION_ERROR: &str = "UnexpectedAdmissionError: Allocate failed due to 
 const GPUS: usize = 4;
 /// Seconds between two reports of the node's status.
 const STATUS_S: u32 = 10;
-/// Mean seconds for which a pod runs, for each second between two pods. The pods ask for more than the
-/// GPUs have, so some always wait at the scheduler.
+/// Mean seconds for which a pod runs, for each second between two pods. The pods ask for more than
+/// the GPUs have, so some always wait at the scheduler.
 const RUNS: u64 = 8;
 /// The most pods of 1,000 that the scheduler admitted and that do not run.
 const FAILED_PER_MILLE: usize = 10;

@@ -125,8 +125,8 @@ impl Client {
         Ok(Self { path, stream: BufReader::new(stream), patience: PATIENCE })
     }
 
-    /// Asks the daemon a question ([`Request::Status`] or [`Request::Explain`]). If this user may not
-    /// administer the daemon, the reply is about the user's own tenants alone.
+    /// Asks the daemon a question ([`Request::Status`] or [`Request::Explain`]). If this user may
+    /// not administer the daemon, the reply is about the user's own tenants alone.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -199,7 +199,8 @@ impl Client {
 }
 
 /// Reads a reply. serde copies all fields of an enum with a tag before it reads them. With a
-/// thousand tenants, the copy takes longer than all else. So this function reads a status by itself.
+/// thousand tenants, the copy takes longer than all else. So this function reads a status by
+/// itself.
 fn parse(text: &str) -> serde_json::Result<Reply> {
     if text.starts_with(STATUS) {
         return serde_json::from_str(text).map(|status| Reply::Status(Box::new(status)));

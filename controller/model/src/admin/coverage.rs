@@ -1,4 +1,4 @@
-//! The coverage of a process, for administrators. All values come from the process itself.
+//! The coverage of a process, for administrators. All values come from the metered process itself.
 
 use deepres_abi::coverage::{Bypass, Bypasses, Coverage, unaccounted};
 use deepres_abi::driver::{ApiId, TABLE_HASH};

@@ -156,10 +156,11 @@ pub fn section<T: Declared>() -> String {
     )
 }
 
-/// Returns the first paragraph of a help text as one line, without the marks of links in Rust.
+/// Returns the first paragraph of a help text as one line, without the marks of links in Rust. The
+/// result has JSON's `null` in the place of `None`.
 fn paragraph(help: &[&str]) -> String {
     let lines: Vec<&str> = help.iter().map(|line| line.trim()).take_while(|line| !line.is_empty()).collect();
-    lines.join(" ").replace("[`", "`").replace("`]", "`")
+    lines.join(" ").replace("[`", "`").replace("`]", "`").replace("`None`", "`null`")
 }
 
 /// Returns a type of Rust in words.

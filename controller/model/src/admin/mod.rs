@@ -218,7 +218,7 @@ pub enum Reply {
     },
 }
 
-/// Where a GPU is in the machine, as far as it is known.
+/// The place of a GPU in the machine, as far as the daemon knows it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct GpuPlace {
@@ -228,8 +228,8 @@ pub struct GpuPlace {
     pub numa_node: Option<u32>,
     /// The root of the GPU's tree of PCI Express, `pci0000:00`.
     pub pcie_root: Option<String>,
-    /// The number of the GPU's NVLink component: NVLinks join the GPUs with the same number. `None` if
-    /// no NVLink joins the GPU to another.
+    /// The number of the GPU's NVLink component: NVLinks join the GPUs with the same number. `None`
+    /// if no NVLink joins the GPU to another.
     pub nvlink_component: Option<usize>,
     /// The version of the GPU's driver.
     pub driver_version: Option<String>,
@@ -294,8 +294,8 @@ status! {
         /// Time within which the driver must move a tenant's memory, ns.
         #[serde(default)]
         pub suspend_limit_ns: u64,
-        /// The directory of the MPS control daemon that jobs use, if the daemon hands one on (`mps =
-        /// "start"`).
+        /// The directory of the MPS control daemon that jobs use, if the daemon hands one on (`mps
+        /// = "start"`).
         #[serde(default)]
         pub mps_pipes: Option<String>,
         /// Number of times that the MPS control daemon ended without an order of the daemon.
@@ -355,8 +355,8 @@ status! {
         pub turns: u64 as Counter,
         /// Time that the arbiter's turns took, ns.
         pub turn_total_ns: u64 as Counter,
-        /// 99th percentile of the time that the latest 256 turns of the arbiter took, ns: from the
-        /// reading of the meters until all gates are set.
+        /// 99th percentile of the time of the latest 256 turns of the arbiter, ns: from the reading
+        /// of the meters until all gates are set.
         pub turn_p99_ns: u64 as Gauge,
         /// The quantum, ns: the longest lease while another tenant waits.
         pub quantum_ns: u64 as Gauge,
@@ -377,8 +377,8 @@ status! {
         /// time of tenants with the time that they were owed; equal treatment gives the whole.
         /// `None` if fewer than two tenants wanted the GPU.
         pub fairness_ppm: Option<u32> as Gauge,
-        /// Why the GPU cannot be used: the driver lost the GPU, or reported an error of the hardware.
-        /// `None` if no fault is known.
+        /// The fault for which the GPU cannot be used: the driver lost the GPU, or reported an
+        /// error of the hardware. `None` if no fault is known.
         pub fault: Option<String>,
     }
 
@@ -393,7 +393,7 @@ status! {
         pub uid: u32 as Label,
         /// The user's name, if it is known.
         pub user: Option<String>,
-        /// How the daemon found the tenant.
+        /// The rule by which the daemon found the tenant.
         pub found: Option<Found>,
         /// The tenant's container. In the metrics: the container's name in its pod, else its id.
         pub container: Option<Container> as Label,
@@ -466,8 +466,8 @@ status! {
         /// the GPU.
         pub entitled_ppm: Option<u32> as Gauge => "OWED",
         /// Whether the tenant is idle or paused. While `is_lent` is true, the other tenants may use
-        /// the tenant's part of the GPU. It becomes false when the tenant wants the GPU and is not
-        /// paused.
+        /// the tenant's part of the GPU. `is_lent` becomes false when the tenant wants the GPU and
+        /// is not paused.
         pub is_lent: bool,
         /// The reason of the entitlement; empty without a reason.
         ///
@@ -516,7 +516,7 @@ status! {
         /// Memory that the tenant holds, bytes.
         pub memory_bytes: u64 as Gauge => "MEMORY",
         /// The most memory that the tenant held at once, bytes. The figure is exact for a tenant
-        /// with a limit. For other tenants, it is the most that the daemon observed.
+        /// with a limit. For other tenants, the figure is the most memory that the daemon observed.
         pub memory_peak_bytes: u64 => "PEAK",
         /// Memory that the tenant holds by kind, bytes. Kinds of which the tenant holds nothing are
         /// left out.
@@ -539,8 +539,8 @@ status! {
         /// The tenant's ceiling beside the guarantees of other tenants, bytes; `None` if no other
         /// tenant has a guarantee on the GPU.
         pub ceiling_bytes: Option<u64>,
-        /// Memory that the daemon keeps for the tenant while the tenant's memory follows its use,
-        /// bytes: the most memory that the tenant held lately, and a margin.
+        /// With `--memory-follow-use`: the memory that the daemon keeps for the tenant, bytes: the
+        /// most memory that the tenant held lately, and a margin.
         pub kept_bytes: Option<u64>,
         /// Allocations that were refused: by the limit, or by the driver for lack of memory.
         pub refusals: u64 as Counter => "REFUSED",
@@ -596,21 +596,23 @@ status! {
         pub late: Option<LateStatus>,
     }
 
-    /// The operating point of a tenant: the part of the SMs and the batch of least area at which its
-    /// profile answers its requests within the SLO, beside the other tenants with profiles.
+    /// The operating point of a tenant: a part of the SMs and a batch. With them, the tenant
+    /// answers its requests within the SLO, and all tenants with profiles together take the least
+    /// area.
     #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
     #[serde(default)]
     pub struct OperatingPointStatus {
         /// The part of the SMs, parts per million.
         pub sm_ppm: u32,
-        /// The batch. It is advice, because the program chooses its batches by itself.
+        /// The batch of this point. The batch is advice, because the program chooses its batches by
+        /// itself.
         pub batch: u32,
         /// The time of a run of this batch on this part by the profile, ns.
         pub run_ns: u64,
         /// Whether the requests are in time at this point if the tenant is alone.
         pub is_in_time: bool,
-        /// The requests a second for which the daemon computed the point: the measured requests,
-        /// each with the batch that the program runs, if it is known.
+        /// The rate of requests for which the daemon computed the point: the measured bursts a
+        /// second, multiplied by the batch that the program runs.
         pub rate_per_second: f64,
         /// The part of its time that the GPU needs for all tenants with profiles at their points,
         /// parts per million. More than the whole is overload.
@@ -791,8 +793,8 @@ mod tests {
         assert_eq!(units, [Unit::Ns, Unit::Bytes, Unit::Ppm, Unit::One]);
     }
 
-    /// Returns the names of a struct's metrics. Checks that no help names a unit that the metric does
-    /// not have, or has a character that the formats of metrics escape.
+    /// Returns the names of a struct's metrics. Checks that no help names a unit that the metric
+    /// does not have, or has a character that the formats of metrics escape.
     fn metrics<T: Declared>() -> Vec<String> {
         let figures = T::METRICS.iter().filter(|metric| metric.role != Role::Label);
         let names = figures.map(|metric| {

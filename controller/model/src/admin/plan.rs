@@ -1,18 +1,19 @@
-//! What the daemon has learned of a tenant, as `deepres plan show --json` prints it.
+//! The learned iteration of a tenant and its plans, as `deepres plan show --json` prints them.
 
 use serde::{Deserialize, Serialize};
 
 /// The longest excerpt, ms.
 pub const MOST_LEARN_MS: u64 = 60_000;
 
-/// What the daemon knows of a tenant's iteration, and the plans that the daemon found.
+/// A tenant's iteration as the daemon knows it, and the plans that the daemon found.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PlanStatus {
     /// The tenant's name.
     pub tenant: String,
     /// Whether the daemon records the tenant at present.
     pub recording: bool,
-    /// Why the daemon knows no iteration; `None` if it knows one, or records.
+    /// The reason for which the daemon knows no iteration. `None` if the daemon knows the
+    /// iteration, or is recording.
     pub why_unknown: Option<String>,
     /// The iteration that the daemon learned last.
     pub iteration: Option<IterationStatus>,
@@ -53,7 +54,7 @@ pub struct IterationStatus {
 pub struct KernelStatus {
     /// The name of the kernel's function, shortened; `None` if it is not known.
     pub name: Option<String>,
-    /// The same number for launches of the same kernel with the same geometry.
+    /// The key of the launch. Launches of the same kernel with the same geometry have the same key.
     pub key: u64,
     /// The number of the stream, from 0 in the order of the launches.
     pub stream: usize,
@@ -78,14 +79,15 @@ pub struct FoundStatus {
     pub gpu: usize,
     /// The tenants of the plan.
     pub tenants: Vec<String>,
-    /// Why there is no plan; `None` if there is one, or the daemon searches still.
+    /// The reason for which there is no plan. `None` if there is a plan, or the daemon is still
+    /// searching.
     pub why_none: Option<String>,
     /// The plan; `None` while the daemon searches.
     pub plan: Option<PredictionStatus>,
 }
 
-/// What the daemon's model of the GPU predicts for a plan. Each time is for one iteration of each
-/// tenant.
+/// The figures that the daemon's model of the GPU predicts for a plan. Each time is for one
+/// iteration of each tenant.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PredictionStatus {
     /// Whether the plan is worth its while.
@@ -108,18 +110,18 @@ pub struct PredictionStatus {
     pub cost_ns: u64,
     /// The longest wait at a cut, ns.
     pub longest_wait_ns: u64,
-    /// The cuts.
+    /// The cuts of the plan.
     pub cuts: Vec<CutStatus>,
 }
 
-/// A cut: before a kernel, a tenant waits for another one.
+/// A cut: before a kernel, a tenant waits until another tenant has come to a certain place.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CutStatus {
     /// The tenant that waits.
     pub tenant: String,
     /// The place of the kernel in the iteration of the tenant.
     pub kernel: usize,
-    /// The other tenant.
+    /// The tenant for which the cut waits.
     pub other: String,
     /// The number of kernels of the other tenant that must have finished.
     pub until: usize,

@@ -166,7 +166,7 @@ fn listen_address<'de, D: Deserializer<'de>>(value: D) -> Result<Option<SocketAd
 pub enum FailModeKey {
     /// Tenants launch without leases until a daemon is back.
     Open,
-    /// All launches of tenants fail until a daemon is back.
+    /// While no daemon runs, all launches of tenants fail.
     Closed,
 }
 
@@ -289,8 +289,8 @@ impl Config {
         })
     }
 
-    /// Reads a configuration. Returns the configuration, and the line of each key that the text sets.
-    /// The error gives the position and the message.
+    /// Reads a configuration. Returns the configuration, and the line of each key that the text
+    /// sets. The error gives the position and the message.
     fn parse(text: &str) -> Result<(Self, BTreeMap<String, usize>), (Position, String)> {
         // The message quotes keys and texts of the file, which can have any characters.
         Self::checked(text).map_err(|(position, message)| (position, harmless(&message)))

@@ -1,5 +1,5 @@
-//! The effective values of a configuration, each with its origin: `deepres config show` prints them,
-//! and `deepres reload` compares them.
+//! The effective values of a configuration, each with its origin: `deepres config show` prints
+//! them, and `deepres reload` compares them.
 
 use super::{Config, ConfigError, default_files, keys};
 use serde::{Deserialize, Serialize};
@@ -106,7 +106,8 @@ impl Loaded {
         self.file.as_deref().filter(|file| next.file.as_deref() != Some(*file))
     }
 
-    /// Returns the effect of the configuration `next` on a daemon that runs with this configuration.
+    /// Returns the effect of the configuration `next` on a daemon that runs with this
+    /// configuration.
     pub fn reloaded(&self, next: Self) -> Reloaded {
         let config = self.config.reloaded(&next.config);
         let mut loaded = Self { config, ..next.clone() };

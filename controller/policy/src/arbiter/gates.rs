@@ -8,8 +8,8 @@ use crate::lease::{Change, Grant};
 use core::mem;
 use deepres_abi::grant::{LeaseTerms, ONE_LAUNCH};
 
-/// If the bound on the work in flight of sessions with an open gate changes by more than the bound
-/// divided by this number, the core writes the new bound into their gates.
+/// Sessions with an open gate have a bound on their work in flight. If the bound changes by more
+/// than itself divided by this number, the core writes the new bound into the gates.
 const TOLD_PART: u64 = 8;
 
 impl Session {

@@ -5,7 +5,7 @@
 const REMEMBERED: usize = 256;
 /// The arbiter uses the mean cost from this number of samples on.
 const BELIEVED_FROM: usize = 8;
-/// In the mean, a hand-off counts as at most this many times the median.
+/// The most that a hand-off counts in the mean, as a multiple of the median.
 const MEDIANS_COUNTED: u64 = 16;
 
 /// The costs of the latest hand-offs, or the times of the latest turns (samples), ns.

@@ -9,8 +9,8 @@
 //!
 //! 1. The caller sleeps until a ring has its answer ([`Pace`]), an order comes, or
 //!    [`Core::wake_ns`].
-//! 2. If no ring has its answer and no turn is due ([`Core::is_due`]), the caller sends the heartbeat and
-//!    calls [`Core::rest`].
+//! 2. If no ring has its answer and no turn is due ([`Core::is_due`]), the caller sends the
+//!    heartbeat and calls [`Core::rest`].
 //! 3. Otherwise the caller reads the meters ([`Core::sessions`]) and calls [`Core::turn`].
 //! 4. The caller carries out the [`Actions`]. If [`Actions::again`] is set, the caller goes to
 //!    step 3 at once.
@@ -182,7 +182,7 @@ pub struct Watched<'a> {
     /// While the meter still shows this reading, the caller leaves the session out of the readings.
     pub at_rest: Option<&'a Reading>,
     /// Whether the core needs the intervals in which the session's kernels and graphs ran on the
-    /// GPU. This is so if several sessions of the tenant launch.
+    /// GPU. The field is true if several sessions of the tenant launch.
     pub tells_intervals: bool,
 }
 
@@ -196,14 +196,14 @@ pub struct SessionReading {
     pub is_carried: bool,
     /// The counters of the session's meter.
     pub meter: Reading,
-    /// The part of the meter's GPU time by which launches took longer than the session knows them to
-    /// take, ns. The caller reads it after the counters.
+    /// The part of the meter's GPU time by which launches took longer than the session knows them
+    /// to take, ns. The caller reads it after the counters.
     pub stretched_ns: u64,
-    /// How often all work in flight of the session has ended. The caller reads it after the
-    /// counters.
+    /// The number of times that all work in flight of the session has ended. The caller reads it
+    /// after the counters.
     pub ends: u64,
-    /// The part of the SMs that the session's process can use under MPS, parts per million; 0 for all
-    /// SMs. The process may report a false part. The core takes at least the granted part.
+    /// The part of the SMs that the session's process can use under MPS, parts per million; 0 for
+    /// all SMs. The process may report a false part. The core takes at least the granted part.
     pub sm_ppm: u32,
     /// The time at which the first launch that had waited for the present lease began on the GPU,
     /// ns. The caller reads `began_ns` and `ended_ns` after the counters. So if a counter shows
@@ -287,7 +287,7 @@ pub enum Event {
     /// The arbiter did not run for longer than the heartbeat limit. The core has forgiven all debts
     /// between tenants.
     Silence {
-        /// How long the arbiter did not run, ns.
+        /// The time for which the arbiter did not run, ns.
         silent_ns: u64,
     },
     /// A session's work does not end, so other tenants cannot get the GPU for themselves.

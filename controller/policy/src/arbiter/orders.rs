@@ -11,7 +11,7 @@ use core::time::Duration;
 use deepres_abi::grant::LeaseTerms;
 
 /// The time within which a process with earlier sessions must carry its counters into its new meter
-/// page. An honest process does so as soon as it gets the page.
+/// page. An honest process sets the counters as soon as it gets the page.
 const CARRY_LIMIT_NS: u64 = Duration::from_secs(1).as_nanos() as u64;
 
 impl Core {

@@ -1,10 +1,10 @@
 //! The pace at which the arbiter answers the bells of one ringer. A process that rings its bells in
 //! a loop would otherwise make the arbiter look without a pause.
 //!
-//! Each look costs its ringer a price in time. If the ringer rang less than one price after its last
-//! look, and has saved nothing, the arbiter looks later. The look answers all rings up to then, so
-//! the ringer pays once for all of them. So a ring waits at most one price, and a ringer of many
-//! processes waits no longer than a ringer of one.
+//! Each look costs its ringer a price in time. If the ringer rang less than one price after its
+//! last look, and has saved nothing, the arbiter looks later. The look answers all rings up to
+//! then, so the ringer pays once for all of them. So a ring waits at most one price, and a ringer
+//! of many processes waits no longer than a ringer of one.
 //!
 //! A bell that rings again before its answer is shut until the answer. To shut a bell and to listen
 //! to it again takes time, so each shut bell costs the ringer a price too.
@@ -18,11 +18,12 @@ use core::time::Duration;
 /// that the arbiter changed. Bursts every 0.3 ms, and two rings in a hand-off every 2 ms, cost less
 /// than nine tenths of the time. A look of 10 µs takes a twentieth of this price.
 pub const PRICE_NS: u64 = Duration::from_micros(200).as_nanos() as u64;
-/// The increase of the price for each session on the GPU, ns. A look reads the meter of each session
-/// in less than a quarter of this time.
+/// The increase of the price for each session on the GPU, ns. A look reads the meter of each
+/// session in less than a quarter of this time.
 pub const SESSION_NS: u64 = Duration::from_micros(1).as_nanos() as u64;
 /// The price of a bell that the arbiter shuts, ns. The arbiter makes two system calls for the bell,
-/// and takes two events of it beyond the first ring. That is less than this time.
+/// and takes two events of it beyond the first ring. These calls and events cost less than this
+/// time.
 pub const SHUT_NS: u64 = Duration::from_micros(5).as_nanos() as u64;
 /// The time that a quiet ringer has saved at most, ns: a hundred looks. A hand-off may wake a
 /// hundred threads, and each of these threads may ring.
@@ -42,8 +43,8 @@ pub struct Pace {
 
 impl Pace {
     /// Charges a look at this many sessions to a ringer that rings at `now_ns`. Returns the time of
-    /// the look, ns: `now_ns`, or a later time. Until that time, further rings cost nothing, and the
-    /// caller does not call this function again.
+    /// the look, ns: `now_ns`, or a later time. Until that time, further rings cost nothing, and
+    /// the caller does not call this function again.
     pub fn look(&mut self, now_ns: u64, sessions: usize) -> u64 {
         self.charge(now_ns, price_ns(sessions));
         self.spent_ns.max(now_ns)

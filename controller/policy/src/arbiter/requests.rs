@@ -134,7 +134,7 @@ pub(super) struct Look {
     pub wants: bool,
     /// Whether the gate has been open since the previous look.
     pub is_open: bool,
-    /// How often all work in flight of a session ended since the previous look.
+    /// The number of times that all work in flight of a session ended since the previous look.
     pub ends: u64,
     /// The time since the previous look in which work was in flight, by the meters, ns.
     pub occupied_ns: u64,
@@ -244,8 +244,8 @@ impl Requests {
         }
     }
 
-    /// Takes in a look between which and the previous look several requests began or ended. Each
-    /// gets an equal part of the time.
+    /// Takes in a look between which and the previous look several requests began or ended. Each of
+    /// these tenants gets an equal part of the time.
     fn split(&mut self, look: &Look, parts: u64, occupied_ns: u64, served: &mut Served) {
         let running = self.burst.filter(|burst| burst.ended_ns.is_none());
         let before_ns = running.map_or(0, |burst| look.from_ns.saturating_sub(burst.began_ns));

@@ -9,7 +9,7 @@ use core::time::Duration;
 use deepres_abi::meter::Reading;
 
 /// If a process could make progress and shows none for this long, the arbiter asks the system about
-/// it, ns. This is also the time between two such questions.
+/// it, ns. The same time passes between two such questions.
 const QUIET_NS: u64 = Duration::from_millis(5).as_nanos() as u64;
 
 /// The least time between two questions that a change of a stopped process's meter page causes, ns.

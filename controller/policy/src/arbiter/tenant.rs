@@ -52,8 +52,8 @@ pub struct Session {
     pub(super) overlap: Overlap,
     /// The grant that the session's gate shows.
     pub(super) gate: Grant,
-    /// Whether the session knows that the hardware may take turns between its tenant's work and other
-    /// tenants' work.
+    /// Whether the session knows that the hardware may take turns between its tenant's work and
+    /// other tenants' work.
     pub(super) is_beside: bool,
 }
 
@@ -103,8 +103,8 @@ impl Session {
         !self.last.wants() && self.awaited.is_none() && !self.stopped.is_stopped()
     }
 
-    /// Returns whether the session ever launched anything. Many processes that see the GPU never
-    /// use it.
+    /// Returns whether the session ever launched anything. Many processes that see a GPU never use
+    /// this GPU.
     fn launches(&self) -> bool {
         (self.last.kernel_launches | self.last.graph_launches) != 0
     }
@@ -210,8 +210,8 @@ impl Tenant {
         &self.seat
     }
 
-    /// Returns the part of the SMs that the tenant's processes can use together, parts per million; 0
-    /// for all SMs. Before the first launch, this is the granted part of one process.
+    /// Returns the part of the SMs that the tenant's processes can use together, parts per million;
+    /// 0 for all SMs. Before the first launch, this is the granted part of one process.
     pub(super) fn sm_ppm(&self) -> u32 {
         let Some(granted_ppm) = self.seat.sm_ppm else { return 0 };
         let part_ppm = |session: &Session| match session.sm_ppm {

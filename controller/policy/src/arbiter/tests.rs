@@ -109,8 +109,8 @@ impl Bench {
         }
     }
 
-    /// Replaces the core by the core of the next daemon, which starts after `away_ns` with the saved
-    /// state.
+    /// Replaces the core by the core of the next daemon, which starts after `away_ns` with the
+    /// saved state.
     fn restart(&mut self, away_ns: u64) {
         let snapshot = self.core.snapshot();
         let baseline = |meter| Baseline { meter, at_ns: snapshot.now_ns };

@@ -10,8 +10,8 @@
 //! 3. A **fair** tenant that asked for no share is owed its part of the rest, by its priority value
 //!    ([`super::priority`]). If others asked for everything, each such tenant is still owed
 //!    [`UNASKED_FLOOR_PPM`], but all together at most [`UNASKED_LIMIT_PPM`].
-//! 4. A **best-effort** tenant is owed nothing. It gets the GPU while no other tenant wants it.
-//!    Among best-effort tenants the priority value decides.
+//! 4. A **best-effort** tenant is owed nothing. A best-effort tenant gets the GPU while no other
+//!    tenant wants the GPU. Among best-effort tenants the priority value decides.
 //!
 //! These entitlements hold while all tenants want the GPU. **An idle tenant is no rival of the
 //! others.** A tenant is idle if it has wanted nothing for [`IDLE_NS`]. The others are then owed as
@@ -42,8 +42,8 @@ pub const UNASKED_FLOOR_PPM: u64 = 10_000;
 /// The most that all fair tenants without a wish are owed together.
 pub const UNASKED_LIMIT_PPM: u64 = 500_000;
 
-/// How long a tenant must want nothing to be idle. This time is longer than the pauses of a job at
-/// work, and short beside the time for which a user leaves a notebook alone.
+/// The time without a wish for the GPU after which a tenant is idle. This time is longer than the
+/// pauses of a job at work, and short beside the time for which a user leaves a notebook alone.
 pub const IDLE_NS: u64 = Duration::from_secs(1).as_nanos() as u64;
 
 /// The shortest time between two computations of entitlements for tenants that were idle and want
@@ -173,7 +173,7 @@ fn awake(requests: &BTreeMap<TenantId, Request>) -> BTreeMap<TenantId, Request> 
 }
 
 /// Writes the entitlements of those tenants that `counts` picks, as if there were no other tenants.
-/// These entitlements add up to at most [`PPM`].
+/// The returned entitlements add up to at most [`PPM`].
 fn while_all_want(
     requests: &[(TenantId, Request)],
     counts: impl Fn(&Request) -> bool,

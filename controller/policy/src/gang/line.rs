@@ -14,7 +14,7 @@ impl Member {
     }
 }
 
-/// A summary of one GPU: the number of tenants that want it, and the place of the first of them
+/// A summary of one GPU: the number of tenants that want the GPU, and the place of the first tenant
 /// that is no gang.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Line {

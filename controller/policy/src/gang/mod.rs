@@ -42,7 +42,7 @@ const fn ns(duration: Duration) -> u64 {
 /// If a tenant wanted two GPUs at once within this time, it is a gang on these GPUs. A rank may
 /// pause while another rank works, so one look does not suffice.
 const REMEMBERED_NS: u64 = ns(Duration::from_secs(1));
-/// The bound, ns, on each of three times: the time by which the board puts a plan off, its wait for
+/// The bound, ns, on each of three times: the delay of a plan by the board, the board's wait for
 /// GPUs after the planned moment, and the drain of a gang. An arbiter waits for a drain for less
 /// than this ([`crate::lease`]).
 const PHASE_LIMIT_NS: u64 = ns(Duration::from_millis(1_500));
@@ -577,10 +577,10 @@ impl Board {
         gpus.iter().map(|gpu| self.gpus[*gpu].post.lead_ns).max().unwrap_or(0)
     }
 
-    /// Returns whether the rank on `gpu` may launch once during the gang's drain. This is so if the
-    /// rank has drained and a launch waits at its gate, while another rank's kernel takes longer
-    /// than expected. The other rank probably spins for this launch. If the other rank were only a
-    /// little late, the launch would put this rank ahead.
+    /// Returns whether the rank on `gpu` may launch once during the gang's drain. The result is
+    /// true if the rank has drained and a launch waits at its gate, while another rank's kernel
+    /// takes longer than expected. The other rank probably spins for this launch. If the other rank
+    /// were only a little late, the launch would put this rank ahead.
     fn catches_up(&self, tenant: TenantId, gpus: &BTreeSet<usize>, gpu: usize, spins: bool) -> bool {
         // If kernels end at the same moment, the board learns of all ends within this time: the
         // delay of a timer, or two hand-offs.

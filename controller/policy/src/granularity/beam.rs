@@ -1,8 +1,8 @@
 //! Follows the most promising schedules side by side, and turns the best one into cuts.
 //!
-//! A schedule decides at each end of a kernel which tenants launch their next kernel, and which
-//! ones wait. All schedules of a step have as many finished kernels. The estimate of the time that
-//! is left ([`Guide`]) ranks them.
+//! At each end of a kernel, a schedule decides which tenants launch their next kernel, and which
+//! tenants wait. All schedules of a step have finished the same number of kernels. The estimate of
+//! the time that is left ([`Guide`]) ranks them.
 
 use alloc::collections::BTreeSet;
 use alloc::vec;
@@ -18,7 +18,7 @@ struct Trail {
     cut: Cut,
 }
 
-/// A schedule.
+/// A schedule of the beam, up to the present step.
 #[derive(Clone)]
 struct Node {
     state: State,

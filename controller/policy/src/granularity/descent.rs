@@ -16,7 +16,7 @@ pub(super) struct Improved {
     pub cost_ns: f64,
 }
 
-/// Where all tenants are when a kernel begins.
+/// The places of all tenants at the moment at which a kernel begins.
 struct Places {
     tenant: usize,
     kernel: usize,

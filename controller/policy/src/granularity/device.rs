@@ -13,15 +13,15 @@ use super::{Cut, Kernel, MOST_TENANTS, TooMany};
 const MOST_STREAMS: usize = 4;
 /// The most streams of all tenants.
 pub(super) const MOST_QUEUES: usize = MOST_TENANTS * MOST_STREAMS;
-/// The longest duration and the longest pause, ns: longer ones count as this long. A sum of such
-/// times is exact to a nanosecond.
+/// The longest duration and the longest pause, ns: longer durations and pauses count as this long.
+/// A sum of such times is exact to a nanosecond.
 const MOST_NS: u64 = 1 << 40;
 /// The least width, as a part of all SMs. No GPU has ten thousand SMs.
 const LEAST_WIDTH: f64 = 1e-4;
 /// All SMs, percent.
 const WHOLE_PERCENT: f64 = 100.0;
 
-/// How kernels share the SMs if their widths sum to more than all SMs.
+/// The rule by which kernels share the SMs if their widths sum to more than all SMs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sharing {
     /// All kernels slow down alike.
@@ -92,7 +92,7 @@ struct Head {
     held_since_ns: Option<f64>,
 }
 
-/// What happened.
+/// The event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Event {
     /// A kernel of this stream ended.

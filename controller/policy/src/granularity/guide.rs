@@ -14,7 +14,7 @@ use super::device::Mix;
 const LEAST_SLOT_NS: f64 = 1_000.0;
 const GROWTH: f64 = 1.1;
 
-/// The estimate.
+/// The estimate of the time that is left, for each combination of places.
 pub(super) struct Guide {
     slot_ns: f64,
     /// The number of slots of each tenant.

@@ -7,8 +7,8 @@
 //!
 //! A plan has *cuts*. Before the kernel of a cut, the tenant waits until another tenant has come to
 //! a certain place of that tenant's iteration. So narrow kernels of one tenant meet wide kernels of
-//! another one. A cut stops no kernel that runs. A wait costs a switch, because the tenant's next
-//! kernel reaches the GPU later.
+//! another tenant. A cut stops no kernel that runs. A wait costs a switch, because the tenant's
+//! next kernel reaches the GPU later.
 //!
 //! [`Search`] finds cuts. [`device`] says what a plan comes to on a model of the GPU. The area and
 //! the longest tenant bound every plan. A plan is worth its while only in mixes in which the model
@@ -45,7 +45,7 @@ const LEAST_BOUND: f64 = 1.1;
 /// A launch of an iteration.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Kernel {
-    /// The same number for launches of the same kernel with the same geometry.
+    /// The key of the launch. Launches of the same kernel with the same geometry have the same key.
     pub key: u64,
     /// The time of the kernel if it has as many SMs as it can use, ns.
     pub duration_ns: u64,
@@ -86,7 +86,7 @@ impl fmt::Display for TooMany {
 
 impl core::error::Error for TooMany {}
 
-/// How a plan is searched.
+/// The settings of a search for a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Search {
     /// The time from the end of a wait to the beginning of the kernel, ns.
@@ -147,8 +147,8 @@ impl Plan {
         gain(self.unplanned_ns, self.planned_ns)
     }
 
-    /// Returns whether the plan pays. It pays if the GPU is idle often enough without a plan, the
-    /// predicted gain exceeds `MARGIN`, and the plan also gains under [`Sharing::InOrder`].
+    /// Returns whether the plan pays. A plan pays if the GPU is idle often enough without a plan,
+    /// the predicted gain exceeds `MARGIN`, and the plan also gains under [`Sharing::InOrder`].
     pub fn pays(&self) -> bool {
         let has_room = self.sequential_ns >= LEAST_BOUND * self.bound_ns;
         has_room && self.gain() > MARGIN && self.in_order_gain > 0.0

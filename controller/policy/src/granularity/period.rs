@@ -32,8 +32,8 @@ const LEAST_PART: usize = 4;
 pub struct Repetition {
     /// The number of launches of an iteration.
     pub length: usize,
-    /// The place of the first launch of the last whole iteration that repeats the one before it. Each
-    /// place of an iteration may count as its beginning.
+    /// The place of the first launch of the last whole iteration that repeats the iteration before
+    /// it. Each place of an iteration may count as its beginning.
     pub last: usize,
     /// The number of launches that the repetition explains.
     pub explained: usize,
@@ -42,9 +42,10 @@ pub struct Repetition {
 /// Returns the iteration of a tenant with these launches, or `None` if the launches do not repeat
 /// themselves.
 ///
-/// The function leaves out repetitions that explain less than half as many launches as another one. Of
-/// the rest, the function returns the shortest one whose longest run is at least half as long as the
-/// longest run of all. If any repetition comes three times in a row, only such repetitions count.
+/// The function leaves out a repetition that explains less than half as many launches as another
+/// repetition. Of the rest, the function returns the shortest one whose longest run is at least
+/// half as long as the longest run of all. If any repetition comes three times in a row, only such
+/// repetitions count.
 pub fn find(keys: &[u64]) -> Option<Repetition> {
     let tells = |(repetition, _): &(Repetition, usize)| LEAST_PART * repetition.explained >= keys.len();
     let lengths = candidates(keys).into_iter();
@@ -59,8 +60,8 @@ pub fn find(keys: &[u64]) -> Option<Repetition> {
     long.min_by_key(|(repetition, _)| repetition.length).map(|(repetition, _)| repetition.clone())
 }
 
-/// Returns lengths that may be the iteration's: the most frequent distances between launches that
-/// have the same key, and so have the launches after them.
+/// Returns lengths that the iteration may have: the most frequent distances between two launches
+/// with the same key whose following launches also have the same keys.
 fn candidates(keys: &[u64]) -> Vec<usize> {
     let most = (keys.len() / 2).min(MOST_LENGTH);
     if keys.len() <= FEW {
@@ -98,7 +99,7 @@ fn hashes(keys: &[u64], neighbours: usize) -> Vec<u64> {
 }
 
 /// Returns the repetition with this length and the number of launches of its longest run. Returns
-/// `None` if no whole iteration repeats the one before it.
+/// `None` if no whole iteration repeats the iteration before it.
 fn examine(keys: &[u64], length: usize) -> Option<(Repetition, usize)> {
     let mut is_explained = vec![false; keys.len()];
     let (mut last, mut longest) = (None, 0);
@@ -124,7 +125,8 @@ fn examine(keys: &[u64], length: usize) -> Option<(Repetition, usize)> {
     last.map(|last| (Repetition { length, last, explained }, longest))
 }
 
-/// Returns the places at which these launches come, each behind the end of the one before.
+/// Returns the places at which this sequence of launches comes, each behind the end of the previous
+/// one.
 pub fn occurrences(keys: &[u64], of: &[u64]) -> Vec<usize> {
     let joined = [of, keys].concat();
     let same = prefixes(&joined);
@@ -229,7 +231,7 @@ mod tests {
         assert!(occurrences(&[1], &[]).is_empty() && occurrences(&[], &[1]).is_empty());
     }
 
-    /// Iterations, some of them with launches that no other one has.
+    /// Iterations, some of them with launches that no other iteration has.
     fn noisy() -> impl Strategy<Value = (usize, Vec<u64>)> {
         let one = (5usize..60, 1usize..6, 1usize..12);
         let extra = proptest::collection::btree_map(0usize..4, (0usize..1_000, 1u64..4), 0..4);

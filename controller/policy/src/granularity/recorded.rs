@@ -1,8 +1,9 @@
-//! What a recording tells of a process: its launches, and the iteration that they repeat.
+//! Reads from a recording of a process its launches, and the iteration that the launches repeat.
 //!
-//! A recording is a trace of `deepres run --record`, or an excerpt that the daemon asked for. Both have
-//! the same records ([`deepres_abi::recording`]). A process may write any records, so the work and the
-//! memory of this module grow at most in proportion to the records' bytes, but for a sort.
+//! A recording is a trace of `deepres run --record`, or an excerpt that the daemon asked for. An
+//! excerpt and a trace have the same records ([`deepres_abi::recording`]). A process may write any
+//! records, so the work and the memory of this module grow at most in proportion to the records'
+//! bytes, but for a sort.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::string::String;
@@ -130,7 +131,7 @@ pub enum Purpose {
     Unknown,
 }
 
-/// A launch of an iteration, with what the recording tells of it.
+/// A launch of an iteration, with the facts that the recording has about the launch.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Step {
     /// The launch for the search of plans. If its time or width is not known, the search takes the

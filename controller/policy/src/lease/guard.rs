@@ -4,8 +4,8 @@
 //! owner that wants the GPU again waits for the guest's work in flight. Second, if this work does
 //! not end, the owner runs beside the work and is slower. The guard measures the second cost by the
 //! owner's progress: the GPU time that the owner used, as a part of the time in which it wanted the
-//! GPU. The guard compares this progress with the progress without guests. It bounds the sum of
-//! both costs to a part of the time (`max_harm`).
+//! GPU. The guard compares this progress with the progress without guests. The guard bounds the sum
+//! of both costs to a part of the time (`max_harm`).
 //!
 //! The guard forecasts a guest's cost from the owners' last pauses ([`Outlook`]). The *credit* is
 //! the time that guests may still cost the owners. The credit grows as time passes, and shrinks by
@@ -56,16 +56,17 @@ const MAX_DEBT_NS: u64 = Duration::from_secs(10).as_nanos() as u64;
 /// weight, so that newer progress counts more.
 const PROGRESS_SPAN_NS: u64 = Duration::from_secs(10).as_nanos() as u64;
 
-/// The guard keeps back `max_harm` divided by this number, for costs that it does not see. Such
-/// costs are an owner's wake-ups after it got the GPU back, and credit that a guest spends in a
-/// moment.
+/// The guard keeps back `max_harm` divided by this number, for costs that it does not see. The
+/// unseen costs are an owner's wake-ups after it got the GPU back, and credit that a guest spends
+/// in a moment.
 const UNSEEN_PART: u32 = 20;
 
 /// A launch is dear if its expected cost exceeds the time until the guest's work is gone, divided
-/// by this number. For a guest without a better time (`BETTER_COST_PART`), no launch is dear.
+/// by this number. If no time in a pause is better for a guest (`BETTER_COST_PART`), none of its
+/// launches is dear.
 const DEAR_COST_PART: u64 = 10;
-/// A guest has a better time if a launch at the beginning of a pause costs at most its window
-/// divided by this number.
+/// The beginning of a pause is a better time for a guest if a launch then costs at most the guest's
+/// window divided by this number.
 const BETTER_COST_PART: u64 = 20;
 /// Dear launches may cost owners at most `max_harm` divided by this number.
 const DEAR_PART: u32 = 4;
@@ -156,8 +157,8 @@ impl Budget {
     }
 }
 
-/// The expected wait of owners for a guest whose work takes `window_ns` to be gone: the mean over
-/// the remembered pauses that are longer than the present pause so far.
+/// The expected wait of owners for a guest whose work is gone after `window_ns`. It is the mean
+/// over the remembered pauses that are longer than the present pause so far.
 struct Outlook<'a> {
     /// The remembered pauses, shortest first.
     pauses_ns: &'a [u64],
@@ -172,7 +173,8 @@ struct Outlook<'a> {
 struct Prospect {
     /// Number of remembered pauses that are longer than the present pause so far.
     longer: usize,
-    /// Number of these longer pauses that end before the guest's work would be gone.
+    /// The number of remembered pauses that are longer than the present pause, and that end before
+    /// the guest's work would be gone.
     over: usize,
     /// The sum of the owners' waits over the longer pauses, ns.
     sum_ns: u128,

@@ -69,11 +69,13 @@ const RUN_AHEAD_NS: u64 = ns(Duration::from_millis(100));
 /// If an owner came or made progress within this time, the scheduler expects the owner to want the
 /// GPU again at any moment.
 const AWAITED_NS: u64 = ns(Duration::from_secs(60));
-/// How long the lease of a holder lasts if only guests want the GPU.
+/// The length of a holder's lease if only guests want the GPU, ns.
 const SOLO_LEASE_NS: u64 = ns(Duration::from_millis(50));
-/// An owner with an SLO tolerates a wait for a guest of its SLO divided by this number.
+/// An owner with an SLO tolerates a wait for a guest whose length is the SLO divided by this
+/// number.
 const WAITS_PER_SLO: u64 = 20;
-/// The scheduler waits at least this long for a drain before it gives up. Most kernels are shorter.
+/// The scheduler waits at least this long for a drain before it gives up. Most kernels are shorter
+/// than this time.
 const MIN_DRAIN_NS: u64 = ns(Duration::from_millis(50));
 /// The scheduler waits at most this long for a drain. Then the next gate opens, and the hardware
 /// takes turns.
@@ -87,7 +89,7 @@ const LONGEST_PER_DRAIN: u64 = 4;
 /// The least time between two pre-emptions, as a number of hand-offs. A pre-emption costs two
 /// hand-offs at most, so pre-emption costs at most an eighth of the time.
 const HANDOFFS_PER_PREEMPTION: u64 = 16;
-/// A pause is short if it is at most this many hand-offs long: to wait for the holder then costs
+/// A pause is short if it is at most this many hand-offs long. To wait for the holder then costs
 /// less than a hand-off away from the holder and a hand-off back.
 const HANDOFFS_PER_PAUSE: u64 = 2;
 /// The time between two looks at a pause in which a guest waits for the guard's permission.
@@ -99,8 +101,8 @@ const DRAIN_POLL_NS: u64 = ns(Duration::from_millis(1));
 /// The number of gate changes, and of hand-offs, that one decision may make without allocating
 /// memory.
 const MOST_CHANGES: usize = 16;
-/// The number of further gate changes of each tenant that one decision may make: the pause or
-/// resumption of the tenant, and the opening or closing of all gates at once.
+/// The number of further gate changes of each tenant that one decision may make. Such changes are
+/// the pause or resumption of the tenant, and the opening or closing of all gates at once.
 const CHANGES_PER_TENANT: usize = 2;
 
 /// The grant that a tenant's gate shows.
@@ -409,9 +411,9 @@ impl Scheduler {
     }
 
     /// Returns the GPU time that each session of a tenant with an open gate may have in flight, ns.
-    /// Much work in flight keeps the GPU busy while the host pauses. If another owner was active in
-    /// the last minute, or if the tenant is a guest, the result is less, because an owner that
-    /// wants the GPU waits for the work in flight.
+    /// Much work in flight keeps the GPU busy while the host pauses. The result is less if another
+    /// owner was active in the last minute, or if the tenant is a guest: an owner that wants the
+    /// GPU would wait for the work in flight.
     pub fn run_ahead_ns(
         &self,
         id: TenantId,
@@ -1321,9 +1323,9 @@ impl Scheduler {
     }
 
     /// Returns whether `next` gets the GPU at once, beside other work that still drains for
-    /// `rest_ns`. This is so if the drain takes longer than `next` would lose in the hardware's
-    /// turns. The loss is half a slice in the mean before its first turn, and a slice after each of
-    /// its slices.
+    /// `rest_ns`. The result is true if the drain takes longer than `next` would lose in the
+    /// hardware's turns. The loss is half a slice in the mean before its first turn, and a slice
+    /// after each of its slices.
     ///
     /// With two long bursts in flight, each brief burst waits for two slices. So while a tenant
     /// with brief bursts wanted the GPU lately, only tenants with brief bursts go beside other

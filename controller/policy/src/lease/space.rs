@@ -1,13 +1,13 @@
 //! Sets of owners that use the GPU at once, each on its part of the SMs.
 //!
 //! If the parts of all active owners add up to the whole GPU at most, all of them are in the set.
-//! They take nothing from each other, so the scheduler charges nothing. Otherwise the scheduler
-//! chooses the set by the one rule: it goes through the owners that want the GPU in their order, and
-//! takes each owner whose part still fits.
+//! These owners take nothing from each other, so the scheduler charges nothing. Otherwise the
+//! scheduler chooses the set by the one rule: it goes through the owners that want the GPU in their
+//! order, and takes each owner whose part still fits.
 //!
 //! The scheduler charges an owner for its *place*: the time in which the owner may use its part of
-//! the SMs, times the part. So an owner that pauses in its place pays for the pause, and so does an
-//! owner whose meter shows less than it uses.
+//! the SMs, times the part. So the scheduler also charges an owner that pauses in its place, and an
+//! owner whose meter shows less than its use.
 //!
 //! The scheduler chooses anew after a quantum, or when the request of an owner that waits is due
 //! before the requests of the set. If an owner of the set pauses, the others keep their places, and

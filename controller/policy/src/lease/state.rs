@@ -29,7 +29,7 @@ pub const MAX_DEBT_NS: u64 = ns(Duration::from_secs(1));
 /// passed time divided by this number.
 const FORGOTTEN_PART: u64 = 50;
 /// The time for which the scheduler charges nothing while threads of the holder are on their way
-/// from the gate, ns: a wake-up on a busy machine. This is also the largest lenience at a time:
+/// from the gate, ns: a wake-up on a busy machine. This time is also the largest lenience at once:
 /// time without metered use that the scheduler does not charge.
 const START_LIMIT_NS: u64 = ns(Duration::from_millis(10));
 /// A tenant's lenience grows by the passed time divided by this number.
@@ -289,11 +289,12 @@ impl Tenant {
         self.set_lag(lag_ns - forgotten_ns * lag_ns.signum(), clock);
     }
 
-    /// Changes the lag of a tenant that did not compete for `pause_ns`, in which the GPU did not idle for
-    /// it. The tenant forgets a part of what it owes and is owed: of debts, no more than `forgiven_ns`.
-    /// After a pause that `ends_burst`, it is owed [`MAX_CREDIT_NS`] at most. A tenant with an SLO is
-    /// owed its part of the pause too, until it is owed a request. Else its next request would wait for
-    /// what its last one owes. The competing tenants get what this tenant loses.
+    /// Changes the lag of a tenant that did not compete for `pause_ns`, while the GPU did not idle
+    /// for the tenant. The lag moves towards zero, and a debt shrinks by `forgiven_ns` at most.
+    /// After a pause that `ends_burst`, the tenant is owed [`MAX_CREDIT_NS`] at most. A tenant with
+    /// an SLO is also owed its part of the pause, up to one request. Otherwise, the tenant's next
+    /// request would wait because of the debt of its last request. The competing tenants share the
+    /// lag that this tenant loses.
     pub fn rested(
         &mut self,
         pause_ns: u64,
@@ -520,8 +521,8 @@ pub struct Stuck {
 }
 
 impl Stuck {
-    /// Returns whether the metered use explains the time since `since_ns`, so that a long kernel
-    /// must have ended.
+    /// Returns whether the metered use covers the time since `since_ns`. If so, a long kernel has
+    /// ended.
     pub fn is_over(&self, now_ns: u64) -> bool {
         is_explained(self.used_ns, now_ns.saturating_sub(self.since_ns))
     }
@@ -655,10 +656,10 @@ impl Hold {
         Self { contended: Some(self.contended.unwrap_or(began)), ..self }
     }
 
-    /// Returns the idle time of the GPU at both ends of the hold, ns: from the gate's opening to
-    /// the first work, and from the end of the work in flight to `now_ns`. Returns `None` if the
-    /// sessions do not report these times. A session that did not wait for the gate reports
-    /// nothing.
+    /// Returns the idle time of the GPU at both ends of the hold, ns. The first part is from the
+    /// gate's opening to the first work, and the second from the end of the work in flight to
+    /// `now_ns`. Returns `None` if the sessions do not report these times. A session that did not
+    /// wait for the gate reports nothing.
     pub fn edges_ns(&self, now_ns: u64) -> Option<u64> {
         let way_in_ns = self.began_ns?.saturating_sub(self.since_ns);
         let idle_since_ns = self.closed_ns.map(|closed_ns| self.ended_ns.unwrap_or(0).max(closed_ns));
@@ -701,8 +702,8 @@ fn is_explained(used_ns: u64, had_ns: u64) -> bool {
 }
 
 /// Returns the GPU time, beyond the charges so far, that a holder will have used when its work in
-/// flight ends, ns: the rest of the work in flight, or the time without metered use if this is
-/// more.
+/// flight ends, ns. The time is the greater of the rest of the work in flight and the time without
+/// metered use.
 pub fn begun_ns(hold: &Hold, holder: &Tenant, now_ns: u64) -> u64 {
     let silent_ns = now_ns.saturating_sub(holder.last_progress_ns.max(hold.since_ns));
     let silent_ns = silent_ns.saturating_sub(hold.shared_ns);

@@ -108,9 +108,9 @@ impl Pace {
 /// The way in which owners fit on the GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fit {
-    /// The parts of the SMs of at least two of them add up to the whole GPU at most.
+    /// The parts of the SMs of at least two owners add up to the whole GPU at most.
     Space,
-    /// Their demands add up to less than the GPU.
+    /// The demands of the owners add up to less than the GPU.
     Time,
 }
 
@@ -119,7 +119,7 @@ enum Fit {
 enum State {
     /// The owners take turns. The scheduler looks at their demands from `until_ns` on.
     Apart { until_ns: u64 },
-    /// The gates of the active owners are open, or in space the gates of a set of them.
+    /// The gates of the active owners are open, or in space the gates of a set of owners.
     Together { since_ns: u64, fit: Fit },
     /// The gates are closed, and the work in flight drains.
     Parting { closed_ns: u64, give_up_ns: u64 },
@@ -162,7 +162,7 @@ impl Company {
         matches!(self.state, State::Together { fit: Fit::Space, .. })
     }
 
-    /// Returns whether owners use the GPU together in space, and not all of them fit.
+    /// Returns whether owners use the GPU together in space, and some owners do not fit.
     pub fn has_places(&self) -> bool {
         self.is_in_space() && self.has_places
     }

@@ -12,7 +12,8 @@ pub type UserId = u64;
 /// The scheduler forgets the debts of a user as time passes: by the passed time divided by this
 /// number.
 const FORGOTTEN_PART: u64 = 50;
-/// The largest debt of each kind that the scheduler remembers, ns. It forgets such a debt in 250 s.
+/// The largest debt of each kind that the scheduler remembers, ns. The scheduler forgets such a
+/// debt in 250 s.
 const MOST_NS: u64 = ns(Duration::from_secs(5));
 
 /// The debts of one user. Times are ns.

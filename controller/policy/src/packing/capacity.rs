@@ -1,4 +1,4 @@
-//! How much time a GPU needs for work that takes parts of its SMs.
+//! Computes the time that a GPU needs for work that takes parts of its SMs.
 //!
 //! A *configuration* is a set of runs whose parts sum to at most all SMs. The least time for given
 //! work is a linear program over all configurations, with a variable for the time of each. Column

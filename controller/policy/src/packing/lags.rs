@@ -2,10 +2,10 @@
 //! want the GPU at the same time.
 //!
 //! An area is a part of the SMs, times a time. The virtual time is that of EEVDF, as in
-//! [`crate::lease::clock`]. It grows by the area in use, divided by the sum of the weights of the
-//! tenants that want the GPU. If a tenant forgets a debt, the other tenants bear this debt. So the
-//! lags of waiting tenants stay comparable, even if another tenant long has SMs that they cannot
-//! use.
+//! [`crate::lease::clock`]. The clock grows by the area in use, divided by the sum of the weights
+//! of the tenants that want the GPU. If a tenant forgets a debt, the other tenants bear this debt.
+//! So the lags of waiting tenants stay comparable, even if another tenant long has SMs that they
+//! cannot use.
 
 use alloc::vec::Vec;
 
@@ -43,8 +43,8 @@ pub struct Lags {
 
 impl Lags {
     /// Adds a tenant, which does not want the GPU yet, and returns its number. The weight is what
-    /// the tenant is owed: its share, or the area that its runs need. A weight below the least counts as
-    /// the least.
+    /// the tenant is owed: its share, or the area that its runs need. A weight below the least
+    /// counts as the least.
     pub fn enter(&mut self, weight: f64) -> usize {
         self.accounts.push(Account { weight: positive(weight), wants: false, served: 0.0, kept_ns: 0.0 });
         self.accounts.len() - 1

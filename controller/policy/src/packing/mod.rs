@@ -9,9 +9,10 @@
 //! urgency of a run is the sum of:
 //!
 //! - the greater of two figures: the time that the run still needs, as a part of the time until the
-//!   run is due; and the time that its tenant is behind the others ([`lags`]), in runs;
+//!   run is due; and the time by which the run's tenant is behind the other tenants ([`lags`]), in
+//!   runs;
 //! - its part of the SMs, so that the set fills the GPU;
-//! - a little, if the run has its place already, because each change of places costs a hand-off.
+//! - a little, if the run is in the present set, because each change of the set costs a hand-off.
 //!
 //! With parts of 100 %, each set has one run. The rule is then that of [`crate::lease`]: lag and
 //! deadline decide, and a small difference moves no run. A large run does not starve, because the
@@ -26,9 +27,9 @@
 //! [`profile`] has the time of a run by part and batch. [`points`] chooses the part and the batch
 //! of each tenant. [`capacity`] computes how much work a GPU can do at all.
 //!
-//! The lease core does not use this module yet. If not all owners fit on the GPU, the lease core
-//! lets one tenant at a time launch. Its tenants have lags and due requests, as the runs here have.
-//! Between two calls, [`Packer::choose`] keeps only the needs of accepted runs.
+//! The lease core does not use this module yet. The tenants of the lease core have lags and due
+//! requests, as the runs of this module have. Between two calls, [`Packer::choose`] keeps only the
+//! needs of accepted runs.
 
 pub mod capacity;
 pub mod knapsack;
@@ -51,7 +52,8 @@ pub const LOOK_NS: u64 = Duration::from_micros(500).as_nanos() as u64;
 /// The worth of all SMs, in runs by which a tenant is behind. With a lower value the sets leave
 /// SMs empty, and with a higher one runs are late (`eval --packing`: 0.3 to 3 differ by 2 %).
 const WORTH_OF_ALL: f64 = 1.0;
-/// The worth of a place that a run has, in the same unit. It bounds the number of hand-offs.
+/// The worth of a place that a run has, in the same unit. This worth bounds the number of
+/// hand-offs.
 const WORTH_OF_PLACE: f64 = 0.05;
 /// If a run would be late by at most its length divided by this number, the run still counts as in
 /// time. The reason: the caller's estimates are wrong by some percent.
@@ -125,9 +127,9 @@ pub struct Packer {
 }
 
 impl Packer {
-    /// Returns the positions of the runs that have the GPU from now on. Their parts sum to at most
-    /// all SMs. The cost of a change of places is `handoff_ns`. The GPU is overloaded if the tenants
-    /// owe more work than it can do ([`points::Points::need`]).
+    /// Returns the positions of the runs that have the GPU from now on. The parts of the chosen
+    /// runs sum to at most all SMs. The cost of a change of places is `handoff_ns`. The GPU is
+    /// overloaded if the tenants owe more work than it can do ([`points::Points::need`]).
     ///
     /// The caller decides again when a run comes, ends or is late, and after [`LOOK_NS`].
     pub fn choose(&mut self, now_ns: u64, handoff_ns: u64, is_overloaded: bool, runs: &[Run]) -> &[usize] {
@@ -172,8 +174,8 @@ impl Packer {
         &self.chosen
     }
 
-    /// Returns whether the last decision tries to bring the run at this position in time. The caller
-    /// notes it in [`Run::accepted`].
+    /// Returns whether the last decision tries to bring the run at this position in time. The
+    /// caller notes it in [`Run::accepted`].
     ///
     /// # Panics
     /// The last decision had no such run.

@@ -89,13 +89,15 @@ impl Service<'_> {
         self.rate_hz * point.time_ns / 1e9 / f64::from(point.batch.max(1))
     }
 
-    /// Returns the area of all runs. Of points whose areas hardly differ, the quicker one is better.
+    /// Returns the area of all runs. Of points whose areas hardly differ, the quicker one is
+    /// better.
     fn cost(&self, point: &Point) -> f64 {
         let area = point.time_ns * point.part_percent as f64 / f64::from(point.batch.max(1));
         area * (1.0 + HARDLY * point.time_ns / self.slo_ns)
     }
 
-    /// Returns the time that runs and the host's pauses take, as a part of the time of all instances.
+    /// Returns the time that runs and the host's pauses take, as a part of the time of all
+    /// instances.
     fn serial(&self, point: &Point) -> f64 {
         let pauses = self.rate_hz * self.pause_ns / 1e9 / f64::from(point.batch.max(1));
         (self.busy(point) + pauses) / self.instances.max(1) as f64
@@ -180,8 +182,8 @@ pub fn operating_points(services: &[Service<'_>], most_need: f64) -> Points {
     if is_better { beside } else { narrow }
 }
 
-/// Changes the point of one tenant after the other, each time the one that lowers the need most,
-/// until the need is at most `most_need`.
+/// Changes the points of single tenants until the need is at most `most_need`. Each step makes the
+/// change that lowers the need most.
 fn descend(
     services: &[Service<'_>],
     candidates: &[Vec<Point>],

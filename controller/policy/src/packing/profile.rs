@@ -21,15 +21,15 @@ pub struct Measured {
 }
 
 impl Measured {
-    /// Returns whether the figures are in range: a batch of at least 1, a part of 1 to 100 percent, a
-    /// positive time.
+    /// Returns whether the figures are in range: a batch of at least 1, a part of 1 to 100 percent,
+    /// a positive time.
     pub fn is_usable(&self) -> bool {
         let is_time = self.time_ns.is_finite() && self.time_ns > 0.0;
         self.batch > 0 && (1..=WHOLE_PERCENT).contains(&self.part_percent) && is_time
     }
 }
 
-/// Why measurements have no fit.
+/// The reason for which measurements have no fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unfit {
     /// There is no measurement.
@@ -62,7 +62,8 @@ const MOST_FLOORS: usize = 64;
 const ON_FLOOR: f64 = 1.02;
 /// One in this number of measurements may have a larger relative error than the error of the fit.
 const ONE_IN: usize = 10;
-/// A term is left out if the measurements tell nothing about it: its pivot is smaller than this.
+/// The least pivot of a term. With a smaller pivot, the measurements say nothing about the term,
+/// and the fit leaves it out.
 const LEAST_PIVOT: f64 = 1e-9;
 
 /// A fitted profile.
@@ -120,8 +121,8 @@ impl Profile {
         self.time_ns(part_percent, batch) * part_percent as f64 / WHOLE_PERCENT as f64
     }
 
-    /// Returns the knee: the least part, percent, on which a run takes at most `1 + tolerance` times
-    /// its time on all SMs.
+    /// Returns the knee: the least part, percent, on which a run takes at most `1 + tolerance`
+    /// times its time on all SMs.
     pub fn knee_percent(&self, batch: u32, tolerance: f64) -> usize {
         let most_ns = self.time_ns(WHOLE_PERCENT, batch) * (1.0 + tolerance);
         let is_enough = |part: &usize| self.time_ns(*part, batch) <= most_ns;

@@ -31,12 +31,12 @@ const PCI_MB_S: [(Level, u32); 6] = [
     (Level::System, 9_000),
 ];
 
-/// Bandwidth between GPUs that cannot copy to each other directly, MB/s. Such copies go through
-/// the host's memory, and keep the processor busy.
+/// Bandwidth between GPUs that cannot copy to each other directly, MB/s. Without direct copies,
+/// data goes through the host's memory, and keeps the processor busy.
 pub const WITHOUT_P2P_MB_S: u32 = 0;
 
-/// Returns the bandwidth of `links` NVLinks of a generation, MB/s. An unknown generation above the
-/// known ones counts as the last, and 0 as the first.
+/// Returns the bandwidth of `links` NVLinks of a generation, MB/s. For an unknown newer generation,
+/// the function takes the last known one, and for 0 the first.
 pub fn nvlink_mb_s(generation: u8, links: u8) -> u32 {
     let known = usize::from(generation).clamp(1, NVLINK_MB_S.len());
     NVLINK_MB_S[known - 1] * u32::from(links)

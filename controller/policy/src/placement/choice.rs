@@ -18,8 +18,9 @@
 //! GPUs would break whole GPUs. Then up to a tenth more jobs would find no GPUs (`cargo xtask eval
 //! --placement`).
 //!
-//! A job without a share gets a part of what others leave. It goes to the GPUs with the most left:
-//! other GPUs have no room for it, and 4 prefers the GPUs with more left, and then with fewer jobs.
+//! A job without a share gets a part of what others leave. Such a job goes to the GPUs with the
+//! most unpromised time: other GPUs have no room for the job. Criterion 4 prefers GPUs with less
+//! promised time, and then GPUs with fewer jobs.
 //!
 //! The tiers of [`Tier`](super::Tier) describe the result, and do not guide the search. A set of a
 //! near tier almost always has the most bandwidth. An exception is a chain of single NVLinks beside
@@ -230,7 +231,7 @@ struct Search {
     peers: [u32; MAX_GPUS],
     /// The bonds of candidates.
     bonds: [[u64; MAX_GPUS]; MAX_GPUS],
-    /// What each candidate adds to a set.
+    /// The figures that each candidate adds to a set.
     each: [Sums; MAX_GPUS],
     /// The candidates that are whole GPUs, as bits by the places in `gpus`.
     whole: u32,

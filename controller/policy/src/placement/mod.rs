@@ -5,8 +5,9 @@
 //! [`place`] chooses GPUs for a [`Request`]. The result explains itself ([`Why`]).
 //!
 //! The ideas come from the DLC paper (a tree of GPUs, so that the GPUs of a job can copy to each
-//! other directly) and from vgpu-manager (tiers of links). Neither looks at all sets of free GPUs,
-//! and [`place`] does: a machine has at most 16 GPUs, so at most 12,870 sets of one size.
+//! other directly) and from vgpu-manager (tiers of links). Neither of these systems compares all
+//! sets of free GPUs. [`place`] does, because a machine has at most 16 GPUs, so at most 12,870 sets
+//! of one size.
 
 pub mod bandwidth;
 mod choice;

@@ -226,7 +226,7 @@ fn a_placement_says_why() {
     );
 }
 
-/// Tests that measure. Each runs alone on the machine.
+/// Tests that measure. Each job runs alone on the machine.
 mod measured {
     use super::*;
 

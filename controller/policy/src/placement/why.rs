@@ -12,7 +12,7 @@ pub enum Criterion {
     Bandwidth,
     /// More bandwidth of the weakest pair.
     WeakestPair,
-    /// Less that is free on the chosen GPUs, so that others stay whole.
+    /// The chosen GPUs have less free time than others, so that whole GPUs stay free.
     Fit,
     /// More that others leave on the chosen GPUs, or fewer jobs there, for a job without a share.
     MostLeft,

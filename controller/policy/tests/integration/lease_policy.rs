@@ -213,9 +213,9 @@ const LEAST_PART: f64 = 0.005;
 /// The span of a test of shares, in quanta. If the longest kernels are longer than a quantum, in
 /// longest kernels.
 const ROUNDS: u64 = 40;
-/// The number of turns by which a tenant may be off over the span. A turn is a quantum and its excess:
-/// a kernel and the work in flight. At each end of the span, a tenant may be off by a turn and by what
-/// the scheduler learns late of the lengths of its kernels.
+/// The number of turns by which a tenant may be off over the span. A turn is a quantum and its
+/// excess: a kernel and the work in flight. At each end of the span, a tenant may be off by a turn
+/// and by what the scheduler learns late of the lengths of its kernels.
 const TURNS_OFF: f64 = 2.5;
 /// The longest time of a hand-off on the model: wake-ups, and the moments in which an idle holder
 /// may still go on.
@@ -277,7 +277,8 @@ fn a_tenant_whose_short_kernels_wait_on_the_device_behind_long_ones_has_what_it_
 
 #[test]
 fn all_bear_the_short_pauses_of_a_holder_if_these_are_few_and_the_holder_bears_the_others() {
-    // The second program pauses after so many kernels. In its turns it leaves 4 % or a third of the time.
+    // The second program pauses after so many kernels. In its turns it leaves 4 % or a third of the
+    // time.
     for (kernels, least, most) in [(20, 0.9, 1.1), (1, 1.65, 2.0)] {
         let pausing = Program {
             depth: 1,

@@ -8,8 +8,8 @@ const SECOND: u64 = 1_000 * MS;
 /// The least part of the time for an honest tenant. If a liar shows half of its use, it gets two
 /// parts for each part of the honest tenant. A tenth of the time is tolerance.
 const LEAST: f64 = 0.3;
-/// The part of the time for an honest tenant beside a liar with garbage in its meter. It is the
-/// whole half that the honest tenant is owed.
+/// The part of the time for an honest tenant beside a liar with garbage in its meter. This part is
+/// the whole half that the honest tenant is owed.
 const OWED: f64 = 0.5;
 const TOLERANCE: f64 = 0.01;
 /// The longest wait, ms. The arbiter gives up a drain after a second.
@@ -117,8 +117,8 @@ fn now_and_then_idle(before: &Reading, truth: Reading, _: u64) -> Reading {
     }
 }
 
-/// The meter shows an idle tenant most of the time. It shows work for a moment just before the
-/// others would get the GPU because of that.
+/// The meter shows an idle tenant most of the time. The liar shows work for a moment just before
+/// the other tenants would get the GPU because of its idle meter.
 fn idle_all_but_a_moment(before: &Reading, truth: Reading, _: u64) -> Reading {
     let in_flight = !before.in_flight;
     Reading { in_flight, waiters: truth.waiters, compute_ns: before.compute_ns + 1, ..Reading::default() }

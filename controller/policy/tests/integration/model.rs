@@ -24,8 +24,8 @@ pub struct Program {
     pub class: Class,
     pub weight_ppm: u32,
     pub kernels_ns: Vec<u64>,
-    /// The most kernels that the program has launched and that have not finished. This is the depth
-    /// of the driver's queue.
+    /// The most kernels that the program has launched and that have not finished. The number is the
+    /// depth of the driver's queue.
     pub depth: usize,
     /// After this many kernels the program waits for them and pauses for this time, ns.
     pub pause_after: Option<(usize, u64)>,

@@ -17,8 +17,8 @@ use crate::{capture, os};
 pub(super) enum End {
     /// The meter thread learns the end of the segment by an event that a thread records at the end.
     Record,
-    /// Without an event, because the segment is known to be complete. Its launches took at least
-    /// `least_ns`.
+    /// Without an event, because the segment is known to be complete. The segment's launches took
+    /// at least `least_ns`.
     Unrecorded { least_ns: u64 },
 }
 

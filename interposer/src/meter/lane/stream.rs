@@ -60,8 +60,8 @@ impl Lane {
         self.others_of_stream().map(Self::number).fold(self.number(), usize::min)
     }
 
-    /// Returns whether the lane is the one that counts for its stream, of all lanes of the stream
-    /// with unfinished kernels or graphs.
+    /// Returns whether this lane stands for its stream in the meter's counts. Of all lanes of the
+    /// stream with unfinished kernels or graphs, one lane does.
     pub fn counts_as_stream(&self) -> bool {
         self.is_computing()
             && self.others_of_stream().all(|other| !other.is_computing() || other.number() > self.number())

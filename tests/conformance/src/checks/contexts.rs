@@ -1,4 +1,4 @@
-//! Contexts: stacks, primary contexts, and the remains of destroyed ones.
+//! Contexts: stacks of contexts, primary contexts, and the remains of destroyed contexts.
 
 use super::prelude::*;
 

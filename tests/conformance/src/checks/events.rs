@@ -176,8 +176,8 @@ fn an_event_is_asked_from_a_thread_without_its_context(facts: &mut Facts) -> Res
     Ok(())
 }
 
-/// The gate of deepres lets sets and copies within the device wait as it lets kernels wait, and does
-/// not let copies to the device wait.
+/// The gate of deepres lets sets and copies within the device wait as it lets kernels wait, and
+/// does not let copies to the device wait.
 fn sets_and_copies_within_the_device_wait_for_the_sms_and_copies_to_the_device_do_not(
     facts: &mut Facts,
 ) -> Result<(), Stop> {
@@ -238,8 +238,8 @@ fn sets_and_copies_within_the_device_wait_for_the_sms_and_copies_to_the_device_d
     Ok(())
 }
 
-/// Returns the program with a kernel `early` in place of `spin`. This kernel lets dependent launches
-/// begin at once.
+/// Returns the program with a kernel `early` in place of `spin`. This kernel lets dependent
+/// launches begin at once.
 fn early() -> CString {
     let text = PTX.to_string_lossy().replace(".version 7.0", ".version 7.8").replace("sm_70", "sm_90");
     let text = text.replace("entry spin", "entry early");
@@ -247,7 +247,8 @@ fn early() -> CString {
     CString::new(text.replace("  ld.param.u64 t0", begun)).unwrap_or_default()
 }
 
-/// So deepres puts no marker between a dependent launch and the launch before it.
+/// deepres relies on this behaviour, and puts no marker between a dependent launch and the launch
+/// before it.
 fn an_event_between_two_kernels_ends_the_overlap_of_a_dependent_launch(
     facts: &mut Facts,
 ) -> Result<(), Stop> {

@@ -63,7 +63,8 @@ impl Drop for Other {
     }
 }
 
-/// Runs the second process. It executes the lines of its input, and answers each with a number.
+/// Runs the second process. The child process executes the lines of its input, and answers each
+/// line with a number.
 pub fn be_the_other_process() -> Result<(), Stop> {
     let gpu = Gpu::new()?;
     let mut opened = 0;

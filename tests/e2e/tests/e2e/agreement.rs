@@ -131,7 +131,7 @@ fn assert_agreement_over(measured: Duration, allowed: f64, tenants: &[Tenant]) {
     assert!(worst <= allowed, "{table}");
 }
 
-/// Tests that measure. Each runs alone on the machine.
+/// Tests that measure. Each test runs alone on the machine.
 mod measured {
     use super::*;
 

@@ -7,8 +7,8 @@ use deepres_e2e::prelude::*;
 const GPU_BYTES: u64 = 4096 * MIB;
 const LIMIT_BYTES: u64 = 1000 * MIB;
 
-/// Functions that take memory as frameworks do, and return its size. They take all memory that
-/// there is, except for `preallocate`.
+/// Functions that take memory as frameworks do, and return its size. The allocators take all memory
+/// that there is, except for `preallocate`.
 const FRAMEWORKS: &str = r#"
 must(start())
 def view():

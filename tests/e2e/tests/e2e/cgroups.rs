@@ -25,8 +25,8 @@ pub fn hierarchies() -> Vec<&'static Path> {
     [v1, v2].into_iter().flatten().collect()
 }
 
-/// A cgroup. Its creation also creates missing parents. Drop removes the created folders, which
-/// contain no process by then.
+/// A cgroup of the test. Its creation also creates missing parents. Drop removes the created
+/// folders, which contain no process by then.
 pub struct Cgroup {
     path: PathBuf,
     made: Vec<PathBuf>,

@@ -126,7 +126,7 @@ fn survive(lasts: Duration) {
     assert_eq!(host.truth().gpus[0].memory_used_bytes, 0, "the GPU's memory is free");
 }
 
-/// Tests that measure. Each runs alone on the machine.
+/// Tests that measure. Each test runs alone on the machine.
 mod measured {
     use super::*;
 

@@ -236,7 +236,7 @@ fn a_container_with_a_read_only_root_and_an_ordinary_user_is_a_tenant_too() {
     assert_eq!(said["device_total"], GIB);
 }
 
-/// Tests that measure. Each runs alone on the machine.
+/// Tests that measure. Each test runs alone on the machine.
 mod measured {
     use super::*;
 

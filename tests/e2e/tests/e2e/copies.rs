@@ -118,7 +118,7 @@ def boxes(count):
     return cuda.cuStreamSynchronize(stream)
 "#;
 
-/// Tests that measure. Each runs alone on the machine.
+/// Tests that measure. Each test runs alone on the machine.
 mod measured {
     use super::*;
 
@@ -174,7 +174,7 @@ mod measured {
 
     #[test]
     fn a_tenant_of_nothing_but_sets_and_copies_within_the_device_has_its_share_beside_kernels() {
-        /// Each takes 1 ms, or a little more.
+        /// Each copy takes 1 ms, or a little more.
         const WORK: &[&str] =
             &["set:1000000", "set:1000000", "within:1000000", "set:1000000", "within:1000000", "sync"];
         let (host, _daemon) = host().with_daemon();

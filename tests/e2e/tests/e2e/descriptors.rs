@@ -10,7 +10,7 @@ use deepres_e2e::prelude::*;
 const SETTLES_WITHIN: Duration = Duration::from_secs(10);
 /// Kinds of files that the client has.
 const KINDS: [&str; 3] = ["0", "1", "2"];
-/// Most CPU time in an idle second, ms. A process that sleeps takes some ms. A thread that polls
+/// The most CPU time in an idle second, ms. A process that sleeps takes some ms. A thread that polls
 /// without a pause takes the whole second.
 const IDLE_CPU_MS: u64 = 400;
 

@@ -62,7 +62,7 @@ const OURS: &str = "cuCtxGetCurrent cuCtxSetCurrent cuCtxPushCurrent_v2 cuCtxPop
      cuMemPoolTrimTo cuDeviceGetMemPool cuDeviceGetDefaultMemPool cuDeviceGetGraphMemAttribute \
      cuDeviceGraphMemTrim";
 
-/// Most functions of [`OURS`] that a client may call itself.
+/// The most functions of [`OURS`] that a client may call itself.
 const MOST_OF_THE_CLIENT: usize = 4;
 
 /// Calls that fail: the first, every third, or all.
@@ -146,7 +146,7 @@ fn a_client_stays_within_its_limit_whichever_call_of_ours_fails() {
     }
 }
 
-/// Tests that measure. Each runs alone on the machine.
+/// Tests that measure. Each test runs alone on the machine.
 mod measured {
     use super::*;
 

@@ -74,7 +74,7 @@ fn assert_seventy_thirty(kernel: &str, depth: &str) {
     assert!(done.iter().all(|rounds| *rounds > 100), "{done:?} rounds");
 }
 
-/// Tests that measure. Each runs alone on the machine.
+/// Tests that measure. Each test runs alone on the machine.
 mod measured {
     use super::*;
 

@@ -12,8 +12,8 @@ const LINGER: Duration = Duration::from_millis(20);
 const STALE: Duration = Duration::from_micros(200);
 
 /// For each kind of call, the least number of calls that the client executes in single steps. The
-/// last figure is the least number of these calls without a locked instruction. Most calls lie
-/// between the ends of a segment; on a busy machine, fewer do.
+/// last figure is the least number of these calls without a locked instruction. Most calls of the
+/// loop lie between the ends of a segment; on a busy machine, fewer calls do.
 const KINDS: [(&str, u64, u64); 4] = [
     ("cuLaunchKernel", 310, 60),
     ("cuLaunchKernelEx", 62, 12),

@@ -108,7 +108,7 @@ fn jobs_that_find_no_room_are_taken_up_when_there_is_some() {
     assert_eq!(said.matches("max_connections").count(), 1, "it is said once");
 }
 
-/// Tests that measure. Each runs alone on the machine.
+/// Tests that measure. Each test runs alone on the machine.
 mod measured {
     use super::*;
 

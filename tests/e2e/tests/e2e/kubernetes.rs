@@ -102,7 +102,7 @@ fn a_container_has_the_share_that_the_plugin_gave_it_whatever_it_asks_for() {
     assert_eq!(limit, host.truth().gpus[0].memory_total_bytes * 30 / 100);
 }
 
-/// Tests that measure. Each runs alone on the machine.
+/// Tests that measure. Each test runs alone on the machine.
 mod measured {
     use super::*;
 

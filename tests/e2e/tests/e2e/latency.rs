@@ -36,7 +36,7 @@ const MEDIAN_OFF_MS: f64 = 1.5;
 const QUANTUM_PART: u64 = 2;
 const LONGEST_QUANTUM_NS: u64 = 50_000_000;
 
-/// Tests that measure. Each runs alone on the machine.
+/// Tests that measure. Each test runs alone on the machine.
 mod measured {
     use super::*;
 

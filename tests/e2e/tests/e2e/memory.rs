@@ -7,7 +7,7 @@ use simgpu_engine::Config;
 /// The limit is more than a context takes.
 const LIMIT_MIB: u64 = 1024;
 const LIMIT_BYTES: u64 = LIMIT_MIB * MIB;
-/// Size of a chunk. It is the step by which a pool grows, so no kind of allocation rounds it.
+/// Size of a chunk. A pool grows by this step, so no kind of allocation rounds the size.
 const CHUNK_BYTES: u64 = 32 * MIB;
 const CUDA_ERROR_OUT_OF_MEMORY: u64 = 2;
 /// Number of kinds of allocation that `fill` tries.

@@ -82,7 +82,8 @@ fn children_are_metered_and_tenants_of_the_same_library_are_not() {
 fn made_up_libraries_take_nobody_elses_room_and_are_forgotten_with_their_job() {
     let Some((host, _alone)) = alone(probes::CONFIG) else { return };
     const LIBRARIES: usize = 20;
-    /// Most libraries of one process that the daemon probes. No real program has so many.
+    /// The most libraries of one process that the daemon probes. No real program has so many
+    /// libraries.
     const PROBED: usize = 16;
     const MAKER: &str = "import ctypes, fcntl, glob, os, sys\n\
         made = [ctypes.CDLL(path) for path in glob.glob(sys.argv[1] + '/libcuda.so.*')]\n\
@@ -221,7 +222,7 @@ fn a_program_that_was_adopted_is_metered_from_then_on() {
     stranger.finish().success();
 }
 
-/// Tests that measure. Each runs alone on the machine.
+/// Tests that measure. Each test runs alone on the machine.
 mod measured {
     use super::*;
 

@@ -18,7 +18,7 @@ kernel = [
     { name = "w300", ns = 299000, sm_ppm = 1000000 },
 ]
 "#;
-/// Time of a measurement. It contains hundreds of segments.
+/// Time of a measurement. This time contains hundreds of segments.
 const MEASURED: Duration = Duration::from_secs(2);
 /// Time of a measurement where threads overlap by chance. The meter estimates the overlap of their
 /// kernels from samples, and this time gives enough samples.
@@ -127,7 +127,7 @@ fn look(host: &Host) -> (u64, Vec<Times>) {
     (truth.at_ns, times.collect())
 }
 
-/// Tests that measure. Each runs alone on the machine.
+/// Tests that measure. Each test runs alone on the machine.
 mod measured {
     use super::*;
 

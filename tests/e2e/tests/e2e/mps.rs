@@ -13,7 +13,7 @@ use rustix::process::{Pid, kill_process};
 
 const NO_EFFECT: &str = "--sm has no effect";
 const CEILING: &str = "deepres: the MPS server gives each client at most 30% of the SMs";
-/// A GPU of 100 SMs. The kernel uses all of them.
+/// A GPU of 100 SMs. The kernel uses all SMs of the GPU.
 const SIMGPU: &str = "sm_count = 100\nlaunch_overhead_ns = 0\n\
                       kernel = [{ name = \"busy_1000us\", ns = 1000000, sm_ppm = 1000000 }]\n";
 const PERCENT: u32 = 10_000;

@@ -4,7 +4,7 @@ use deepres_e2e::prelude::*;
 
 /// A kernel that does not end.
 const SIMGPU_TOML: &str = r#"kernel = [{ name = "persistent", ns = 1000000000000 }]"#;
-/// Time limit for the report. It takes two seconds, and the machine may be busy.
+/// Time limit for the report. The report takes two seconds, and the machine may be busy.
 const TOLD_WITHIN: Duration = Duration::from_secs(10);
 
 #[test]
@@ -42,7 +42,7 @@ fn overdue_ns(host: &Host, name: &str) -> Option<u64> {
     host.tenant(name)["sessions"][0]["gpus"][0]["overdue_ns"].as_u64()
 }
 
-/// Tests that measure. Each runs alone on the machine.
+/// Tests that measure. Each test runs alone on the machine.
 mod measured {
     use super::*;
 

@@ -173,7 +173,8 @@ fn ask_beyond(client: &mut Calls) -> [String; 3] {
 }
 
 const GIVEN: [&str; 3] = ["0", "(0, 1024)", "0"];
-/// The limit's own memory is not managed, and the rest is.
+/// The answer of a process whose memory within the limit is not managed, and whose memory beyond
+/// the limit is managed.
 const ARE_MANAGED: (&str, &str) =
     ("[is_managed(name) for name in ('whole', 'beyond', 'rows', 'managed')]", "[0, 1, 1, 1]");
 const KEEP_BYTES: (&str, &str) = (

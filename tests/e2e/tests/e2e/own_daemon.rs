@@ -1,5 +1,6 @@
-//! The daemon that `deepres run` starts serves later jobs too. It leaves the job that started it,
-//! makes a removed directory anew, and has a successor if it dies.
+//! The daemon that `deepres run` starts serves later jobs too. Such a daemon leaves the job that
+//! started it, and makes a removed directory anew. If the daemon dies, `deepres run` starts the
+//! next one.
 
 use std::fs;
 use std::path::{Path, PathBuf};

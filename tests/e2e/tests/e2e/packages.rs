@@ -88,7 +88,7 @@ impl<'a> System<'a> {
     }
 }
 
-/// Returns the client that keeps the GPU backlogged. It runs on every Debian from 11 on.
+/// Returns the client that keeps the GPU backlogged. The package runs on every Debian from 11 on.
 fn client() -> String {
     c_client_on(CLibrary::OldGlibc, "backlog", Way::ProcAddress).display().to_string()
 }
@@ -170,7 +170,7 @@ fn a_plain_users_jobs_outlive_the_upgrade_the_removal_and_the_purge_of_the_debia
     assert_eq!(left, "", "nothing is left");
 }
 
-/// Tests that measure. Each runs alone on the machine.
+/// Tests that measure. Each test runs alone on the machine.
 mod measured {
     use super::*;
 

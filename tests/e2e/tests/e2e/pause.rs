@@ -65,7 +65,7 @@ fn a_paused_job_hears_within_a_second_that_it_should_end() {
     assert_eq!(job.await_end_within(HEARD_WITHIN).code, 3);
 }
 
-/// Tests that measure. Each runs alone on the machine.
+/// Tests that measure. Each test runs alone on the machine.
 mod measured {
     use super::*;
 

@@ -131,7 +131,7 @@ fn each_run_gets_its_part_of_the_sms_where_mps_runs() {
     assert!(done.stderr.contains("at most 60% of the SMs"), "{}", done.stderr);
 }
 
-/// Tests that measure. Each runs alone on the machine.
+/// Tests that measure. Each test runs alone on the machine.
 mod measured {
     use super::*;
 

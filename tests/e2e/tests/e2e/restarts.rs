@@ -429,7 +429,7 @@ fn a_service_managers_socket_that_is_none_of_ours_is_refused() {
     assert!(done.stderr.contains("ListenSequentialPacket"), "{}", done.stderr);
 }
 
-/// Tests that measure. Each runs alone on the machine.
+/// Tests that measure. Each test runs alone on the machine.
 mod measured {
     use super::*;
 

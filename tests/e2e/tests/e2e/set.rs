@@ -73,7 +73,7 @@ fn the_first_allocation_after_a_limit_was_raised_may_use_it() {
     assert_eq!(allocate(), "2", "lowered below what the two together are");
 }
 
-/// Tests that measure. Each runs alone on the machine.
+/// Tests that measure. Each test runs alone on the machine.
 mod measured {
     use super::*;
 

@@ -36,7 +36,7 @@ fn assert_seventy_thirty(arguments: &[&str]) {
     assert!(window.busy_percent() >= BUSY_PERCENT, "the GPU idled: busy {:.1} %", window.busy_percent());
 }
 
-/// Tests that measure. Each runs alone on the machine.
+/// Tests that measure. Each test runs alone on the machine.
 mod measured {
     use super::*;
 

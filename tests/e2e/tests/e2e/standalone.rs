@@ -187,7 +187,8 @@ fn the_places_of_processes_that_are_dead_are_looked_at_no_more() {
 /// Returns the number of slots that the interposer adds up for each request for memory, from the
 /// only tenant's file.
 fn slots_looked_at(host: &Host) -> usize {
-    /// Offset of the first word of the first GPU's account. It follows the head of the ledger.
+    /// Offset of the first word of the first GPU's account. The word follows the head of the
+    /// ledger.
     const SLOTS_USED_AT: usize = 64;
     let files = fs::read_dir(folder(host)).expect("a folder").flatten();
     let file = files.map(|entry| entry.path()).next().expect("a file");
@@ -386,7 +387,7 @@ fn a_process_that_shares_its_time_with_nobody_may_queue_as_much_as_the_driver_ta
     }
 }
 
-/// Tests that measure. Each runs alone on the machine.
+/// Tests that measure. Each test runs alone on the machine.
 mod measured {
     use super::*;
 

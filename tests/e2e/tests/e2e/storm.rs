@@ -1,6 +1,6 @@
 //! Many connections at once: hundreds of processes that start together, and hostile connections to
 //! the tenant socket. And hostile jobs: bells that ring in a loop, forks, and processes about which
-//! the system answers slowly. None delays the other tenants.
+//! the system answers slowly. None of these connections delays the other tenants.
 //!
 //! The tests with hostile jobs need root, because these jobs belong to another user.
 
@@ -130,7 +130,7 @@ fn a_bell_that_rings_in_a_loop_causes_a_bounded_number_of_looks() {
     host.finish(host.run(&["--name", "other"], c_client("storm"), &[])).success();
 }
 
-/// Tests that measure. Each runs alone on the machine.
+/// Tests that measure. Each test runs alone on the machine.
 mod measured {
     use super::*;
 

@@ -32,11 +32,12 @@ fn keras_trains_as_without_deepres_and_survives_its_own_out_of_memory() {
     assert_trains_as_without(&python, client, CLIENT_LIMIT, "ResourceExhaustedError", counts);
 }
 
-/// Tests that measure. Each runs alone on the machine.
+/// Tests that measure. Each test runs alone on the machine.
 mod measured {
     use super::*;
 
-    /// So long that a lease more or less at the ends of the window makes no difference.
+    /// The length of the measurement. It is so long that a lease more or less at its ends makes no
+    /// difference.
     const MEASURED: Duration = Duration::from_secs(12);
 
     #[test]

@@ -4,8 +4,8 @@
 use deepres_e2e::prelude::*;
 
 const KERNEL_NS: u64 = 5_000_000;
-/// Kernels by name. The kernel `ring_long` keeps the second GPU busy. It takes longer than any
-/// other work in this test.
+/// Kernels by name. The kernel `ring_long` keeps the second GPU busy. This kernel takes longer than
+/// any other work in the test.
 const SIMGPU_TOML: &str = r#"
 gpus = 2
 kernel = [{ name = "both", ns = 5000000 }, { name = "quick", ns = 20000 }, { name = "ring_long", ns = 300000000 }]
@@ -136,7 +136,7 @@ fn a_call_that_is_refused_among_others_in_flight_counts_on_no_gpu() {
 
 #[test]
 fn a_closed_gate_on_one_gpu_holds_the_whole_call_back() {
-    /// Most rounds. By chance, a round's calls wait a short or a long time for the second GPU. The
+    /// The most rounds. By chance, a round's calls wait a short or a long time for the second GPU. The
     /// test repeats rounds until a call had to wait long enough.
     const ROUNDS: u64 = 10;
     const CALLS: u64 = 6;

@@ -215,11 +215,12 @@ fn a_program_of_the_shared_runtime_library_gets_what_the_reference_promises() {
     }
 }
 
-/// Tests that measure. Each runs alone on the machine.
+/// Tests that measure. Each test runs alone on the machine.
 mod measured {
     use super::*;
 
-    /// So long that a quantum more or less at the ends of the window is less than a point.
+    /// The length of the measurement. It is so long that a quantum more or less at its ends changes
+    /// a share by less than a point.
     const MEASURED: Duration = Duration::from_secs(6);
     /// Time within which the memory of a killed trainer is free, once its process is gone.
     const FREED_WITHIN: Duration = Duration::from_millis(100);

@@ -14,7 +14,7 @@ fn start(host: &Host, name: &str, share: &str) -> Process {
     )
 }
 
-/// Tests that measure. Each runs alone on the machine.
+/// Tests that measure. Each test runs alone on the machine.
 mod measured {
     use super::*;
 

@@ -463,7 +463,8 @@ fn traced(host: &Host, options: &[&str]) -> Vec<Value> {
 }
 
 /// Perl source of a client. The client makes five ioctls and prints when it opened the device.
-/// After a signal, the client goes on with ioctls. It is in Perl because the containers have Perl.
+/// After a signal, the client goes on with ioctls. The program is in Perl because the containers
+/// have Perl.
 const CONTAINED: &str = r#"
 $SIG{USR1} = sub { $goes_on = 1 };
 $| = 1;
@@ -571,7 +572,7 @@ fn devices_that_appear_and_change_their_numbers_are_watched_from_then_on() {
     assert_eq!(await_found(&host, late.pid())["seen_by"][0], "ioctl");
 }
 
-/// Tests that measure. Each runs alone on the machine.
+/// Tests that measure. Each test runs alone on the machine.
 mod measured {
     use super::*;
 
@@ -721,8 +722,8 @@ mod measured {
 
     #[test]
     fn a_process_that_a_killed_daemon_held_is_held_by_the_next_and_goes_on_under_one_that_holds_nobody() {
-        /// Time within which the daemon writes a changed state. It writes at least every three
-        /// seconds.
+        /// Time within which the daemon writes a changed state. The daemon writes at least every
+        /// three seconds.
         const WRITTEN: Duration = Duration::from_secs(4);
         let Some((host, daemon)) = probes::measuring(HOLDING).map(Host::with_daemon) else { return };
         let held = user(&host, &[]);

@@ -46,7 +46,7 @@ const CALLS: [(&str, u64); 8] = [
 enum End {
     /// The return of the call.
     Return,
-    /// Right after this many changes of the account.
+    /// The test kills the process right after this many changes of the account.
     Changes(usize),
     /// After this many instructions.
     Steps(usize),

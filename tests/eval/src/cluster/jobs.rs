@@ -9,14 +9,14 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 pub const SECOND_MS: u64 = 1_000;
 /// Milliseconds of the day.
 pub const DAY_MS: u64 = 24 * 60 * 60 * SECOND_MS;
-/// Where the random numbers begin.
+/// The seed of the random numbers.
 const SEED: u64 = 1;
 /// The shares of jobs, hundredths of a GPU, each as often.
 const SHARES_OF_JOBS: [usize; 14] = [5, 10, 10, 20, 20, 25, 30, 30, 40, 50, 50, 60, 75, 100];
 /// The part of the GPUs' time for which the jobs ask together.
 const LOAD: f64 = 0.75;
-/// By how much of the mean the rate of arrivals rises by day and falls by night. At the peak the jobs
-/// ask for 97.5 % of the GPUs.
+/// By how much of the mean the rate of arrivals rises by day and falls by night. At the peak the
+/// jobs ask for 97.5 % of the GPUs.
 const SWING: f64 = 0.3;
 /// The shortest run.
 const SHORTEST_MS: u64 = 30 * SECOND_MS;
@@ -28,7 +28,7 @@ pub struct Job {
     pub arrives_ms: u64,
     /// Its share, hundredths of a GPU.
     pub share: usize,
-    /// How long it runs, ms.
+    /// The job's run time, ms.
     pub runs_ms: u64,
 }
 
@@ -53,8 +53,8 @@ impl Random {
     }
 }
 
-/// Draws the jobs of a day, in the order of their arrivals. Runs have an exponential distribution, most
-/// jobs are short.
+/// Draws the jobs of a day, in the order of their arrivals. Runs have an exponential distribution,
+/// most jobs are short.
 pub fn draw(size: Size) -> Vec<Job> {
     let mut random = Random::new(SEED);
     let count = size.nodes * size.gpus * size.jobs_per_gpu;

@@ -1,8 +1,9 @@
 //! `cargo xtask eval --cluster`: a day of jobs on a Kubernetes cluster, in virtual time.
 //!
-//! A model of the scheduler and of the kubelets gives the same jobs to each policy ([`Policy`]). On the
-//! nodes of deepres, the real code decides: [`deepres_policy::shares`], which the device plugin runs
-//! too, and placement below it. The figures say what the API server, the nodes and the jobs bear.
+//! A model of the scheduler and of the kubelets gives the same jobs to each policy ([`Policy`]). On
+//! the nodes of deepres, the real code decides: [`deepres_policy::shares`], which the device plugin
+//! runs too, and placement below it. The figures say what the API server, the nodes and the jobs
+//! bear.
 //!
 //! | module | job |
 //! |---|---|
@@ -42,11 +43,12 @@ impl Size {
 pub enum Policy {
     /// The device plugin of deepres.
     Deepres,
-    /// A counted resource without publication: the node's list has all free shares. The plugin gives a
-    /// container the fullest GPU with room, and refuses the container if there is none.
+    /// A counted resource without publication: the node's list has all free shares. The plugin
+    /// gives a container the fullest GPU with room, and refuses the container if there is none.
     Counted,
-    /// HAMi (4707fb0): its scheduler knows each GPU by annotations of nodes and pods. It takes the
-    /// fullest node with room and the emptiest GPU there, as its chart sets it.
+    /// HAMi (4707fb0): its scheduler knows each GPU by annotations of nodes and pods. HAMi's
+    /// scheduler takes the fullest node with room, and the emptiest GPU of this node: the default
+    /// of HAMi's chart.
     Hami,
 }
 
@@ -75,10 +77,10 @@ pub struct Row {
     pub gpus: usize,
     /// The number of jobs that arrived.
     pub jobs: usize,
-    /// Writes a second that the API server sees because the GPUs are shared. The writes that every pod
-    /// costs and the nodes' heartbeats are not among them.
+    /// Writes a second that the API server sees because the GPUs are shared. The figure leaves out
+    /// the writes that every pod costs, and the nodes' heartbeats.
     pub api_writes_per_s: f64,
-    /// The same in the worst minute.
+    /// Writes a second in the worst minute.
     pub api_writes_per_s_peak: f64,
     /// Writes for each job.
     pub api_writes_per_job: f64,
@@ -88,7 +90,7 @@ pub struct Row {
     pub messages_per_node_h: f64,
     /// Jobs that a node refused, each time anew.
     pub refused: u64,
-    /// Those of them for which a GPU of the cluster had room.
+    /// Refused pods for which a GPU of the cluster had room.
     pub refused_though_room: u64,
     /// Jobs that the scheduler could place on no node when they came, though a GPU had room.
     pub pending_though_room: u64,
@@ -96,7 +98,7 @@ pub struct Row {
     pub waited_on_node: u64,
     /// Mean time from a job's arrival to its start, seconds.
     pub wait_s_mean: f64,
-    /// 99th percentile of this time, seconds.
+    /// 99th percentile of the time from a job's arrival to its start, seconds.
     pub wait_s_p99: f64,
     /// Jobs that had not started at the end of the day.
     pub not_started: usize,

@@ -1,5 +1,5 @@
-//! A node with the device plugin of deepres: the plugin's state, and what the kubelet gave. The plugin's
-//! decisions are those of [`Shares`].
+//! A node with the device plugin of deepres: the plugin's state, and what the kubelet gave. The
+//! plugin's decisions are those of [`Shares`].
 
 use super::jobs::SECOND_MS;
 use deepres_policy::shares::{Part, Shares, Slots};
@@ -34,7 +34,7 @@ pub struct Plugin {
     shares: Shares,
     /// The containers. Those that wait come last, the longest wait first.
     held: Vec<Held>,
-    /// What the kubelet believes to be given.
+    /// The devices that the kubelet believes to be given.
     given: Slots,
     allocated_ms: Option<u64>,
     /// When the plugin next looks, if there is something to do.
@@ -45,7 +45,7 @@ pub struct Plugin {
     pub lists: u64,
 }
 
-/// What a pod gets on its node.
+/// The answer of a node to a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Given {
     /// A GPU, on which the container starts.
@@ -90,7 +90,8 @@ impl Plugin {
         self.shares.healthy()
     }
 
-    /// Gives devices to a job's container. The kubelet refuses a pod for which too few devices are free.
+    /// Gives devices to a job's container. The kubelet refuses a pod for which too few devices are
+    /// free.
     pub fn admit(&mut self, job: usize, share: usize, now_ms: u64) -> Given {
         let open = self.shares.open(&self.given);
         if open.count() < share {

@@ -1,10 +1,10 @@
 //! The scheduler, the kubelets and the events of the day.
 //!
-//! - The scheduler takes a job when it comes, and otherwise when the view of a node changes, the oldest
-//!   job that fits first. Of the nodes with enough free devices it takes any, because the default
-//!   scores count processors and memory only.
-//! - A job reaches its node a second later. A pod that its node refuses fails. Its controller makes a new
-//!   pod after 10 s, and after twice the time for each further failure, up to 6 minutes.
+//! - The scheduler takes a job when it comes, and otherwise when the view of a node changes, the
+//!   oldest job that fits first. Of the nodes with enough free devices it takes any, because the
+//!   default scores count processors and memory only.
+//! - A job reaches its node a second later. A pod that its node refuses fails. Its controller makes
+//!   a new pod after 10 s, and after twice the time for each further failure, up to 6 minutes.
 //! - A kubelet writes its node's status when it has changed, every 10 s at most.
 
 use super::jobs::{DAY_MS, Job, Random, SECOND_MS};
@@ -34,15 +34,16 @@ const HAMI_WRITES: u64 = 6;
 /// Of these, the writes until the binding fails because another pod has the node's lock.
 const HAMI_FAILED_WRITES: u64 = 1;
 //
-// By HAMi's page docs/develop/protocol.md, its plugin and its scheduler each write an annotation of each
-// node every 30 s. The plugin of 4707fb0 writes only what has changed, so the figures leave these out.
-/// Messages on a node of deepres: for each second, the list of pods and the daemon's allocations; for
-/// each job, GetPreferredAllocation, Allocate, PreStartContainer, and the daemon's record, its holder and
-/// its end.
+// By HAMi's page docs/develop/protocol.md, its plugin and its scheduler each write an annotation of
+// each node every 30 s. The plugin of 4707fb0 writes only what has changed, so the figures leave
+// these out.
+/// Messages on a node of deepres: for each second, the list of pods and the daemon's allocations;
+/// for each job, GetPreferredAllocation, Allocate, PreStartContainer, and the daemon's record, its
+/// holder and its end.
 const DEEPRES_MESSAGES_S: f64 = 2.0;
 const DEEPRES_MESSAGES_JOB: u64 = 6;
-/// Messages for each job of a plugin without a daemon: GetPreferredAllocation and Allocate. HAMi answers
-/// Allocate only.
+/// Messages for each job of a plugin without a daemon: GetPreferredAllocation and Allocate. HAMi
+/// answers Allocate only.
 const COUNTED_MESSAGES_JOB: u64 = 2;
 const HAMI_MESSAGES_JOB: u64 = 1;
 const MINUTE_MS: u64 = 60 * SECOND_MS;
@@ -86,7 +87,7 @@ impl Node {
     }
 }
 
-/// A day under one policy.
+/// The simulation of a day under one policy.
 pub struct Sim<'a> {
     policy: Policy,
     size: Size,

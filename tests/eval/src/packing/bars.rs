@@ -4,8 +4,8 @@ use super::Row;
 
 /// The least part of a bound that deepres must reach.
 const OF_BOUND: f64 = 0.95;
-/// The same where the tenants owe more work than the GPU can do. The goal is [`OF_BOUND`] there too;
-/// docs/packing.md has the figures.
+/// The same where the tenants owe more work than the GPU can do. The goal is [`OF_BOUND`] there
+/// too; docs/packing.md has the figures.
 const OF_BOUND_BEYOND: f64 = 0.75;
 /// The least part of the ideal schedule's figure in any feasible mix, and in the median mix.
 const OF_IDEAL: f64 = 0.90;
@@ -14,13 +14,14 @@ const OF_IDEAL_MEDIAN: f64 = 0.95;
 const OF_BETTER: f64 = 0.99;
 /// The least part of the requests in time with exact profiles, with profiles that are 10 % wrong.
 const OF_EXACT_PROFILES: f64 = 0.99;
-/// The ending of the name of a scenario with wrong profiles. The scenario without it has exact ones.
+/// The ending of the name of a scenario with wrong profiles. The scenario without this ending has
+/// exact profiles.
 pub const WRONG_PROFILES: &str = ", profiles 10 % wrong";
 /// Rounding errors are smaller than this.
 const NEGLIGIBLE: f64 = 1e-6;
 /// The scenarios in which tenants always have work, and a miss breaks a bar.
 const WITHOUT_MISS: [&str; 2] = ["c4", "c4-two-instances"];
-/// The scenarios whose work has to keep to a part of the bound of the configurations.
+/// The scenarios with a bar on the throughput, as a part of the bound over all configurations.
 const BALANCED: [&str; 5] = ["c4", "c4-two-instances", "three-nets", "c7", "all-eight"];
 /// The scenario whose area has to be filled.
 const FILLED: &str = "c4";

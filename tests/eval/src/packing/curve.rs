@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 /// All SMs, percent.
 pub const WHOLE: usize = 100;
 
-/// A measured curve. Between points the time is linear in the batch, and in the inverse of the part.
+/// A measured curve. Between points the time is linear in the batch, and in the inverse of the
+/// part.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Curve {
     /// For each batch, the parts in rising order, percent, with the time of a run, ms.

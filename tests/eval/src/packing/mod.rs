@@ -34,8 +34,9 @@ pub struct Row {
     pub scenario: String,
     /// Name of the policy.
     pub policy: &'static str,
-    /// The work of the least served tenant as a part of what it is owed, times the GPU time that all
-    /// owed work needs in a second if one run after the other has all SMs.
+    /// The product of two figures. The first is the work of the least served tenant, as a part of
+    /// the work that it is owed. The second is the GPU time that the owed work of a second needs on
+    /// all SMs, one run after the other.
     pub throughput_vs_temporal: f64,
     /// The area of the work that was done, as a part of all SMs and time.
     pub area_utilisation: f64,
@@ -46,16 +47,16 @@ pub struct Row {
     pub run_misses: Option<f64>,
     /// The owed area served in time, as a part of what the exact search serves.
     pub vs_exact: Option<f64>,
-    /// The figure of the policy, as a part of the ideal schedule's: the throughput if all tenants
-    /// always have work, the owed area served in time if not.
+    /// The figure of the policy, as a part of the ideal schedule's figure. The figure is the
+    /// throughput if all tenants always have work, and otherwise the owed area served in time.
     pub vs_ideal: Option<f64>,
     /// The throughput, as a part of `bound_lp`.
     pub vs_lp: Option<f64>,
     /// The throughput that the area of the work allows at most.
     pub bound_area: f64,
-    /// The throughput that the configurations allow at most, with the parts that the scenario gives,
-    /// or else the parts and batches of deepres. A policy that squeezes runs into narrower parts may
-    /// exceed it.
+    /// The throughput that the configurations allow at most, with the parts that the scenario
+    /// gives, or else the parts and batches of deepres. A policy that squeezes runs into narrower
+    /// parts may exceed it.
     pub bound_lp: Option<f64>,
     /// The owed area that the exact search serves in time, as a part of all.
     pub bound_exact: Option<f64>,
@@ -72,9 +73,9 @@ pub struct Row {
     /// The area that was used, as a part of the most that the configurations allow beside the owed
     /// work; for tenants that always have work.
     pub filled_vs_lp: Option<f64>,
-    /// How often a tenant got another part.
+    /// The number of times that a tenant got another part of the SMs.
     pub resizes: u64,
-    /// How often a run got a place, each second.
+    /// The number of times in a second that a run got a place.
     pub places_per_s: f64,
 }
 

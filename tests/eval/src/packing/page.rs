@@ -9,9 +9,9 @@ use super::{Row, evaluate, policy};
 
 /// The scenarios of the tables, with what they are.
 const SCENARIOS: [(&str, &str); 3] = [
-    ("c4", "Four models of the table that is recalled from D-STACK always have work (its case C-4)."),
+    ("c4", "Four models always have work (D-STACK's case C-4, recalled from memory)."),
     ("three-nets", "Three networks always have work (D-STACK's case for an ideal scheduler)."),
-    ("c7", "Seven models owe more work than the GPU can do (its case C-7)."),
+    ("c7", "Seven models have more work than the GPU can do (D-STACK's case C-7)."),
 ];
 
 /// Returns the section of the page.
@@ -30,7 +30,7 @@ pub fn page() -> Result<String> {
             if scenario.full { "throughput, of the ideal" } else { "owed area in time, of the ideal" };
         write!(
             page,
-            "\n{what}\n\n| policy | throughput, × temporal | of the bound of the rectangles | {figure} | used area | \
+            "\n{what}\n\n| policy | throughput, × temporal | throughput, of `bound_lp` | {figure} | used area | \
              late runs |\n|---|---|---|---|---|---|\n"
         )?;
         let shown =
@@ -52,11 +52,11 @@ pub fn page() -> Result<String> {
         )?;
     }
     page.push_str(
-        "\n**Limits of this comparison:** The paper's text and code are not public, and the models' parts,\n\
-         SLOs and times are recalled. `ideal` is the best of four list schedules at kernel granularity, which\n\
-         know all times. Under the policies, a run on a narrower part takes longer in proportion, and no run\n\
-         slows another down. Packing is a policy in virtual time: no lease is given to several tenants yet\n\
-         ([packing.md](packing.md)).\n\n",
+        "\n**Limits of this comparison:** The paper's text and code are not public. The authors of deepres\n\
+         recalled the models' parts, SLOs and times from memory. `ideal` is the best of four list schedules at\n\
+         kernel granularity, which know all times. Under the policies, a run on a narrower part takes longer\n\
+         in proportion, and no run slows another down. The policy runs in virtual time only: no arbiter uses\n\
+         it yet ([packing.md](packing.md)).\n\n",
     );
     Ok(page)
 }

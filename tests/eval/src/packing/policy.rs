@@ -16,7 +16,7 @@ const MS: f64 = 1e6;
 /// The part of its time for which operating points plan the GPU, for requests that come at known
 /// times ([`MOST_NEED`] is for requests at random).
 const MOST_NEED_PERIODIC: f64 = 1.0;
-/// What a tenant without an SLO is owed, as a part of the GPU.
+/// The part of the GPU that a tenant without an SLO is owed.
 const GUEST: f64 = 0.01;
 /// The time after which rates and times are looked at again, ms.
 const REVIEW_MS: f64 = 1_000.0;
@@ -49,8 +49,8 @@ pub fn of<'a>(name: &str, scenario: &'a Scenario) -> Box<dyn Policy + 'a> {
     }
 }
 
-/// Returns the parts and batches of bounds and of the ideal schedule: the rectangles that a scenario
-/// gives, and else the operating points of deepres.
+/// Returns the parts and batches of bounds and of the ideal schedule: the rectangles that a
+/// scenario gives, and else the operating points of deepres.
 pub fn reference_points(scenario: &Scenario) -> Vec<Point> {
     let given = |tenant: &Tenant| {
         let (part_percent, batch) = (tenant.rectangle?, tenant.largest_batch());
@@ -82,7 +82,7 @@ pub fn served_vs_owed(scenario: &Scenario, outcome: &Outcome) -> f64 {
     each.fold(f64::INFINITY, f64::min)
 }
 
-/// What a policy knows of a tenant.
+/// The facts that a policy knows of a tenant.
 struct Known {
     profile: Profile,
     /// By how much runs take longer than the profile says.
@@ -415,9 +415,10 @@ impl<'a> Static<'a> {
         Self { tenants: &scenario.tenants, parts }
     }
 
-    /// Returns the best division of the SMs: the one under which the least served tenant gets most
-    /// of its owed work. Between equal divisions, the sum over all tenants decides. Tenants on
-    /// parts of their own do not meet, so the search runs each tenant alone on each part.
+    /// Returns the best division of the SMs: the division under which the least served tenant gets
+    /// the greatest part of its owed work. Between equal divisions, the sum over all tenants
+    /// decides. Tenants on parts of their own do not meet, so the search runs each tenant alone on
+    /// each part.
     fn best(scenario: &'a Scenario) -> Self {
         let steps = WHOLE / STATIC_STEP;
         let value = |tenant: &Tenant, part: usize| {
@@ -668,12 +669,13 @@ pub enum Order {
 }
 
 impl Order {
-    /// All orders.
+    /// All orders in which the runs can be served.
     pub const ALL: [Self; 4] = [Self::Due, Self::Slack, Self::Widest, Self::LeastServed];
 }
 
 /// A list schedule at kernel granularity, without cost: at each moment it takes the runs in an
-/// order, each that fits. It has the same instances as deepres, and knows the true times.
+/// order, each that fits. The ideal schedule has the same instances as deepres, and knows the true
+/// times.
 pub struct Ideal<'a> {
     tenants: &'a [Tenant],
     points: Vec<Point>,

@@ -1,8 +1,8 @@
 //! Scenarios from a folder of measurements: times of models by part of the SMs and batch, times of
 //! pairs that run together, arrivals.
 //!
-//! If the folder has profiles of `deepres profile` (`*.toml`), their programs are the tenants of one
-//! scenario. Else the folder has published measurements:
+//! If the folder has profiles of `deepres profile` (`*.toml`), their programs are the tenants of
+//! one scenario. Else the folder has published measurements:
 //!
 //! | folder | source |
 //! |---|---|
@@ -73,7 +73,8 @@ impl Table {
 #[derive(Default)]
 struct Models {
     points: BTreeMap<String, Vec<(u32, usize, f64)>>,
-    /// How much longer a model's runs take beside another's, as a part of the time alone.
+    /// The additional time of a model's runs beside another model's runs, as a part of the time
+    /// alone.
     slower: BTreeMap<(String, String), f64>,
 }
 
@@ -450,8 +451,8 @@ fn disb(folder: &Path) -> Result<Vec<Scenario>> {
     Ok(scenarios)
 }
 
-/// Returns scenarios with recorded gaps between requests: with exact and with wrong profiles, and
-/// with a model that another one replaces.
+/// Returns scenarios with recorded gaps between requests: with exact profiles, with wrong profiles,
+/// and with a model that another model replaces.
 fn traces(folder: &Path) -> Result<Vec<Scenario>> {
     let models = igniter(folder)?;
     let path = folder.join("orion/inter_arrival_times_s.json");
@@ -486,7 +487,8 @@ fn traces(folder: &Path) -> Result<Vec<Scenario>> {
 const RUNS_IN_SLO: f64 = 2.0;
 
 /// Returns the scenario of the profiles in this folder; `None` if the folder has none. If a profile
-/// has no rate, the rates of all follow from the load: equal parts of the area for each program.
+/// has no rate, the function chooses the rates of all programs: together they fill a fixed part of
+/// the GPU's area, in equal parts.
 fn own(folder: &Path) -> Result<Option<Scenario>> {
     let entries = std::fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))?;
     let paths: Result<Vec<_>, _> = entries.map(|entry| entry.map(|entry| entry.path())).collect();
@@ -563,7 +565,7 @@ const TRY_MS: f64 = 5_000.0;
 const SLOS_PER_TRY: f64 = 4.0;
 
 /// Returns a row for each policy and each mix, at the greatest rates at which each tenant has 99 %
-/// of its requests answered in time. All rates of a mix stay in proportion.
+/// of its requests answered in time. The rates of a mix stay in the same proportion.
 ///
 /// # Errors
 /// A file is missing, or has other content.

@@ -53,7 +53,8 @@ pub struct Tenant {
     pub pause_ms: f64,
     /// By how much the profile that policies know is wrong: 0.1 says that runs seem 10 % longer.
     pub profile_error: f64,
-    /// How much longer its runs take beside each other tenant, as a part of the time alone.
+    /// The additional time of the tenant's runs beside each other tenant, as a part of the time
+    /// alone.
     pub slower: Vec<f64>,
 }
 
@@ -73,8 +74,9 @@ impl Tenant {
         self.batches.iter().copied().max().unwrap_or(1)
     }
 
-    /// Returns the GPU time that its work needs if all runs have all SMs, as a part of all time. The
-    /// batch is the one that needs least, of those whose run takes at most half of the SLO.
+    /// Returns the GPU time that the tenant's work needs if all runs have all SMs, as a part of all
+    /// time. Of the batches whose run takes at most half of the SLO, the function takes the batch
+    /// that needs the least GPU time.
     pub fn temporal(&self) -> f64 {
         self.least(|batch| self.curve.time_ms(WHOLE, batch))
     }
@@ -107,7 +109,7 @@ pub struct Scenario {
     pub handoff_ms: f64,
     /// Whether every tenant always has work, more than it is owed.
     pub full: bool,
-    /// Where random numbers begin.
+    /// The seed of the random numbers.
     pub seed: u64,
     /// The tenants.
     pub tenants: Vec<Tenant>,
@@ -309,8 +311,8 @@ impl TenantFile {
     }
 }
 
-/// Returns the curve of runs that take `ms` on a part of the SMs and on all wider ones. On narrower
-/// ones the area stays.
+/// Returns the curve of runs that take `ms` on a part of the SMs and on all wider parts. On
+/// narrower parts, the area of a run stays the same.
 fn rectangle(batch: u32, part: usize, ms: f64) -> Result<Curve> {
     let narrower = (STEP..part).step_by(STEP).map(|narrow| (batch, narrow, ms * part as f64 / narrow as f64));
     Curve::new(narrower.chain([(batch, part, ms), (batch, WHOLE, ms)]))

@@ -56,7 +56,7 @@ pub trait Policy {
     }
     /// Takes the news that a run had a place for a time, ms.
     fn ran(&mut self, _tenant: usize, _part: usize, _ms: f64) {}
-    /// Takes the news that a run has ended, after `had_ms` in its place.
+    /// Tells the policy that a run has ended, after `had_ms` in its place.
     fn ended(&mut self, _tenant: usize, _part: usize, _batch: u32, _had_ms: f64) {}
     /// Takes the news that requests came.
     fn arrived(&mut self, _now_ms: f64, _tenant: usize, _requests: u32) {}
@@ -69,7 +69,7 @@ pub trait Policy {
 /// The figures of one tenant.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Figures {
-    /// Runs that were due, and those of them that ended in time.
+    /// The number of runs that were due, and the number of these that ended in time.
     pub due: f64,
     /// Runs that ended in time.
     pub in_time: f64,
@@ -88,7 +88,7 @@ pub struct Outcome {
     pub tenants: Vec<Figures>,
     /// The area of the work that was done, as a part of all SMs and time.
     pub area: f64,
-    /// How often a run got a place.
+    /// The number of times that a run got a place.
     pub places: u64,
 }
 

@@ -9,30 +9,31 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 
 /// Number of jobs that arrive at each machine.
 pub const COUNT: usize = 10_000;
-/// Where the random numbers begin.
+/// The seed of the random numbers.
 const SEED: u64 = 1;
 
 /// Shares of jobs with a part of a GPU, percent.
 const PARTS: [u32; 6] = [10, 20, 25, 30, 40, 50];
-/// Numbers of GPUs of jobs with several. The smaller numbers arrive more often.
+/// The numbers of GPUs for which jobs with several GPUs ask. Smaller numbers are more frequent.
 const GANGS: [usize; 8] = [2, 2, 2, 2, 3, 4, 4, 8];
-/// Of this number of jobs,
+/// The number of jobs in which each kind of job has a fixed number.
 const KINDS: u32 = 20;
-/// so many ask for a part of one GPU,
+/// The number of jobs, of [`KINDS`], that ask for a part of one GPU.
 const SINGLE_PARTS: u32 = 8;
-/// so many for one whole GPU,
+/// The number of jobs, of [`KINDS`], that ask for one whole GPU.
 const SINGLE_WHOLES: u32 = 5;
-/// so many for several whole GPUs, and the rest for a part of several.
+/// The number of jobs, of [`KINDS`], that ask for several whole GPUs. The remaining jobs ask for a
+/// part of several GPUs.
 const WHOLE_GANGS: u32 = 5;
 
-/// A job.
+/// A job that arrives at the machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Arrival {
     /// Number of GPUs.
     pub gpus: NonZero<usize>,
     /// Share of each GPU, parts per million.
     pub share_ppm: u32,
-    /// How long the job stays, in arrivals.
+    /// The time for which the job stays, in arrivals of jobs.
     pub stays: usize,
 }
 

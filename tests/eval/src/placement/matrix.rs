@@ -1,8 +1,8 @@
 //! Reads the text of `nvidia-smi topo -m`, and of `nvidia-smi topo -p2p` after it.
 //!
-//! The text is no interface. Cells run together, headers have colours, and columns are blank. Where
-//! two GPUs have NVLinks, the text names them in place of the common ancestor on PCI Express. The
-//! reader then concludes the ancestor from the NICs and the NUMA nodes of both GPUs.
+//! The text is no interface. Cells run together, headers have colours, and columns are blank. If
+//! two GPUs have NVLinks, the text names the NVLinks in place of the common ancestor on PCI
+//! Express. The reader then concludes the ancestor from the NICs and the NUMA nodes of both GPUs.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,10 +10,10 @@ use std::fmt;
 use deepres_abi::MAX_GPUS;
 use deepres_policy::placement::{Gpu, Level, NvLink, P2p, Remote, Topology, Wire};
 
-/// Most NVLinks that a GPU has (`NVML_NVLINK_MAX_LINKS`). More links in a row of the text must lead
-/// through an NVSwitch, which gives each pair all links.
+/// The most NVLinks that a GPU has (`NVML_NVLINK_MAX_LINKS`). More links in a row of the text must
+/// lead through an NVSwitch, which gives each pair all links.
 const MOST_LINKS: usize = 18;
-/// Most NVLinks of a GPU by generation, from the third on.
+/// The most NVLinks of a GPU by generation, from the third on.
 const LINKS_OF_GENERATION: [(usize, u8); 2] = [(12, 4), (6, 3)];
 /// The generation of GPUs with fewer links.
 const FIRST_GENERATION: u8 = 2;
@@ -27,7 +27,7 @@ pub struct Matrix {
     pub topology: Topology,
 }
 
-/// Why a text is no usable matrix.
+/// The reason for which a text is no usable matrix.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Flaw {
     /// The text has no header with GPUs.
@@ -248,7 +248,7 @@ impl Text {
         }
     }
 
-    /// Returns what a matrix has for two devices, in either row.
+    /// Returns the cell of a matrix for two devices, from either device's row.
     fn either<T: Copy>(of: &BTreeMap<(String, String), T>, a: &str, b: &str) -> Option<T> {
         let place = |row: &str, column: &str| of.get(&(row.to_owned(), column.to_owned())).copied();
         place(a, b).or_else(|| place(b, a))

@@ -57,7 +57,7 @@ pub struct Row {
 pub struct Skipped {
     /// Name of the file without the ending.
     pub matrix: String,
-    /// Why the file is no usable matrix.
+    /// The reason for which the file is no usable matrix.
     pub reason: String,
 }
 
@@ -148,11 +148,11 @@ struct Machine<'a> {
     rooms: Vec<Room>,
     /// The time for which no job asked, of all GPUs together, parts per million.
     free_ppm: u64,
-    /// What each job holds, by the number of arrivals at which it ends.
+    /// The GPUs that each job holds, by the number of arrivals at which the job ends.
     ends: BTreeMap<usize, Vec<Held>>,
 }
 
-/// What a job holds.
+/// The GPUs that a job holds.
 struct Held {
     gpus: GpuSet,
     /// The share of each GPU that the policy took for the job, parts per million.

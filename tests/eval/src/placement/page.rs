@@ -20,7 +20,7 @@ pub fn page() -> Result<String> {
         "## DLC\n\n**Claim:** A container cloud gives a job GPUs by the machine's topology tree, so that the \
          GPUs\nreach each other directly.\nSource: the description of DLC; gpu-manager, whose tree is the closest \
          public code.\n\nJobs arrive at machines and leave them. The table has the bandwidth between the GPUs of \
-         a job with\nseveral GPUs, as a part of the best that the free GPUs had \
+         a job with\nseveral GPUs, as a part of the best bandwidth among the free GPUs\n\
          ([placement.md](placement.md#comparison)).\n\n| matrix | GPUs | {} |\n|---|---|{}\n",
         names.join(" | "),
         "---|".repeat(names.len())
@@ -35,8 +35,8 @@ pub fn page() -> Result<String> {
     }
     page.push_str(
         "\n    cargo xtask eval --placement --json\n\n**Limits of this comparison:** The bandwidths come from a \
-         table, and nobody measured them on these\nmachines. The tree knows no NVLinks, but on most machines \
-         NVLinks follow the tree.\n\n",
+         table, and nobody measured them on these\nmachines. gpu-manager's tree has no NVLinks, but on most \
+         machines NVLinks follow the tree.\n\n",
     );
     Ok(page)
 }

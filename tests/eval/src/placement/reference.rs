@@ -1,11 +1,12 @@
-//! The best set of GPUs, found by trying all sets. It shares no code with the policy of deepres.
+//! The best set of GPUs, found by trying all sets. The reference shares no code with the policy of
+//! deepres.
 
 use std::collections::HashMap;
 
 use deepres_policy::placement::{GpuSet, Topology};
 
-/// What counts of a set of GPUs, in the order of weight: whether all pairs can copy to each other
-/// directly, the bandwidth of all pairs together, and the bandwidth of the weakest pair, MB/s.
+/// The criteria for a set of GPUs, the most important first: whether all pairs can copy to each
+/// other directly; the bandwidth of all pairs together; the bandwidth of the weakest pair, MB/s.
 type Worth = (bool, u64, u32);
 
 /// The best sets of a machine.
@@ -41,8 +42,8 @@ impl<'a> Reference<'a> {
         best
     }
 
-    /// Returns a set's bandwidth and its weakest pair's bandwidth, as parts of the best set's. A
-    /// set that beats the best set in one of them alone counts as equal in it.
+    /// Returns a set's bandwidth and its weakest pair's bandwidth, as parts of the best set's. If a
+    /// set beats the best set in one criterion alone, the set counts as equal in this criterion.
     pub fn parts(&mut self, set: GpuSet, with_room: GpuSet) -> (f64, f64) {
         let part = |own: f64, best: f64| if own >= best { 1.0 } else { own / best };
         let (_, own, own_weakest) = self.worth(set);

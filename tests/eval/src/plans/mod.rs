@@ -2,7 +2,7 @@
 //! without a plan.
 //!
 //! A mix has one iteration of each of two or three models ([`models`]). All figures are times until
-//! the last iteration ends, on the model of a GPU that the search of plans has, too.
+//! the last iteration ends. The model of the GPU is the one that the search of plans uses.
 
 pub mod bars;
 pub mod models;
@@ -24,7 +24,7 @@ pub use report::print_table;
 
 /// Nanoseconds in a millisecond.
 const MS: f64 = 1e6;
-/// The most by which a kernel's time differs from the one that the plan knows, for
+/// The greatest difference between a kernel's time and the time that the plan knows, for
 /// [`Row::gain_of_wrong_times`].
 const WRONG_PERCENT: u64 = 10;
 /// The long search, with a hundred times the effort: it shows what the usual search misses.
@@ -44,7 +44,8 @@ pub struct Row {
     /// The kernels of one model at a time, which takes turns with the others after each kernel. The
     /// turns cost nothing.
     pub temporal_ms: f64,
-    /// What deepres does: the plan if it is installed, and all at once if not.
+    /// The time under deepres: the plan's time if the plan is installed, else the time with all
+    /// models at once.
     pub planned_ms: f64,
     /// The least time of any schedule: the area of all kernels, or the longest model.
     pub bound_ms: f64,
@@ -102,7 +103,7 @@ pub fn name(models: &[&Model]) -> String {
     models.iter().map(|model| model.name.as_str()).collect::<Vec<_>>().join("+")
 }
 
-/// How mixes are evaluated.
+/// The settings of the evaluation of mixes.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Evaluation {
     /// The search of plans.

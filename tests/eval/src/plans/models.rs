@@ -23,7 +23,7 @@ const SMS: f64 = 80.0;
 /// The last columns of Orion's files.
 const COLUMNS: [&str; 2] = ["SM_usage", "Duration"];
 
-/// A model.
+/// A model with the kernels of its iteration.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Model {
     /// The name of its file, or the short name of one of the six.
@@ -33,7 +33,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// Returns the place among the six models.
+    /// Returns the model's place among Orion's six models; `None` for any other model.
     fn among_six(&self) -> Option<usize> {
         SIX.iter().position(|(name, _)| *name == self.name)
     }
@@ -51,7 +51,8 @@ pub fn ours() -> [PathBuf; 2] {
 }
 
 /// Reads the models in a folder: traces of `deepres run --record` (`*.trace`), and files in Orion's
-/// format (`*.csv`). A trace whose process does not repeat itself is left out, with a warning.
+/// format (`*.csv`). If the process of a trace does not repeat itself, the function leaves the
+/// trace out, with a warning.
 ///
 /// # Errors
 /// The folder or a file cannot be read, or the folder has no model.

@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use super::{Evaluation, Row, bars, models, name};
 
-/// The mixes of the table: the named ones, and one in which nothing can be won.
+/// The mixes of the table: the named mixes, and a mix in which no plan can gain.
 const SHOWN: [&str; 5] = [bars::NAMED[0], bars::NAMED[1], bars::NAMED[2], bars::NAMED[3], "R50+BERT"];
 
 /// The heading of the section of the page.
@@ -19,9 +19,10 @@ pub const HEADING: &str = "## GACER";
 pub fn page() -> Result<String> {
     let text = "\n\n**Claim:** Several models run on a GPU at once. GACER searches how finely the models are cut in\n\
                     space and in time, and claims speedups over other ways for all mixes. The abstract has no figure.\n\
-                    The figure 1.37 to 1.66 times as fast as one model after the other is recalled. It was not found.\n\
+                    The authors of deepres recall a figure, and found no source for it: 1.37 to 1.66 times as fast as\n\
+                    one model after the other.\n\
                     Source: the abstract of GACER, arXiv 2304.11745.\n\n\
-                    One iteration of each model, on a model of a V100. `deepres` follows a plan where one pays.\n\n\
+                    Each model makes one iteration, on a model of a V100. If a plan pays, `deepres` follows the plan.\n\n\
                     | mix | sequential, ms | temporal | streams | MPS | `deepres` | bound | of the bound | × sequential |\n\
                     |---|---|---|---|---|---|---|---|---|\n";
     let mut page = [HEADING, text].concat();
@@ -45,13 +46,13 @@ pub fn page() -> Result<String> {
     }
     page.push_str(
         "\n    cargo xtask eval --plans --json\n\n\
-         **Limits of this comparison:** The paper's text and code are not public. The kernels and widths are\n\
-         those that Orion recorded on a V100. The tables of other mixes, and mixes in which nothing is won,\n\
-         are in [granularity.md](granularity.md). Caches, memory bandwidth and the waves of blocks are left\n\
-         out. A wait at a cut costs 10 us, which is an assumption. Plans are a policy in virtual time: no gate\n\
-         holds a launch for a plan yet. In the columns `streams` and `deepres`, all kernels slow down alike,\n\
-         which only the streams of one process do. For processes under MPS, `gain_beside_mps` of\n\
-         granularity.md compares the plan with no plan.\n\n",
+         **Limits of this comparison:** The paper's text and code are not public. Orion recorded the kernels\n\
+         and widths on a V100. [granularity.md](granularity.md) has the figures of other mixes, and the mixes\n\
+         in which no plan gains. The evaluation leaves out caches, memory bandwidth and the waves of blocks.\n\
+         It assumes that a wait at a cut costs 10 us. Plans exist in virtual time only: no gate makes a launch\n\
+         wait for a plan yet. In the columns `streams` and `deepres`, all kernels slow down alike, which only\n\
+         the streams of one process do. For processes under MPS, the field `gain_beside_mps` compares the\n\
+         plan with no plan ([granularity.md](granularity.md)).\n\n",
     );
     Ok(page)
 }

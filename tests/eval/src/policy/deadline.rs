@@ -14,7 +14,7 @@ use crate::scenario::Scenario;
 /// Due time, arrival time and tenant of a batch. The least place comes first.
 type Place = (u64, u64, Tenant);
 
-/// The gate.
+/// The gate under the policy `earliest-deadline`.
 #[derive(Debug)]
 pub struct EarliestDeadline {
     holder: Option<Tenant>,

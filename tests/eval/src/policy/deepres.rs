@@ -25,7 +25,7 @@ use crate::standings::MOST_WATCHED;
 
 /// Number of the host's CPUs, which decides whether waiters spin.
 const PROCESSORS: usize = 8;
-/// How old the daemon's heartbeat may be, as in the default configuration.
+/// The greatest age of the daemon's heartbeat, as in the default configuration.
 const HEARTBEAT_LIMIT_NS: u64 = 250_000_000;
 /// If work begins behind an open gate after a pause of this length, the meter rings the bell, as in
 /// the interposer.
@@ -35,7 +35,7 @@ const RESTED_NS: u64 = 100_000_000;
 #[derive(Debug, Default)]
 struct Process {
     gate: GrantSlot,
-    /// The meter. Both sides of the meter page see a change at once.
+    /// The meter. The gate and the scheduler see a change of the meter page at once.
     meter: Reading,
     /// The time by which kernels took longer than their known length, ns.
     stretched_ns: u64,

@@ -57,7 +57,7 @@ struct Bucket {
     recent: VecDeque<(u64, u64)>,
 }
 
-/// The buckets.
+/// The token buckets of the policy `hami-like`.
 #[derive(Debug)]
 pub struct HamiLike {
     buckets: Vec<Bucket>,

@@ -42,7 +42,7 @@ pub enum Policy {
 }
 
 impl Policy {
-    /// All policies, that of deepres first.
+    /// All policies, the policy of deepres first.
     pub const ALL: [Self; 8] = [
         Self::Deepres,
         Self::StaticSplit,

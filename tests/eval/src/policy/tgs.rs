@@ -79,7 +79,7 @@ struct Guest {
     waiting: bool,
 }
 
-/// The limiter.
+/// The rate limiter of guests, as in TGS.
 #[derive(Debug)]
 pub struct TgsLike {
     guests: Vec<Guest>,

@@ -10,17 +10,17 @@ use deepres_policy::entitlement;
 use super::place::{Step, line_of};
 use super::{Gpu, MAX_S, Part, Recorded, SECOND, Scenario, Tenant};
 
-/// Most tenants of a scenario: the thousand tenants of the design, and some more.
+/// The most tenants of a scenario: the thousand tenants of the design, and some more.
 pub const MAX_TENANTS: usize = 4096;
-/// Most seconds of all tenants together. The evaluation computes each tenant's entitlement ten
+/// The most seconds of all tenants together. The evaluation computes each tenant's entitlement ten
 /// times a second, so this limit stands for some minutes of evaluation.
 const MAX_TENANT_SECONDS: u64 = 100_000_000;
-/// Most kernels in a scenario, which are some minutes of evaluation.
+/// The most kernels in a scenario, which are some minutes of evaluation.
 const MAX_KERNELS: f64 = 2e7;
 /// The greatest product of kernels and tenants on a GPU, because some policies look at all tenants
 /// for each kernel. The hour of a thousand tenants has 4.4e8 such looks, and takes a minute.
 const MAX_LOOKS: f64 = 5e9;
-/// Most time slices in a run.
+/// The most time slices in a run.
 const MAX_SLICES: f64 = 2e7;
 
 /// A fault, and its place.

@@ -243,7 +243,7 @@ pub struct Steps {
     /// Time between two steps.
     #[serde(default, rename = "pause_ms", deserialize_with = "units::millis_or_none")]
     pub pause_ns: u64,
-    /// How the pauses between steps vary.
+    /// The distribution of the pauses between steps.
     #[serde(default)]
     pub pauses: Pauses,
     /// The greatest variation of kernels and regular pauses, up and down, as a part of their
@@ -255,7 +255,7 @@ pub struct Steps {
     pub slo_ns: Option<u64>,
 }
 
-/// How the pauses between the steps of a closed loop vary.
+/// The distribution of the pauses between the steps of a closed loop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Pauses {

@@ -259,7 +259,8 @@ impl Context {
         lock(&self.limits).get(limit as usize).copied().ok_or(status::UNSUPPORTED_LIMIT)
     }
 
-    /// Changes a limit. The context takes memory for a heap of kernels that is larger than at first.
+    /// Changes a limit. The context takes memory for a heap of kernels that is larger than at
+    /// first.
     pub fn set_limit(&self, limit: u32, value: usize) -> Result<()> {
         let mut limits = lock(&self.limits);
         let slot = limits.get_mut(limit as usize).ok_or(status::UNSUPPORTED_LIMIT)?;
@@ -299,7 +300,8 @@ impl Context {
     }
 }
 
-/// Returns the memory for a heap of kernels of this size, beyond the memory of a new context, bytes.
+/// Returns the memory for a heap of kernels of this size, beyond the memory of a new context,
+/// bytes.
 fn heap_bytes(size: usize) -> Result<u64> {
     let more = size.saturating_sub(DEFAULT_LIMITS[cu::CU_LIMIT_MALLOC_HEAP_SIZE as usize]) as u64;
     more.checked_next_multiple_of(Config::ALLOCATION_GRANULARITY_BYTES).ok_or(status::OUT_OF_MEMORY)
@@ -311,8 +313,8 @@ fn with_stack<R>(use_stack: impl FnOnce(&mut Vec<Place>) -> R) -> Result<R> {
     STACK.try_with(|stack| use_stack(&mut stack.borrow_mut())).map_err(|_| status::DEINITIALIZED)
 }
 
-/// Returns the context of a handle, if it lives; the primary context of a green context. The handle of
-/// a destroyed context has an error code of its own.
+/// Returns the context of a handle, if it lives; the primary context of a green context. The handle
+/// of a destroyed context has an error code of its own.
 pub fn by_handle(handle: usize) -> Result<Arc<Context>> {
     if let Some(green) = green::of_view(handle) {
         return Ok(Arc::clone(&green?.home));

@@ -71,8 +71,8 @@ pub fn enter<const NEEDS_INITIALISATION: bool, const WAITS_FOR_UNLOCK: bool>(nam
     Ok(())
 }
 
-/// Calls exports of the driver by the dynamic linker, as a driver library does that is not linked to
-/// its own symbols. The calls change nothing. Calls within these calls do not do the same.
+/// Calls exports of the driver by the dynamic linker, as a driver library does that is not linked
+/// to its own symbols. The calls change nothing. Calls within these calls do not do the same.
 #[cold]
 fn reenter() {
     /// A handle of no stream.

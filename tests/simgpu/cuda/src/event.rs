@@ -30,8 +30,8 @@ pub struct Event {
     pub engine: EventId,
     /// Position of the last record in its capture, if it was captured.
     captured: Mutex<Option<Captured>>,
-    /// Whether the engine's event belongs to another process. This process does not destroy such an
-    /// event.
+    /// Whether the engine's event belongs to another process. An importing process does not destroy
+    /// the exporter's event.
     borrowed: bool,
 }
 

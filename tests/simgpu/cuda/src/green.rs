@@ -21,11 +21,11 @@ use crate::stream::Stream;
 pub static GREENS: Table<Green> = Table::new(Kind::Green);
 /// The bit by which a view differs from the handle of its green context. Handles leave it 0.
 const VIEW: usize = 8;
-/// All descriptors.
+/// All descriptors of resources.
 static DESCRIPTORS: Table<Part> = Table::new(Kind::Descriptor);
 
-/// The least number of SMs of a part, and the number of which it is a multiple. Both are the
-/// reference's for compute capability 9.0.
+/// The least number of SMs of a part, and the number of which it is a multiple. Both values are
+/// those of NVIDIA's reference for compute capability 9.0.
 pub const GRANULARITY: u32 = 8;
 
 /// A part of the SMs of a device.
@@ -233,7 +233,8 @@ pub fn create(descriptor: usize, device: i32) -> Result<usize> {
     Ok(green.handle)
 }
 
-/// Destroys a green context. Its streams stay, and most calls refuse them.
+/// Destroys a green context. The streams of an ended green context stay, and most calls refuse
+/// them.
 pub fn destroy(handle: usize) -> Result<()> {
     let green = by_handle(handle)?;
     GREENS.remove(handle).ok_or(status::CONTEXT_IS_DESTROYED)?;

@@ -1,8 +1,8 @@
 //! The client's side of MPS. At cuInit, the process joins the server of an MPS control daemon, if a
 //! daemon runs. Otherwise the process runs without MPS.
 //!
-//! The control daemon is `src/bin/nvidia-cuda-mps-control.rs`. The daemon listens on a socket in the
-//! pipe directory. Clients and the control program send one line, and the daemon answers.
+//! The control daemon is `src/bin/nvidia-cuda-mps-control.rs`. The daemon listens on a socket in
+//! the pipe directory. Clients and the control program send one line, and the daemon answers.
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;

@@ -69,8 +69,8 @@ fn an_image_without_code_for_this_gpu_is_refused() {
 
 #[test]
 fn an_object_that_is_said_to_be_longer_than_its_bytes_can_make_it_is_refused() {
-    /// Place of the first object's uncompressed length. It lies behind the file's header of 16
-    /// bytes.
+    /// Place of the first object's uncompressed length. The object lies behind the file's header of
+    /// 16 bytes.
     const ORIGINAL_BYTES: std::ops::Range<usize> = 72..80;
     let _gpu = Gpu::new();
     let folder = tempfile::tempdir().unwrap();

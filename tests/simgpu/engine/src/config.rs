@@ -1,6 +1,7 @@
 //! The configuration of the virtual GPUs: one TOML file. The engine refuses unknown keys.
 //!
-//! The default is `default.toml` beside this file, modelled on an H200. It documents every key.
+//! The default is `default.toml` beside this file, modelled on an H200. The example file documents
+//! every key.
 
 use crate::{
     Error, MAX_GPUS, Work, jitter,

@@ -1,4 +1,5 @@
-//! The virtual GPUs of one host. All processes share them through a file in shared memory.
+//! The virtual GPUs of one host. All processes share the virtual GPUs through a file in shared
+//! memory.
 //!
 //! The model has no daemon and no thread per stream. The state holds the time up to which it is
 //! computed. The first process that asks for a result computes the events up to the present, each

@@ -32,7 +32,7 @@ impl Host {
     }
 
     /// Makes this process a client of the server with this number. The contexts that the process
-    /// creates from now on belong to the server. Their kernels together use at most
+    /// creates from now on belong to the server. The client's kernels together use at most
     /// `sm_limit_ppm` of each GPU's SMs, parts per million.
     ///
     /// # Errors
@@ -50,8 +50,8 @@ impl Host {
         Ok(())
     }
 
-    /// Returns whether this process was the client of a server that has ended. The processes that use
-    /// the GPUs notice such an end within some 10 ms.
+    /// Returns whether this process was the client of a server that has ended. The processes that
+    /// use the GPUs notice such an end within some 10 ms.
     #[inline]
     pub fn has_lost_server(&self) -> bool {
         self.own_record().has_lost_server.load() != 0

@@ -1,20 +1,20 @@
 //! Progress of the state: from event to event, in the order of time, over all GPUs together.
 //!
-//! The SMs of a GPU belong to one context at a time, or to the contexts of one MPS server's clients.
-//! The kernels of their streams run together. If their parts of the SMs fit, all kernels run at full
-//! speed. Otherwise all kernels run slower in proportion. The kernels of an MPS client share the
-//! client's part of the SMs in the same way. Kernels of more urgent streams get SMs first, and
-//! kernels of less urgent streams share the rest. A kernel that waits for peers keeps its SMs, but
-//! makes no progress until all peers have begun.
+//! The SMs of a GPU belong to one context at a time, or to the contexts of one MPS server's
+//! clients. The kernels of their streams run together. If their parts of the SMs fit, all kernels
+//! run at full speed. Otherwise all kernels run slower in proportion. The kernels of an MPS client
+//! share the client's part of the SMs in the same way. Kernels of more urgent streams get SMs
+//! first, and kernels of less urgent streams share the rest. A kernel that waits for peers keeps
+//! its SMs, but makes no progress until all peers have begun.
 //!
 //! Contexts take turns by *seats*. The seat of an MPS client's context is the server's context; the
 //! seat of any other context is the context itself.
 //!
 //! A slice ends only when another context has a kernel to run. A context without a kernel to run
 //! gives way at once. Copies have their own engines and run for all contexts at any time; copies of
-//! one kind share the bandwidth of their kind. Memsets and copies within a device are kernels to this
-//! module. Markers and finished waits take no time and no SMs. Between events all quantities are
-//! linear.
+//! one kind share the bandwidth of their kind. Memsets and copies within a device are kernels to
+//! this module. Markers and finished waits take no time and no SMs. Between events all quantities
+//! are linear.
 //!
 //! [`advance`] can continue after each transaction, because a GPU with unfinished changes has an
 //! event that is due now.
@@ -209,7 +209,8 @@ fn limit_ppm<M: Memory>(memory: &M, state: &State, process: Option<usize>) -> u6
     }
 }
 
-/// Returns the seat of a context.
+/// Returns the seat of a context: for a client of MPS the server's context, else the context
+/// itself.
 fn seat_of<M: Memory>(memory: &M, state: &State, context: usize) -> usize {
     index_of(memory.get(&state.contexts[context].seat)).unwrap_or(context)
 }

@@ -3,7 +3,7 @@
 use crate::{Config, Error};
 use serde::Deserialize;
 
-/// Most NVLinks of a GPU (`NVML_NVLINK_MAX_LINKS`).
+/// The most NVLinks of a GPU (`NVML_NVLINK_MAX_LINKS`).
 pub const MAX_LINKS: usize = 18;
 
 /// Nearest part of the machine that two GPUs have in common, on the way to the processor. The
@@ -69,7 +69,7 @@ pub enum Remote {
     Switch,
 }
 
-/// The topology. `default.toml` explains each key.
+/// The topology of the virtual machine. `default.toml` explains each key.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 #[expect(missing_docs, reason = "default.toml is where the keys are documented, once")]

@@ -3,8 +3,8 @@
 //!
 //! For every GPU, `busy_ns + switch_ns + idle_ns = elapsed_ns`. Without MPS, the GPU's `busy_ns` is
 //! also the sum of the processes' `kernel_busy_ns`, until the engine reuses the record of a dead
-//! process. The engine reuses records only after 1024 processes. The clients of an MPS server run at
-//! once, so their `kernel_busy_ns` overlap.
+//! process. The engine reuses records only after 1024 processes. The clients of an MPS server run
+//! at once, so their `kernel_busy_ns` overlap.
 
 use crate::{
     Clock, Config, Error, Options,

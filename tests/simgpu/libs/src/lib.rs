@@ -8,12 +8,12 @@
 //! A product, a convolution or a collective is one launch of a named kernel. The kernels compute
 //! nothing, as all kernels on the simulated GPU, and take the time of their grid.
 
-/// Declares functions that a library exports, with one name or more for a body. A body that gives no
-/// status succeeds.
+/// Declares functions that a library exports, with one name or more for a body. A body that gives
+/// no status succeeds.
 ///
-/// By the contracts of the libraries, a pointer for a result points at room for the result. An object
-/// comes from the function that makes it, and is not used after its end. One thread at a time uses an
-/// object.
+/// By the contracts of the libraries, a pointer for a result points at room for the result. An
+/// object comes from the function that makes it, and is not used after its end. One thread at a
+/// time uses an object.
 macro_rules! exports {
     (@one $name:ident ($($argument:ident: $type:ty),*) $body:block) => {
         #[unsafe(no_mangle)]

@@ -1,4 +1,5 @@
-//! The objects behind the handles and descriptors of the libraries, and the status of their functions.
+//! The objects behind the handles and descriptors of the libraries, and the status of their
+//! functions.
 
 /// The status of success: `CUBLAS_STATUS_SUCCESS`, `CUDNN_STATUS_SUCCESS` or `ncclSuccess`.
 pub const SUCCESS: u32 = 0;

@@ -109,8 +109,8 @@ impl Library {
         Ok(if is_part { text.replacen("GPU-", "MIG-", 1) } else { text })
     }
 
-    /// Returns the index of a handle's GPU. The GPU with the MIG devices has the figures of the first
-    /// of them.
+    /// Returns the index of a handle's GPU. The GPU with the MIG devices has the figures of the
+    /// first of them.
     pub fn index(&self, device: nvmlDevice_t) -> Answer<usize> {
         if self.is_divided(device) {
             return Ok(0);

@@ -3,8 +3,8 @@
 //!
 //! [`exports`] holds every function of the runtime's header under its exported name. `api`
 //! translates arguments and results. [`code`] holds the code that a program registers, and `device`
-//! the contexts. [`twelve`] holds functions that only the runtime of CUDA 12 has. This crate's README
-//! lists the limits of the library.
+//! the contexts. [`twelve`] holds functions that only the runtime of CUDA 12 has. This crate's
+//! README lists the limits of the library.
 
 #[macro_use]
 pub mod table;

@@ -1,5 +1,5 @@
 //! Times driver calls. After a warm-up it measures the mean of ten million calls of each function.
-//! It also measures how launches of two threads scale. The result is one line of JSON.
+//! The client also measures how launches of two threads scale. The result is one line of JSON.
 //!
 //! The environment decides whether hooks are in the way, and the line shows which library was
 //! found. The program ends when its standard input is closed, so that its starter can look at the

@@ -3,8 +3,8 @@
 //!
 //! - A part of a GPU goes to the fullest GPU with room.
 //! - A whole GPU goes into the subtree with the fewest free GPUs.
-//! - Several GPUs go into the lowest subtree with room. They are whole GPUs, because gpu-manager
-//!   has no parts of several GPUs. So a job that asks for parts gets whole GPUs.
+//! - Several GPUs go into the lowest subtree with room. Several GPUs are always whole GPUs, because
+//!   gpu-manager has no parts of several GPUs. So a job that asks for parts gets whole GPUs.
 //!
 //! A subtree gives its first free GPUs. The tree knows no NVLinks.
 

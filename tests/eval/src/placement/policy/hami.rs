@@ -1,6 +1,6 @@
 //! The rules of Project-HAMi/HAMi (4707fb0) with topology-aware scheduling: several GPUs are the
-//! set with the greatest score, whatever is left. One GPU is the one with the least score to the
-//! others that have room.
+//! set with the greatest score, whatever is left. A job with one GPU gets the GPU with the least
+//! score to the other GPUs with room.
 
 use deepres_policy::placement::{GpuSet, Request, Room, Topology};
 

@@ -6,7 +6,7 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 
 use super::{Placer, with_room};
 
-/// Where the random numbers begin.
+/// The seed of the random numbers.
 const SEED: u64 = 1;
 
 /// A random choice.

@@ -2,9 +2,9 @@
 //! `docs/link_topology_tiered_allocation_design.md`) without a device policy.
 //!
 //! The first of the tiers NVLink, switch, NUMA node and any that has a component with room gives
-//! the GPUs. Of several components, the one whose best set has the greatest score gives them. In a
-//! component, the set with the greatest score wins, then the set that leaves the best set, then
-//! the first. One GPU is the first with room, by NUMA node.
+//! the GPUs. Of several components, the policy takes the component whose best set has the greatest
+//! score. In a component, the set with the greatest score wins, then the set that leaves the best
+//! set, then the first. One GPU is the first with room, by NUMA node.
 
 use std::collections::HashMap;
 

@@ -4,8 +4,8 @@
 //! - Without an option, the program passes the commands of its standard input to the daemon.
 //!
 //! When a client connects, the daemon starts a server if none runs: this program, under the name
-//! `nvidia-cuda-mps-server`. The server's standard input and output connect it to the daemon. If the
-//! daemon ends, the server serves its clients to their ends, and then ends too.
+//! `nvidia-cuda-mps-server`. The server's standard input and output connect it to the daemon. If
+//! the daemon ends, the server serves its clients to their ends, and then ends too.
 use std::env;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead as _, BufReader, Write as _};

@@ -1,9 +1,9 @@
 //! The graph API: descriptors with attributes, and the execution of plans.
 //!
 //! A program describes tensors and operations, asks for the engines that can run a graph of
-//! operations, and makes a plan of an engine. A descriptor here keeps the attributes that it got. One
-//! engine runs every graph of convolutions and of operations on single elements. Operations on single
-//! elements run within the kernel of a convolution.
+//! operations, and makes a plan of an engine. A descriptor here keeps the attributes that it got.
+//! One engine runs every graph of convolutions and of operations on single elements. Operations on
+//! single elements run within the kernel of a convolution.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -114,8 +114,8 @@ impl Descriptor {
         Some(extents.iter().map(|extent| u64::from_ne_bytes(*extent)).collect())
     }
 
-    /// Returns the product of matrices that has as many sums and terms as an operation; `None` for an
-    /// operation that is not supported.
+    /// Returns the product of matrices that has as many sums and terms as an operation; `None` for
+    /// an operation that is not supported.
     fn product(&self) -> Option<Extents> {
         use attribute::*;
         // The result, the output of the convolution, its weights, and the part of the result's
@@ -181,7 +181,8 @@ exports! {
             && others.iter().all(|operation| operation.kind == kind::POINTWISE);
         if descriptor.kind == kind::OPERATION_GRAPH && !is_supported { NOT_SUPPORTED } else { SUCCESS }
     }
-    // Gives an attribute. A number that nobody set is 0, and any other attribute has no elements then.
+    // Gives an attribute. A number that nobody set is 0, and any other attribute has no elements
+    // then.
     cudnnBackendGetAttribute(
         descriptor: *const Descriptor, name: u32, element: u32, room: i64, count: *mut i64,
         elements: *mut c_void

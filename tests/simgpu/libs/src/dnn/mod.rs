@@ -55,7 +55,8 @@ exports! {
         create(handle, Dnn { stream: null_mut() });
     }
     cudnnDestroy(handle: *mut Dnn) { destroy(handle) }
-    // Gives a part of the version: 0 asks for the major number, 1 for the minor number, 2 for the patch.
+    // Gives a part of the version: 0 asks for the major number, 1 for the minor number, 2 for the
+    // patch.
     cudnnGetProperty(part: u32, value: *mut i32) {
         let version = VERSION as i32;
         value.write(match part {
