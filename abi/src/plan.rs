@@ -240,16 +240,9 @@ impl PlanSlot {
         core::array::from_fn(|tenant| Place::of(self.places[tenant].load(Ordering::Acquire), number))
     }
 
-    /// Returns the address on which waiting threads sleep.
-    #[cfg(not(loom))]
-    pub fn futex(&self) -> *mut u32 {
-        self.changes.as_ptr()
-    }
-
-    /// Returns whether nothing has changed since the count of changes was `seen`.
-    #[cfg(loom)]
-    pub fn is_unchanged(&self, seen: u32) -> bool {
-        self.changes.load(Ordering::Acquire) == seen
+    /// Returns the word on which waiting threads sleep.
+    pub fn changes(&self) -> &AtomicU32 {
+        &self.changes
     }
 
     /// Holds a launch as long as the installation `number` lasts and `ask` returns a time. `ask` gets

@@ -4,7 +4,7 @@
 //! Only a wake-up ends a sleep here. So a lost wake-up is a deadlock, which loom reports.
 
 use deepres_abi::plan::{Cut, Place, PlanHead, PlanSlot, Progress};
-use loom::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use loom::sync::atomic::{AtomicBool, Ordering::{Acquire, Relaxed}};
 use loom::sync::{Arc, Condvar, Mutex};
 
 use super::beside;
@@ -60,7 +60,7 @@ impl World {
                 is_there = places[1] == THERE;
                 if is_there || places[1] == Place::Gone { None } else { Some(0) }
             },
-            |seen, _| self.held.wait_while(|| self.slot.is_unchanged(seen)),
+            |seen, _| self.held.wait_while(|| self.slot.changes().load(Acquire) == seen),
         );
         if is_there {
             assert!(self.has_finished.load(Relaxed), "the kernel had not finished");

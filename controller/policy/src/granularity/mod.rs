@@ -25,9 +25,9 @@ pub mod gate;
 mod guide;
 pub mod period;
 pub mod recorded;
-pub mod trial;
 #[cfg(test)]
 mod tests;
+pub mod trial;
 
 use alloc::vec::Vec;
 use core::fmt;

@@ -1,7 +1,7 @@
 //! The comparison of a plan with no plan, by the measured work of the tenants.
 //!
-//! The tenants follow the plan in one window of time, and do not follow it in the next one. The two
-//! windows are a *pair*. The gain of a pair is the ratio of the work in both windows, less one. A plan
+//! The tenants follow the plan in one stint of time, and do not follow it in the next one. The two
+//! stints are a *pair*. The gain of a pair is the ratio of the work in both stints, less one. A plan
 //! is better if the mean gain of the last pairs exceeds its noise, and no tenant does less work by
 //! more than the noise. The noise is the bound of the 95 % confidence interval of the mean (Student's
 //! t).
@@ -56,7 +56,7 @@ pub struct Trial {
 }
 
 impl Trial {
-    /// Adds a pair of windows: the work of each tenant for each second, with and without the plan, in
+    /// Adds a pair of stints: the work of each tenant for each second, with and without the plan, in
     /// any one unit. Ignores a pair in which a tenant did no work without the plan.
     pub fn add(&mut self, with: &[f64], without: &[f64]) {
         let gain = |with: f64, without: f64| with / without - 1.0;
