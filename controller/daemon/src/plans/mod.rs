@@ -180,7 +180,7 @@ impl Plans {
             FoundStatus { plan, deployment: Some(deployed.status()), ..status }
         });
         let is_other = |(gpu, found): &(&usize, &Found)| {
-            let is_followed = self.deployed.get(gpu).is_some_and(|deployed| found.is_of(&deployed.of));
+            let is_followed = self.deployed.get(*gpu).is_some_and(|deployed| found.is_of(&deployed.of));
             found.of.iter().any(|(tenant, _)| tenant == name) && !is_followed
         };
         let others = self.found.iter().filter(is_other);
@@ -193,7 +193,8 @@ impl Plans {
 /// Returns the kernels of an iteration, as [`Iteration::kernels`] has them.
 fn kernels_of(status: &IterationStatus) -> Vec<Kernel> {
     let known: Vec<u64> = status.kernels.iter().filter_map(|kernel| kernel.duration_ns).collect();
-    let mean_ns = known.iter().sum::<u64>().checked_div(known.len() as u64).unwrap_or(1);
+    let sum_ns = known.iter().fold(0_u64, |sum_ns, ns| sum_ns.saturating_add(*ns));
+    let mean_ns = sum_ns.checked_div(known.len() as u64).unwrap_or(1);
     let kernel = |kernel: &KernelStatus| Kernel {
         key: kernel.key,
         duration_ns: kernel.duration_ns.unwrap_or(mean_ns),

@@ -147,7 +147,7 @@ fn tenants_follow_a_plan_across_a_restart_of_the_daemon_until_one_departs() {
     };
     let go_on = || {
         let before = launches();
-        eventually(|| launches().iter().zip(before).all(|(now, before)| *now > before + 100));
+        eventually("both go on", || launches().iter().zip(before).all(|(now, before)| *now > before + 100));
     };
     go_on();
 
