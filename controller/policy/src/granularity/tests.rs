@@ -383,6 +383,36 @@ proptest! {
     }
 }
 
+fn places() -> impl Strategy<Value = [Place; MOST_TENANTS]> {
+    let at = (any::<u64>(), any_place()).prop_map(|(iterations, kernel)| Place::At { iterations, kernel });
+    let place = prop_oneof![3 => at, 1 => Just(Place::Coming), 1 => Just(Place::Ready), 1 => Just(Place::Gone)];
+    [place.clone(), place.clone(), place]
+}
+
+proptest! {
+    #[test]
+    fn any_plan_and_any_places_hold_a_launch_for_its_bound_at_most(
+        tenant in any_place(),
+        keys in proptest::collection::vec(0u64..3, 0..6),
+        cuts in proptest::collection::vec(
+            (any_place(), any_place(), any_place(), any_place())
+                .prop_map(|(tenant, kernel, other, until)| Cut { tenant, kernel, other, until }),
+            0..6,
+        ),
+        bound_ns in any::<u64>(),
+        launches in proptest::collection::vec((0u64..3, places(), any::<u64>()), 0..60),
+    ) {
+        let mut gate = Gate::new(tenant, keys, &cuts, bound_ns);
+        for (key, others, finished) in launches {
+            if let Answer::Wait(until_ns) = gate.launch(7, key, &others) {
+                prop_assert!(until_ns > 7 && until_ns - 7 <= bound_ns);
+                prop_assert_eq!(gate.launch(until_ns, key, &others), Answer::Launch);
+            }
+            gate.place(finished);
+        }
+    }
+}
+
 /// The places of tenants of which each is at this kernel of its first iteration.
 fn all_at(iterations: u64, kernel: usize) -> [Place; MOST_TENANTS] {
     [Place::At { iterations, kernel }; MOST_TENANTS]
