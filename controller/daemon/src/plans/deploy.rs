@@ -210,7 +210,7 @@ impl Installation {
     fn begin(number: u32, plan: &Plan, of: &[Known], parties: Vec<Party>) -> Result<Self, String> {
         let installation = Self { number, parties, is_over: Arc::default() };
         // Within this time, each tenant can finish an iteration even if the others run first.
-        let bound_ns = plan.sequential_ns as u64;
+        let bound_ns = plan.sequential_ns.min(MOST_BOUND_NS) as u64;
         for (tenant, (party, (_, learned))) in installation.parties.iter().zip(of).enumerate() {
             let keys = learned.kernels.iter().map(|kernel| kernel.key);
             let head = PlanHead { tenant, bound_ns };

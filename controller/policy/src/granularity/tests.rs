@@ -385,7 +385,8 @@ proptest! {
 
 fn places() -> impl Strategy<Value = [Place; MOST_TENANTS]> {
     let at = (any::<u64>(), any_place()).prop_map(|(iterations, kernel)| Place::At { iterations, kernel });
-    let place = prop_oneof![3 => at, 1 => Just(Place::Coming), 1 => Just(Place::Ready), 1 => Just(Place::Gone)];
+    let place =
+        prop_oneof![3 => at, 1 => Just(Place::Coming), 1 => Just(Place::Ready), 1 => Just(Place::Gone)];
     [place.clone(), place.clone(), place]
 }
 
