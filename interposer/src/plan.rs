@@ -50,16 +50,15 @@ struct Followed {
 }
 
 impl Followed {
-    /// Returns the plan with this number in a session's grant page. Returns `None` if the daemon changes
-    /// the plan at this moment.
-    fn read(session: &'static Session, number: u32) -> Option<Self> {
-        let slot = session.grant().plan();
+    /// Returns the plan with this number. Returns `None` if the slot has none, or the daemon changes the
+    /// plan at this moment.
+    fn read(slot: &'static PlanSlot, progress: &'static Progress, number: u32) -> Option<Self> {
         let (mut keys, mut cuts): (Vec<u64>, Vec<Cut>) = (Vec::new(), Vec::new());
         let head = slot.read(number, |key| keys.push(key), |cut| cuts.push(cut))?;
         Some(Self {
             number,
             slot,
-            progress: session.meter().progress(),
+            progress,
             gate: Gate::new(head.tenant, keys, &cuts, head.bound_ns),
             counts_from: None,
             finished: submitted(),
@@ -154,10 +153,15 @@ pub fn look(_meter: MeterThread, session: &'static Session, finished: u64) -> bo
     if number == 0 && !capture::is_planned() {
         return false;
     }
+    follow(slot, session.meter().progress(), number, finished)
+}
+
+/// Does as [`look`], for the plan with this number in a slot; 0 for no plan.
+fn follow(slot: &'static PlanSlot, progress: &'static Progress, number: u32, finished: u64) -> bool {
     let mut followed = FOLLOWED.lock();
     let is_same = |plan: &Followed| plan.number == number && std::ptr::eq(plan.slot, slot);
     if !followed.as_ref().is_some_and(is_same) {
-        *followed = Followed::read(session, number);
+        *followed = Followed::read(slot, progress, number);
         capture::set_planned(followed.is_some());
     }
     let Some(plan) = followed.as_mut() else { return false };
@@ -170,4 +174,89 @@ pub fn look(_meter: MeterThread, session: &'static Session, finished: u64) -> bo
 /// the child only clears the mark, and finds no session to follow.
 pub fn forget() {
     capture::set_planned(false);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use deepres_abi::grant::GrantPage;
+    use deepres_abi::meter::MeterPage;
+    use deepres_abi::page::{self, Page};
+    use deepres_abi::plan::PlanHead;
+    use std::alloc::{Layout, alloc_zeroed};
+    use std::thread::{self, JoinHandle};
+    use std::time::Duration;
+
+    const NUMBER: u32 = 9;
+    const ON: Stream = Stream(0x5555_0000);
+
+    fn made<P: Page>() -> &'static P {
+        // SAFETY: the layout is not empty. Nobody frees the memory, which is zeroed and long enough.
+        unsafe { page::create(alloc_zeroed(Layout::new::<P>()), size_of::<P>()) }.expect("a page")
+    }
+
+    fn launch(key: u64) {
+        along(ON, key, || ());
+    }
+
+    /// Makes a launch that waits, in another thread.
+    fn held(key: u64) -> JoinHandle<()> {
+        let held = thread::spawn(move || launch(key));
+        thread::sleep(Duration::from_millis(20));
+        assert!(!held.is_finished());
+        held
+    }
+
+    #[test]
+    fn a_launch_waits_at_a_cut_until_the_other_tenant_is_there_or_the_plan_ends() {
+        let (slot, progress) = (made::<GrantPage>().plan(), made::<MeterPage>().progress());
+        let wake = || os::futex_wake_shared(slot.changes().as_ptr());
+        let told = || Place::of(progress.read().1, NUMBER);
+        let head = PlanHead { tenant: 0, bound_ns: 60_000_000_000 };
+        let cut = Cut { tenant: 0, kernel: 1, other: 1, until: 1 };
+        assert!(slot.install(NUMBER, head, 2, [1, 2].into_iter(), [cut].into_iter()));
+        slot.set_place(1, Place::At { iterations: 0, kernel: 0 }.word(NUMBER));
+        assert!(!follow(slot, progress, NUMBER, 0));
+        assert!(capture::is_planned() && !capture::is_clear() && !capture::is_active());
+        [1, 2].map(launch);
+        assert_eq!(told(), Place::Ready);
+        launch(1);
+        assert_eq!(told(), Place::At { iterations: 0, kernel: 0 });
+        let waits = held(2);
+        slot.set_place(1, Place::At { iterations: 0, kernel: 1 }.word(NUMBER));
+        wake();
+        waits.join().unwrap();
+        assert!(!follow(slot, progress, NUMBER, submitted()), "nobody waits for this tenant");
+        assert_eq!(told(), Place::At { iterations: 1, kernel: 0 });
+        launch(1);
+        let waits = held(2);
+        slot.withdraw();
+        wake();
+        waits.join().unwrap();
+        assert!(!follow(slot, progress, 0, submitted()) && !capture::is_planned());
+    }
+
+    #[test]
+    fn only_work_that_has_surely_finished_counts() {
+        use crate::driver::calls::Context;
+        use crate::driver::fake;
+        use crate::gate::Leave;
+        use crate::meter::context::ContextState;
+        use crate::meter::gpu::Gpu;
+        use crate::meter::segment::{Kind, Launch};
+        const KERNEL: Launch = Launch { key: 5 << 32, kind: Kind::Kernel };
+        const CONTEXT: Context = Context(0x1000);
+        let calls = fake::calls();
+        let gpu: &'static Gpu = Box::leak(Box::default());
+        let context: &'static ContextState = Box::leak(Box::new(ContextState::new(CONTEXT, gpu, 0)));
+        let lane = context.lane(CONTEXT, ON, crate::thread::id()).unwrap();
+        let before = || context.try_lock().and_then(|inner| lane.planned_before(&inner));
+        assert_eq!(before(), None);
+        let least = submitted();
+        let begun = lane.begin(&calls, KERNEL, Leave::open(0), None).unwrap();
+        lane.launched(begun.opens);
+        assert!(before().is_some_and(|before| (least..=submitted()).contains(&before)), "open");
+        lane.close(&calls);
+        assert!(!lane.is_open() && before().is_some_and(|before| before >= least), "closed and not seen");
+    }
 }

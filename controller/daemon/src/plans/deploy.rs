@@ -391,9 +391,12 @@ async fn serve(gpu: usize, shared: Rc<Shared>) {
         }
         let with = stints.stint(true, if is_kept { KEPT_STINTS } else { 1 }).await;
         stints.set_follows(false);
-        let pair = match (with, stints.stint(false, 1).await) {
-            (Ok(with), Ok(without)) => Ok((with, without)),
-            (Err(why), _) | (_, Err(why)) => Err(why),
+        let pair = match with {
+            Ok(with) => stints.stint(false, 1).await.map(|without| (with, without)),
+            Err(why) => {
+                tokio::time::sleep(stints.period).await;
+                Err(why)
+            }
         };
         let mut plans = shared.plans.borrow_mut();
         let Some(deployed) = plans.deployed.get_mut(&gpu) else { return };
