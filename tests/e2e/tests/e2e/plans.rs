@@ -126,12 +126,20 @@ fn tenants_follow_a_plan_across_a_restart_of_the_daemon_until_one_departs() {
         let command = host.run(&["--name", name, "--sm", "90%"], c_client("pace"), &BY_TURNS);
         host.start(by_mps(&host, command), "ready")
     };
+    // The daemon searches a plan once the meter has timed nine of ten kernels alone.
+    let learn_times = |tenant: &str| {
+        eventually_within("the times are known", JUDGED_WITHIN, || {
+            learn(&host, tenant);
+            let iteration = host.json(&["plan", "show", tenant, "--json"])["iteration"].clone();
+            number(&iteration, "unknown_times") <= 4
+        });
+    };
     let a = start("a");
-    learn(&host, "a");
+    learn_times("a");
     // Beside `a`, kernels of `b` would take longer.
     host.shows(&["pause", "a"]);
     let _b = start("b");
-    learn(&host, "b");
+    learn_times("b");
     host.shows(&["resume", "a"]);
     let plan = || host.json(&["plan", "show", "a", "--json"])["plans"][0].clone();
     let found = await_value_within(plan, |found| found["plan"].is_object(), COMMAND_LIMIT);
