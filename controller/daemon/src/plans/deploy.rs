@@ -244,10 +244,10 @@ impl Installation {
                         page.page().plan().set_place(tenant, place.word(number));
                         wake(page);
                     }
-                    // A session may write places without pause. A place that lasts for less than a
-                    // switch serves no cut.
-                    thread::sleep(Duration::from_nanos(Search::default().switch_ns));
                 }
+                // A session may change its page without pause. A place that lasts for less than a switch
+                // serves no cut.
+                thread::sleep(Duration::from_nanos(Search::default().switch_ns));
                 // The wait ends early if the place has changed since the reading.
                 let _ = futex::wait(progress.changes(), futex::Flags::empty(), seen, Some(&RELAY_NAP));
             }
