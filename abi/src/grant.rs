@@ -8,6 +8,7 @@
 
 use crate::MAX_GPUS;
 use crate::page::{Head, Kind, Page};
+use crate::plan::PlanSlot;
 use crate::seqlock::SeqLock;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 
@@ -302,6 +303,7 @@ pub struct GrantPage {
     fail_mode: AtomicU32,
     excerpt: AtomicU32,
     slots: [GrantSlot; MAX_GPUS],
+    plan: PlanSlot,
 }
 
 // SAFETY: the type is repr(C), begins with the head, contains only atomics (GrantSlot and SeqLock
@@ -366,6 +368,11 @@ impl GrantPage {
     pub fn slot(&self, gpu: usize) -> Option<&GrantSlot> {
         self.slots.get(gpu)
     }
+
+    /// Returns the plan that the session follows. An older daemon installs none.
+    pub fn plan(&self) -> &PlanSlot {
+        &self.plan
+    }
 }
 
 #[cfg(not(loom))]
@@ -379,7 +386,8 @@ const _: () = {
     assert!(core::mem::offset_of!(GrantPage, session_id) == 64);
     assert!(core::mem::offset_of!(GrantPage, excerpt) == 84);
     assert!(core::mem::offset_of!(GrantPage, slots) == 128);
-    assert!(size_of::<GrantPage>() == 4096);
+    assert!(core::mem::offset_of!(GrantPage, plan) == 2176);
+    assert!(size_of::<GrantPage>() == 5 * 4096);
 };
 
 #[cfg(all(test, not(loom)))]

@@ -36,6 +36,7 @@ pub mod ledger;
 pub mod meter;
 pub mod oversubscribe;
 pub mod page;
+pub mod plan;
 pub mod probe;
 pub mod quantity;
 pub mod recording;

@@ -9,6 +9,7 @@ use crate::MAX_GPUS;
 use crate::coverage::{Bypasses, Coverage};
 use crate::excerpt::Excerpt;
 use crate::page::{Head, Kind, Page};
+use crate::plan::Progress;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence, fence_after_exchange};
 
 /// The kind of allocation under which the interposer charged device memory.
@@ -312,6 +313,7 @@ pub struct MeterPage {
     ends: [AtomicU64; MAX_GPUS],
     sm_ppm: [AtomicU32; MAX_GPUS],
     excerpt: Excerpt,
+    progress: Progress,
 }
 
 // SAFETY: the type is repr(C), begins with the head, contains only atomics, and has its own kind.
@@ -391,6 +393,11 @@ impl MeterPage {
     /// empty.
     pub fn excerpt(&self) -> &Excerpt {
         &self.excerpt
+    }
+
+    /// Returns the session's place in its plan.
+    pub fn progress(&self) -> &Progress {
+        &self.progress
     }
 
     /// Returns the slot of a GPU, or `None` if `gpu` is no GPU index.

@@ -37,12 +37,14 @@ impl Capture {
     }
 }
 
-/// The number of active captures, and a bit that says whether the interposer records the process
-/// ([`crate::record`]). The number and the bit share a word, so that a launch loads only one word
-/// in most cases.
+/// The number of active captures, a bit that says whether the interposer records the process
+/// ([`crate::record`]), and a bit that says whether the process follows a plan ([`crate::plan`]). The
+/// number and the bits share a word, so that a launch loads only one word in most cases.
 static ACTIVE: AtomicU32 = AtomicU32::new(0);
 /// The bit of [`ACTIVE`] for a process that the interposer records.
 const RECORDED: u32 = 1 << 31;
+/// The bit of [`ACTIVE`] for a process that follows a plan.
+const PLANNED: u32 = 1 << 30;
 static CAPTURES: Mutex<{ Rank::Captures as u8 }, Vec<Capture>> = Mutex::new(Vec::new());
 
 /// The lock that keeps markers out of captures. A thread that records a marker holds the lock
@@ -98,8 +100,8 @@ pub fn may_join() -> bool {
     MARKERS.try_write().is_ok()
 }
 
-/// Returns whether launches may go at once, because no stream captures and the interposer does not
-/// record.
+/// Returns whether launches may go at once, because no stream captures, the interposer does not
+/// record, and the process follows no plan.
 #[inline(always)]
 pub fn is_clear() -> bool {
     ACTIVE.load(Ordering::Relaxed) == 0
@@ -108,7 +110,7 @@ pub fn is_clear() -> bool {
 /// Returns whether any stream of the process may be capturing.
 #[inline(always)]
 pub fn is_active() -> bool {
-    ACTIVE.load(Ordering::Relaxed) & !RECORDED != 0
+    ACTIVE.load(Ordering::Relaxed) & !(RECORDED | PLANNED) != 0
 }
 
 /// Checks that work on `stream` is not part of a capture.
@@ -129,12 +131,27 @@ pub fn is_recording() -> bool {
     ACTIVE.load(Ordering::Relaxed) & RECORDED != 0
 }
 
+/// Returns whether the process follows a plan.
+#[inline(always)]
+pub fn is_planned() -> bool {
+    ACTIVE.load(Ordering::Relaxed) & PLANNED != 0
+}
+
 /// Sets whether the interposer records the process from now on.
 pub fn set_recording(is_recording: bool) {
-    if is_recording {
-        ACTIVE.fetch_or(RECORDED, Ordering::SeqCst);
+    set(RECORDED, is_recording);
+}
+
+/// Sets whether the process follows a plan from now on.
+pub fn set_planned(is_planned: bool) {
+    set(PLANNED, is_planned);
+}
+
+fn set(bit: u32, is_set: bool) {
+    if is_set {
+        ACTIVE.fetch_or(bit, Ordering::SeqCst);
     } else {
-        ACTIVE.fetch_and(!RECORDED, Ordering::SeqCst);
+        ACTIVE.fetch_and(!bit, Ordering::SeqCst);
     }
 }
 
@@ -142,7 +159,7 @@ fn change(change: impl FnOnce(&mut Vec<Capture>)) {
     let mut captures = CAPTURES.lock();
     let before = captures.len() as u32;
     change(&mut captures);
-    // The addition of a difference leaves the bit as it is.
+    // The addition of a difference leaves the bits as they are.
     ACTIVE.fetch_add((captures.len() as u32).wrapping_sub(before), Ordering::SeqCst);
 }
 

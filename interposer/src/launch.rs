@@ -153,8 +153,9 @@ fn try_enter(stream: Stream, launch: Launch) -> Result<Entry, Bypass> {
     let blocked = blocked_calls::begin();
     let _relaxed = calls.beside_captures().ok_or(Bypass::CaptureMode)?;
     let lane = process.lane(stream)?;
-    if capture::is_recording() && lane.is_let_on() && lane.count(launch) {
-        // Without the recording of a capture, this launch would have gone at once.
+    let is_slowed = capture::is_recording() || capture::is_planned();
+    if is_slowed && lane.is_let_on() && lane.count(launch) {
+        // Without the recording or the plan, this launch would have gone at once.
         return Ok(Entry::Pass);
     }
     let gpu = lane.gpu;
@@ -267,6 +268,22 @@ pub fn flush() {
     let _uncancelled = os::uncancelled();
     let Some(_relaxed) = process.calls.beside_captures() else { return };
     thread::close_lanes(&process.calls);
+}
+
+/// Ends the thread's open segments directly after a launch on the stream, because another tenant waits
+/// for the end of this launch and of all launches before it.
+#[cold]
+pub fn end_segments(stream: Stream) {
+    let Some(process) = process::current() else { return };
+    let _uncancelled = os::uncancelled();
+    let calls = &process.calls;
+    let Some(_relaxed) = calls.beside_captures() else { return };
+    thread::close_lanes(calls);
+    // This thread has just put work on the stream, so an end event may go there, too.
+    if let Some(lane) = thread::lane(calls, stream).filter(|lane| lane.is_open()) {
+        lane.end(calls);
+    }
+    process.rouse_meter();
 }
 
 /// When a stream last began to wait for the host, ns; 0 if never. For a time after that, other

@@ -30,6 +30,7 @@ mod meter;
 mod nvml;
 mod os;
 mod pages;
+mod plan;
 mod process;
 mod record;
 mod reentry;

@@ -79,6 +79,8 @@ ranks! {
     Captures,
     /// The list of the threads' rings, in a process that the interposer records.
     Rings,
+    /// The plan that the process follows.
+    Plan,
 }
 
 /// A mutex of the level `RANK`. The mutex ignores poison, because no hook panics.

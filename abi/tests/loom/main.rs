@@ -10,6 +10,7 @@
 mod gate;
 mod ledger;
 mod meter;
+mod plan;
 mod seqlock;
 mod standalone;
 mod tally;

@@ -91,7 +91,7 @@ enum Command {
     Explain(explain::Args),
     /// Let an unmanaged process go on, as part of a tenant
     Adopt(adopt::Args),
-    /// Learn the kernels that a tenant repeats, and show plans for tenants that run at once
+    /// Learn the kernels that a tenant repeats, and let tenants that run at once follow a plan
     Plan(plan::Args),
     /// Measure a program's time by part of the SMs and batch, and draw the curve
     Profile(profile::Args),

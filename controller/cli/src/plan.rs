@@ -5,7 +5,8 @@ use anyhow::{Result, bail};
 use clap_complete::ArgValueCompleter;
 use deepres_model::admin::client::Client;
 use deepres_model::admin::plan::{
-    FoundStatus, IterationStatus, KernelStatus, MOST_LEARN_MS, PlanStatus, PredictionStatus,
+    DeploymentStatus, FoundStatus, IterationStatus, KernelStatus, MOST_LEARN_MS, PlanStatus,
+    PredictionStatus, Stage,
 };
 use deepres_model::admin::{Reply, Request};
 use deepres_model::quantity::Time;
@@ -26,11 +27,14 @@ const PERCENT: f64 = 100.0;
 #[command(after_help = "\
 A program that trains or serves repeats its kernels. `learn` lets the daemon record the tenant's launches for \
 some seconds, and find the repetition. If tenants with parts of the SMs under MPS share a GPU, the daemon \
-searches a plan for those that it knows. No tenant follows a plan yet (docs/granularity.md).
+searches a plan for those that it knows. `on` lets the tenants follow the plan, and `off` ends it. The daemon \
+measures the tenants with and without the plan by turns, and drops a plan that is not better \
+(docs/granularity.md).
 
 Examples:
   deepres plan learn train
   deepres plan learn serve --ms 20000
+  deepres plan on train
   deepres plan show train --json | jq '.iteration.period_ns'")]
 pub struct Args {
     #[command(subcommand)]
@@ -57,6 +61,18 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Let the tenant and others follow the plan that the daemon found for them
+    On {
+        /// Tenant, as `deepres ps` shows it
+        #[arg(add = ArgValueCompleter::new(completions::tenants))]
+        tenant: String,
+    },
+    /// End the plan that the tenant follows
+    Off {
+        /// Tenant, as `deepres ps` shows it
+        #[arg(add = ArgValueCompleter::new(completions::tenants))]
+        tenant: String,
+    },
 }
 
 /// Learns a tenant, or shows what the daemon knows of it.
@@ -74,12 +90,27 @@ pub fn run(args: &Args) -> Result<()> {
             } else {
                 print(&status, &mut out)
             };
-            match printed {
-                // The reader has closed the pipe (`deepres plan show train | head`).
-                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-                printed => Ok(printed?),
-            }
+            printed_out(printed)
         }
+        Command::On { tenant } => {
+            let status = ask(&mut client, &Request::PlanOn { tenant: tenant.clone() })?;
+            let mut out = io::stdout().lock();
+            printed_out(status.plans.iter().try_for_each(|found| print_found(found, &mut out)))
+        }
+        Command::Off { tenant } => {
+            ask(&mut client, &Request::PlanOff { tenant: tenant.clone() })?;
+            println!("{tenant}: no tenant follows the plan any more");
+            Ok(())
+        }
+    }
+}
+
+/// Returns the result of a command that has printed its answer.
+fn printed_out(printed: io::Result<()>) -> Result<()> {
+    match printed {
+        // The reader has closed the pipe (`deepres plan show train | head`).
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        printed => Ok(printed?),
     }
 }
 
@@ -184,7 +215,7 @@ fn print_iteration(iteration: &IterationStatus, out: &mut impl Write) -> io::Res
 
 /// Prints the result of a search for a plan.
 pub fn print_found(found: &FoundStatus, out: &mut impl Write) -> io::Result<()> {
-    let FoundStatus { gpu, tenants, why_none, plan } = found;
+    let FoundStatus { gpu, tenants, why_none, plan, deployment } = found;
     let of = format!("gpu {gpu}, {}", tenants.join(" and "));
     let Some(plan) = plan else {
         let why = why_none.as_deref().unwrap_or("the daemon searches still");
@@ -201,14 +232,43 @@ pub fn print_found(found: &FoundStatus, out: &mut impl Write) -> io::Result<()> 
     }
     writeln!(
         out,
-        "  plan       {of}: predicted {} instead of {} ({:.1} % less; bound {}), with {} cuts that cost {}; found only, because no tenant follows plans yet",
+        "  plan       {of}: predicted {} instead of {} ({:.1} % less; bound {}), with {} cuts that cost {}",
         Time(*planned_ns),
         Time(*unplanned_ns),
         PERCENT * gain,
         Time(*bound_ns),
         cuts.len(),
         Time(*cost_ns)
-    )
+    )?;
+    let followed = match (deployment, tenants.first()) {
+        (Some(deployment), _) => followed(deployment),
+        (None, Some(first)) => format!("no; `deepres plan on {first}` lets the tenants follow the plan"),
+        (None, None) => return Ok(()),
+    };
+    writeln!(out, "  followed   {followed}")
+}
+
+/// Says how tenants follow a plan.
+fn followed(deployment: &DeploymentStatus) -> String {
+    let DeploymentStatus { stage, follows, why, pairs, gain, noise } = deployment;
+    let stage = match stage {
+        Stage::Trial => "on trial",
+        Stage::Kept => "kept",
+        Stage::Dropped => "dropped",
+    };
+    let measured = match gain.zip(*noise) {
+        Some((gain, noise)) => {
+            format!(
+                "; measured {:+.1} % ± {:.1} % work, in {pairs} pairs of stints",
+                PERCENT * gain,
+                PERCENT * noise
+            )
+        }
+        None => format!("; measured {pairs} pairs of stints"),
+    };
+    let now = if *follows { "; in force now" } else { "" };
+    let why = why.as_ref().map_or_else(String::new, |why| format!(": {why}"));
+    format!("{stage}{why}{measured}{now}")
 }
 
 #[cfg(test)]
@@ -235,6 +295,29 @@ mod tests {
     }
 
     #[test]
+    fn a_plan_is_said_with_its_stage_its_reason_and_its_figures() {
+        let trial = DeploymentStatus {
+            stage: Stage::Trial,
+            follows: true,
+            why: None,
+            pairs: 2,
+            gain: None,
+            noise: None,
+        };
+        assert_eq!(followed(&trial), "on trial; measured 2 pairs of stints; in force now");
+        let dropped = DeploymentStatus {
+            stage: Stage::Dropped,
+            follows: false,
+            why: Some("`a` departed".to_owned()),
+            pairs: 4,
+            gain: Some(-0.012),
+            noise: Some(0.005),
+        };
+        let said = followed(&dropped);
+        assert_eq!(said, "dropped: `a` departed; measured -1.2 % ± 0.5 % work, in 4 pairs of stints");
+    }
+
+    #[test]
     fn what_is_not_known_is_said() {
         let iteration = IterationStatus {
             learned_ns: 1,
@@ -249,7 +332,8 @@ mod tests {
             unknown_widths: 1,
             kernels: vec![kernel(Some("gemm"), Some(2_000)), kernel(None, None)],
         };
-        let none = FoundStatus { gpu: 0, tenants: vec!["a".into(), "b".into()], why_none: None, plan: None };
+        let tenants = vec!["a".into(), "b".into()];
+        let none = FoundStatus { gpu: 0, tenants, why_none: None, plan: None, deployment: None };
         let mut status = PlanStatus {
             tenant: "a".to_owned(),
             recording: false,

@@ -212,6 +212,8 @@ pub async fn answer(request: Request, shared: &Rc<Shared>) -> Reply {
         }
         Request::PlanLearn { tenant, ms } => planned(plans::learn(&tenant, ms, shared)),
         Request::PlanShow { tenant } => planned(plans::show(&tenant, shared)),
+        Request::PlanOn { tenant } => kept(plans::on(&tenant, shared).map(plan), shared).await,
+        Request::PlanOff { tenant } => kept(plans::off(&tenant, shared).map(plan), shared).await,
         Request::Set { tenant, wish, unset } => {
             change(&tenant, shared, |registry| registry.set(&tenant, *wish, &unset)).await
         }
@@ -280,8 +282,8 @@ async fn change(
     }
 }
 
-/// Returns the answer to an agent, after the state file has the present allocations. If the daemon
-/// cannot write the file, the log says so, and the agent tells the next daemon its allocations.
+/// Returns an answer, after the state file has the present allocations and plans. If the daemon cannot
+/// write the file, the log says so. An agent tells the next daemon its allocations.
 async fn kept(answer: Result<Reply, String>, shared: &Shared) -> Reply {
     match answer {
         Ok(reply) => {
@@ -293,7 +295,11 @@ async fn kept(answer: Result<Reply, String>, shared: &Shared) -> Reply {
 }
 
 fn planned(answer: Result<PlanStatus, String>) -> Reply {
-    answer.map_or_else(|message| Reply::Error { message }, |status| Reply::Plan(Box::new(status)))
+    answer.map_or_else(|message| Reply::Error { message }, plan)
+}
+
+fn plan(status: PlanStatus) -> Reply {
+    Reply::Plan(Box::new(status))
 }
 
 /// Returns the answer for the case that an arbiter hangs.

@@ -273,12 +273,13 @@ pub fn run(
     gpus.set_faults(options.faults);
     let mut registry = Registry::new(config, gpus, beat);
     let mut state = StateFile::at(options.directory.state_file());
-    let (mut before, mut away) = (Before::default(), Vec::new());
+    let (mut before, mut away, mut plans) = (Before::default(), Vec::new(), Plans::default());
     if let Some(mut state) = state.load() {
         before.adopted = std::mem::take(&mut state.adopted);
         before.held = std::mem::take(&mut state.held);
         away = std::mem::take(&mut state.away);
         registry.restore(&state)?;
+        plans.restore(std::mem::take(&mut state.plans), &registry);
     }
     before.adopted.retain(|adopted| adopted.process.is_alive());
     before.returning = registry.returning();
@@ -307,7 +308,7 @@ pub fn run(
         slurm: Slurm::default(),
         lines,
         residency: RefCell::default(),
-        plans: RefCell::default(),
+        plans: RefCell::new(plans),
         admin_group,
         is_of_run: options.exits_idle,
         changed: Notify::new(),
@@ -324,6 +325,7 @@ pub fn run(
         tokio::task::spawn_local(look_ups::serve(Rc::clone(&shared)));
         tokio::task::spawn_local(residency::serve(Rc::clone(&shared)));
         residency::bring_back_left(away, &shared);
+        plans::resume(&shared);
         tokio::task::spawn_local(memory::reconcile::serve(Rc::clone(&shared)));
         tokio::task::spawn_local(memory::log::serve(shared.status.subscribe()));
         let faults = shared.registry.borrow().gpus().faults().clone();

@@ -15,6 +15,7 @@ use crate::launch::{self, Entry};
 use crate::memory::graphs::{self as allocations, Taker};
 use crate::meter::segment::{Kind, Launch};
 use crate::meter::{estimates, graphs};
+use crate::plan;
 use crate::process;
 use crate::record;
 use crate::reentry;
@@ -132,10 +133,12 @@ impl KernelCall {
     }
 
     /// Makes the launch by `call`, through gate and meter, in a thread that is marked as inside a
-    /// hook. If the process writes a trace, writes the launch to the trace. Returns the result.
+    /// hook. If the process writes a trace, writes the launch to the trace. If the process follows a
+    /// plan, holds the launch at the plan's cuts. Returns the result.
     fn make_inside(self, call: &mut dyn FnMut() -> CUresult) -> CUresult {
         record::launch(self.api, self.on, self.function, self.grid, self.block, self.shared_bytes);
-        metered(self.on, self.launch(), call)
+        let launch = self.launch();
+        plan::along(self.on, launch.key, || metered(self.on, launch, call))
     }
 }
 
@@ -221,7 +224,9 @@ super::hook! {
             }
             // The API tells the reader of the trace that this is a graph and not a kernel.
             record::launch(of.api, on, graph as CUfunction, [0; 3], [0; 3], 0);
-            metered(on, launch(), &mut &call)
+            // The key of the recording, because the daemon learned the plan from a recording.
+            let key = estimates::launch_key(graph as u64, [0; 3], [0; 3], 0);
+            plan::along(on, key, || metered(on, launch(), &mut &call))
         };
         // The graph takes memory before it passes the gate, because a launch that waits for memory
         // is not yet on its way to the GPU.

@@ -111,6 +111,9 @@ pub struct Contents {
     pub is_end_only: bool,
     /// Whether the segment has no end event, so that the meter thread cannot measure it.
     pub is_lost: bool,
+    /// The number of launches that the process had submitted along plans before the segment's first
+    /// launch ([`crate::plan`]).
+    pub planned_before: u64,
 }
 
 macro_rules! segment {
@@ -156,6 +159,7 @@ segment! {
     is_copy: AtomicBool,
     is_end_only: AtomicBool,
     is_lost: AtomicBool,
+    planned_before: AtomicU64,
 }
 
 impl Segment {

@@ -24,6 +24,7 @@ use crate::log::say;
 use crate::memory::overhead::Appraisals;
 use crate::memory::pressure::Pressure;
 use crate::os;
+use crate::plan;
 use crate::process::{self, Process};
 use crate::record;
 use crate::reentry;
@@ -131,6 +132,11 @@ struct Meter {
     /// Without a daemon: the time at which the meter thread must next act as the arbiter, ns.
     turn_at_ns: Option<u64>,
     appraisals: Appraisals,
+    /// Of the launches that the process submitted along plans, the number of first ones that have all
+    /// finished, as the present look shows. 0 if the look cannot see a context.
+    finished: u64,
+    /// Whether another tenant of the plan may wait for the end of a launch under way.
+    is_awaited: bool,
 }
 
 impl Meter {
@@ -150,6 +156,8 @@ impl Meter {
             moves: Moves::None,
             turn_at_ns: None,
             appraisals: Appraisals::default(),
+            finished: 0,
+            is_awaited: false,
         }
     }
 
@@ -205,6 +213,8 @@ impl Meter {
                 account.beside_ns = now_ns;
             }
         }
+        // Each launch of this count is in a segment by now.
+        self.finished = plan::submitted();
         for context in self.process.contexts() {
             self.read(context, now_ns);
         }
@@ -212,6 +222,7 @@ impl Meter {
             coverage::publish(session.meter(), now_ns);
             self.pressure.look(session, &self.process.gpus);
             record::look(session, &self.process.gpus);
+            self.is_awaited = plan::look(self.here, session, self.finished);
         }
         self.appraisals.step(self.process, now_ns);
         self.charge_late();
@@ -321,6 +332,7 @@ impl Meter {
                 account.is_occupied = true;
                 account.computing_streams += 1;
             }
+            self.finished = 0;
             return;
         };
         if context.is_dead() || inner.lanes.is_empty() {
@@ -335,6 +347,7 @@ impl Meter {
             }
             if !is_current {
                 if !calls.set_current(context.home()) {
+                    self.finished = 0;
                     return self.lose(context, &mut inner, now_ns);
                 }
                 inner.reached(self.here);
@@ -343,6 +356,7 @@ impl Meter {
                 }
                 if !self.is_relaxed && capture::is_active() {
                     // The driver's queries could end another thread's capture.
+                    self.finished = 0;
                     return;
                 }
                 is_current = true;
@@ -352,6 +366,7 @@ impl Meter {
                 account.has_computed |= lane.is_computing();
             }
             self.complete(context, &mut inner, lane);
+            self.finished = self.finished.min(lane.planned_before(&inner).unwrap_or(u64::MAX));
             if lane.is_busy()
                 && let Some(account) = self.accounts.get_mut(context.ordinal)
             {
@@ -638,6 +653,7 @@ impl Meter {
             (false, _) if self.idle_ticks >= LINGER_TICKS => SLEEP_NS,
             (true, true) if self.is_drained_soon() => TICK_DRAINING_NS,
             (_, true) => TICK_CONTENDED_NS,
+            (true, false) if self.is_awaited => TICK_CONTENDED_NS,
             (true, false) => TICK_ALONE_NS,
             (false, false) => TICK_LINGER_NS,
         };

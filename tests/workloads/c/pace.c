@@ -24,11 +24,17 @@
  *   within:BYTES  copies BYTES within the device's memory, at most half of what to: may copy
  *   host:US       queues a host function of US microseconds in the stream
  *   after:N       makes the stream wait for the work launched on stream N
- *   all:N         makes every stream of the context wait for the work launched on stream N */
+ *   all:N         makes every stream of the context wait for the work launched on stream N
+ *   blocks:N      gives N blocks to the kernels that the thread launches after it
+ *   sleep:US      sleeps on the host for US microseconds
+ *
+ * From a signal SIGUSR1 on, each kernel has one more block, so the pattern has other kernels. */
 #include "driver.h"
 #include <pthread.h>
+#include <signal.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 enum { MAX_STREAMS = 64, MAX_STEPS = 64, MAX_CONTEXTS = 8, COPY_BYTES_MAX = 64 << 20 };
 
@@ -46,8 +52,15 @@ static void spin_us(long us) {
 
 static void host_function(void *us) { spin_us((long)us); }
 
+static volatile sig_atomic_t more_blocks;
+
+static void add_block(int signal) {
+    (void)signal;
+    more_blocks = 1;
+}
+
 typedef struct {
-    enum { KERNEL, GRAPH, WAIT, SYNC, TO, FROM, SET, WITHIN, HOST, AFTER, ALL } what;
+    enum { KERNEL, GRAPH, WAIT, SYNC, TO, FROM, SET, WITHIN, HOST, AFTER, ALL, BLOCKS, SLEEP } what;
     /* By context. */
     CUfunction kernel[MAX_CONTEXTS];
     CUgraphExec graph[MAX_CONTEXTS];
@@ -98,6 +111,8 @@ static step parse(const char *text) {
     else if (!strncmp(text, "host:", 5)) s.what = HOST;
     else if (!strncmp(text, "after:", 6)) s.what = AFTER;
     else if (!strncmp(text, "all:", 4)) s.what = ALL;
+    else if (!strncmp(text, "blocks:", 7)) s.what = BLOCKS;
+    else if (!strncmp(text, "sleep:", 6)) s.what = SLEEP;
     else {
         int repeats = !strncmp(text, "while:", 6), is_graph = repeats || !strncmp(text, "graph:", 6);
         snprintf(name, sizeof name, "%s", is_graph ? colon + 1 : text);
@@ -125,6 +140,7 @@ static void *run(void *unused) {
     CUdeviceptr device[MAX_CONTEXTS];
     void *host;
     int per_thread = !strcmp(default_stream, "per-thread"), least, greatest;
+    long blocks = 1;
     for (long c = context_count; c-- > 0;) {
         CHECK(cu(cuCtxSetCurrent)(contexts[c]));
         CHECK(cu(cuMemAlloc_v2)(&device[c], COPY_BYTES_MAX));
@@ -153,8 +169,10 @@ static void *run(void *unused) {
                     c = context_of(launches % streams);
                     stream = on[launches++ % streams];
                     enter(c);
-                    if (per_thread) CHECK(cu(cuLaunchKernel_ptsz)(s->kernel[c], 1, 1, 1, 32, 1, 1, 0, 0, NULL, NULL));
-                    else CHECK(cu(cuLaunchKernel)(s->kernel[c], 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL));
+                    unsigned grid = blocks + more_blocks;
+                    if (per_thread)
+                        CHECK(cu(cuLaunchKernel_ptsz)(s->kernel[c], grid, 1, 1, 32, 1, 1, 0, 0, NULL, NULL));
+                    else CHECK(cu(cuLaunchKernel)(s->kernel[c], grid, 1, 1, 32, 1, 1, 0, stream, NULL, NULL));
                 }
                 break;
             case GRAPH:
@@ -164,6 +182,8 @@ static void *run(void *unused) {
                 else CHECK(cu(cuGraphLaunch)(s->graph[c], stream));
                 break;
             case WAIT: spin_us(s->number); break;
+            case BLOCKS: blocks = s->number; break;
+            case SLEEP: usleep(s->number); break;
             case SYNC:
                 for (long each = 0; each < context_count; each++) {
                     enter(each);
@@ -227,6 +247,7 @@ int main(int argc, char **argv) {
                 MAX_STREAMS, MAX_STEPS, MAX_CONTEXTS);
         return 2;
     }
+    signal(SIGUSR1, add_block);
     contexts[0] = open_context();
     for (long c = 1; c < context_count; c++)
         CHECK(cu(cuCtxCreate_v2)(&contexts[c], CU_CTX_SCHED_AUTO, c % gpus));

@@ -17,19 +17,21 @@ pub use file::{Saved, StateFile};
 use crate::arbiter::{Counters, SavedAccount, SavedMeter};
 use crate::identity::Key;
 use crate::tenant::Allotment;
+use deepres_model::admin::plan::IterationStatus;
 use deepres_model::allocation::Allocation;
 use deepres_model::authority::Wish;
 use deepres_model::identity::Container;
 use deepres_model::identity::Found;
 use deepres_model::probes::Adopted;
 use deepres_model::process::ProcessKey;
+use deepres_policy::granularity::Plan;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// The major version of the layout. The daemon refuses files of another major version.
 const MAJOR: u32 = 1;
 /// The minor version of the layout. A change that adds a field raises the minor version.
-const MINOR: u32 = 7;
+const MINOR: u32 = 8;
 
 /// The version of the state file's layout.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,7 +47,7 @@ struct Head {
 }
 
 /// The state that a daemon saves, as the content of the state file.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct State {
     deepres_state: Version,
     /// The kernel's id of this run of the machine. The monotonic clock and the process ids begin
@@ -72,6 +74,20 @@ pub struct State {
     /// Processes of tenants that are suspended, or on their way off the GPUs or back.
     #[serde(default)]
     pub away: Vec<AwayProcess>,
+    /// The plans that tenants follow.
+    #[serde(default)]
+    pub plans: Vec<SavedPlan>,
+}
+
+/// A plan that tenants follow.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SavedPlan {
+    /// The GPU's UUID, `GPU-…`.
+    pub uuid: String,
+    /// The tenants' names and iterations, by their numbers in the plan.
+    pub tenants: Vec<(String, IterationStatus)>,
+    /// The plan.
+    pub plan: Plan,
 }
 
 /// A process that is suspended with the rest of its tenant.
@@ -218,6 +234,7 @@ impl State {
             held: Vec::new(),
             allocations: Vec::new(),
             away: Vec::new(),
+            plans: Vec::new(),
         }
     }
 
@@ -233,6 +250,7 @@ impl State {
             || self.held != other.held
             || self.allocations != other.allocations
             || self.away != other.away
+            || self.plans != other.plans
             || !self.gpus.iter().map(news).eq(other.gpus.iter().map(news))
     }
 
@@ -265,6 +283,7 @@ pub fn parse(bytes: &[u8]) -> Result<State, StateError> {
 mod tests {
     use super::*;
     use deepres_model::allocation::{PodContainer, Token};
+    use deepres_policy::granularity::Cut;
 
     /// Returns a state with a value in every field.
     pub fn example() -> State {
@@ -299,11 +318,38 @@ mod tests {
             gpus: vec![gpu.uuid.clone()],
             holder: Some(PodContainer::default()),
         };
+        let iteration = IterationStatus {
+            learned_ns: 5,
+            purpose: "training".to_owned(),
+            period_ns: 9,
+            idle_ns: 1,
+            repeats: 3,
+            launches: 4,
+            explained: 3,
+            lost: 0,
+            unknown_times: 0,
+            unknown_widths: 0,
+            kernels: Vec::new(),
+        };
+        let plan = Plan {
+            cuts: vec![Cut { tenant: 0, kernel: 3, other: 1, until: 2 }],
+            sequential_ns: 20.0,
+            unplanned_ns: 15.0,
+            planned_ns: 12.0,
+            in_order_gain: 0.125,
+            bound_ns: 10.0,
+            residue_ns: 2.0,
+            cost_ns: 1.0,
+            longest_wait_ns: 3.0,
+        };
+        let tenants = vec![("train".to_owned(), iteration)];
+        let plans = vec![SavedPlan { uuid: gpu.uuid.clone(), tenants, plan }];
         State {
             adopted,
             held: vec![process],
             allocations: vec![allocation],
             away,
+            plans,
             ..State::new("this boot", 1_000, vec![gpu], vec![tenant])
         }
     }

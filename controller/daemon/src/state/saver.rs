@@ -84,6 +84,7 @@ pub async fn save(shared: &Shared) -> Saved {
     let board = shared.watcher.board();
     (state.adopted, state.held) = (board.adopted, board.held);
     state.away = shared.residency.borrow().away();
+    state.plans = shared.plans.borrow().saved(shared.registry.borrow().gpus());
     let saved = tokio::task::spawn_blocking(move || file.save(state))
         .await
         .unwrap_or_else(|error| Saved::Failed(error.to_string()));

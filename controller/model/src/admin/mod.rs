@@ -122,6 +122,16 @@ pub enum Request {
         /// The tenant's name.
         tenant: String,
     },
+    /// Lets the tenant and others follow the plan that the daemon found for them.
+    PlanOn {
+        /// The tenant's name.
+        tenant: String,
+    },
+    /// Ends the plan that the tenant follows.
+    PlanOff {
+        /// The tenant's name.
+        tenant: String,
+    },
 }
 
 impl Request {
@@ -209,7 +219,8 @@ pub enum Reply {
         /// The reason, as a sentence.
         why: String,
     },
-    /// Reply to [`Request::PlanLearn`] and [`Request::PlanShow`].
+    /// Reply to [`Request::PlanLearn`], [`Request::PlanShow`], [`Request::PlanOn`] and
+    /// [`Request::PlanOff`].
     Plan(Box<plan::PlanStatus>),
     /// The daemon cannot do what was requested.
     Error {

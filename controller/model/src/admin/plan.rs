@@ -84,6 +84,39 @@ pub struct FoundStatus {
     pub why_none: Option<String>,
     /// The plan; `None` while the daemon searches.
     pub plan: Option<PredictionStatus>,
+    /// How the tenants follow the plan; `None` if nobody has turned it on.
+    #[serde(default)]
+    pub deployment: Option<DeploymentStatus>,
+}
+
+/// The stage of a plan that an administrator has turned on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Stage {
+    /// The daemon measures the tenants with the plan and without it, by turns.
+    Trial,
+    /// The plan is better. The tenants follow it, with a pause now and then to measure again.
+    Kept,
+    /// The tenants do not follow the plan any more.
+    Dropped,
+}
+
+/// How tenants follow a plan.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct DeploymentStatus {
+    /// The stage.
+    pub stage: Stage,
+    /// Whether each tenant keeps to the plan at this moment.
+    pub follows: bool,
+    /// Why the plan was dropped, or why the tenants did not follow it when the daemon last tried.
+    pub why: Option<String>,
+    /// The number of pairs of stints, with the plan and without it, that decide at present.
+    pub pairs: usize,
+    /// The measured gain in the work of all tenants, as a part of the work without the plan; `None`
+    /// before there are enough pairs.
+    pub gain: Option<f64>,
+    /// The noise of the gain. The plan is better if the gain exceeds the noise.
+    pub noise: Option<f64>,
 }
 
 /// The figures that the daemon's model of the GPU predicts for a plan. Each time is for one
@@ -92,7 +125,7 @@ pub struct FoundStatus {
 pub struct PredictionStatus {
     /// Whether the plan is worth its while.
     pub pays: bool,
-    /// Whether the tenants follow the plan. No daemon lets tenants follow plans yet.
+    /// Whether the plan is on trial or kept ([`FoundStatus::deployment`]).
     pub installed: bool,
     /// The gain over the best way without a plan, as a part of its time.
     pub gain: f64,

@@ -12,7 +12,8 @@
 //!
 //! [`Search`] finds cuts. [`device`] says what a plan comes to on a model of the GPU. The area and
 //! the longest tenant bound every plan. A plan is worth its while only in mixes in which the model
-//! predicts a gain ([`Plan::pays`]). [`gate`] lets a tenant wait for a bounded time.
+//! predicts a gain ([`Plan::pays`]). [`gate`] lets a tenant wait for a bounded time. [`trial`]
+//! compares the measured work with and without a plan.
 //!
 //! GACER (arXiv 2304.11745) has the idea of cuts and of the residue. Its text and code are not
 //! public, so the search is our own.
@@ -26,15 +27,15 @@ pub mod period;
 pub mod recorded;
 #[cfg(test)]
 mod tests;
+pub mod trial;
 
 use alloc::vec::Vec;
 use core::fmt;
 use core::time::Duration;
 
+pub use deepres_abi::plan::{Cut, MOST_TENANTS};
 use device::{Mix, Sharing, Watch};
 
-/// The most tenants that a plan can have.
-pub const MOST_TENANTS: usize = 3;
 /// The least gain that a plan has to predict, as a part of the time without a plan. The model of
 /// the GPU is not more exact.
 const MARGIN: f64 = 0.02;
@@ -59,19 +60,6 @@ pub struct Kernel {
     pub pause_ns: u64,
     /// Whether the kernel begins only after all earlier kernels of the iteration, on every stream.
     pub joins: bool,
-}
-
-/// A cut of a plan: the kernel waits until `other` has finished all its kernels before `until`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Cut {
-    /// The number of the tenant that waits.
-    pub tenant: usize,
-    /// The place of the kernel in the tenant's iteration. Later kernels wait, too.
-    pub kernel: usize,
-    /// The number of the other tenant.
-    pub other: usize,
-    /// A place in the other tenant's iteration, or its length for the end.
-    pub until: usize,
 }
 
 /// More than [`MOST_TENANTS`] tenants.
@@ -114,6 +102,7 @@ impl Default for Search {
 /// A plan, and what the model of the GPU predicts for it. Each figure is for one iteration of all
 /// tenants.
 #[derive(Debug, Clone, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Plan {
     /// The cuts, in order.
     pub cuts: Vec<Cut>,

@@ -273,9 +273,23 @@ struct Client {
     launches: Vec<(u64, u64)>,
     departs_at: usize,
     done: usize,
+    /// The launches that were done when the gate began to count.
+    counts_from: Option<usize>,
     /// When its last kernel ends, or its launch asks again, us.
     next_us: u64,
     asks: bool,
+}
+
+impl Client {
+    fn is_live(&self) -> bool {
+        self.done < self.launches.len()
+    }
+
+    /// A tenant that has ended is gone, as the daemon tells the others.
+    fn place(&self) -> Place {
+        let finished = self.done - self.counts_from.unwrap_or(self.done);
+        if self.is_live() { self.gate.place(finished as u64) } else { Place::Gone }
+    }
 }
 
 proptest! {
@@ -283,21 +297,25 @@ proptest! {
 
     #[test]
     fn a_gate_never_holds_a_launch_longer_than_its_bound_whatever_departs(
-        tenants in proptest::collection::vec((proptest::collection::vec(1u64..20, 1..12), 0usize..40), 2..=MOST_TENANTS),
+        tenants in proptest::collection::vec(
+            (proptest::collection::vec((0u64..4, 1u64..20), 1..12), any::<usize>(), 0usize..80), 2..=MOST_TENANTS,
+        ),
         cuts in cuts(),
         bound_us in 0u64..50,
-        rounds in 1usize..4,
+        rounds in 1usize..7,
     ) {
-        let mut clients: Vec<Client> = tenants.iter().enumerate().map(|(tenant, (times, departs_at))| {
-            // The keys are the places; the one that departs has a key of no plan.
-            let keys: Vec<u64> = (0..times.len() as u64).collect();
-            let mut launches: Vec<(u64, u64)> =
-                (0..times.len() * rounds).map(|at| (keys[at % keys.len()], times[at % times.len()])).collect();
+        let mut clients: Vec<Client> = tenants.iter().enumerate().map(|(tenant, (kernels, from, departs_at))| {
+            // Keys repeat within an iteration. The plan begins anywhere in it. The launch that departs
+            // has a key of no plan.
+            let keys: Vec<u64> = kernels.iter().map(|kernel| kernel.0).collect();
+            let each = kernels.iter().cycle().skip(from % kernels.len()).take(kernels.len() * rounds);
+            let mut launches: Vec<(u64, u64)> = each.copied().collect();
             if let Some(launch) = launches.get_mut(*departs_at) {
                 launch.0 = u64::MAX;
             }
             let gate = Gate::new(tenant, keys, &cuts, bound_us);
-            Client { gate, launches, departs_at: *departs_at, done: 0, next_us: 0, asks: true }
+            let departs_at = *departs_at;
+            Client { gate, launches, departs_at, done: 0, counts_from: None, next_us: 0, asks: true }
         }).collect();
         let mut waited_us = vec![0; clients.len()];
         let ideal_us: Vec<u64> =
@@ -307,9 +325,8 @@ proptest! {
         let mut changed = false;
         let mut now_us = 0;
         for _ in 0..100_000 {
-            let is_live = |client: &Client| client.done < client.launches.len();
-            // A tenant that waits asks again when another one has finished a kernel.
-            let times = clients.iter().filter(|client| is_live(client)).map(|client| match client.asks {
+            // A tenant that waits asks again when the place of another one has changed.
+            let times = clients.iter().filter(|client| client.is_live()).map(|client| match client.asks {
                 true if changed => now_us,
                 _ => client.next_us,
             });
@@ -318,7 +335,8 @@ proptest! {
             let all_ask = changed;
             changed = false;
             for at in 0..clients.len() {
-                if !is_live(&clients[at]) || (clients[at].next_us > now_us && !(clients[at].asks && all_ask)) {
+                let client = &clients[at];
+                if !client.is_live() || (client.next_us > now_us && !(client.asks && all_ask)) {
                     continue;
                 }
                 if !clients[at].asks {
@@ -326,24 +344,20 @@ proptest! {
                     clients[at].asks = true;
                     ended_us[at] = now_us;
                     changed = true;
-                    if !is_live(&clients[at]) {
+                    if !clients[at].is_live() {
                         continue;
                     }
                 }
                 let mut places = [Place::Gone; MOST_TENANTS];
                 for (place, client) in places.iter_mut().zip(&clients) {
-                    let length = client.launches.len() / rounds;
-                    if client.gate.is_planned() && is_live(client) {
-                        let (iterations, kernel) = ((client.done / length) as u64, client.done % length);
-                        *place = Place::At { iterations, kernel };
-                    }
+                    *place = client.place();
                 }
                 let client = &mut clients[at];
                 let (key, takes_us) = client.launches[client.done];
-                let was_planned = client.gate.is_planned();
+                let (was_planned, before) = (client.gate.is_planned(), client.place());
                 match client.gate.launch(now_us, key, &places) {
                     Answer::Wait(until_us) => {
-                        prop_assert!(was_planned && client.done < client.departs_at);
+                        prop_assert!(was_planned && client.done != client.departs_at);
                         let since_us = *waits_since_us[at].get_or_insert(now_us);
                         prop_assert!(until_us > now_us && until_us <= since_us + bound_us);
                         client.next_us = until_us;
@@ -352,10 +366,14 @@ proptest! {
                         let wait_us = waits_since_us[at].take().map_or(0, |since_us| now_us - since_us);
                         prop_assert!(wait_us <= bound_us, "{wait_us} of {bound_us}");
                         waited_us[at] += wait_us;
-                        prop_assert!(client.done < client.departs_at || !client.gate.is_planned());
+                        prop_assert!(client.done != client.departs_at || !client.gate.counts());
                         (client.asks, client.next_us) = (false, now_us + takes_us);
                     }
                 }
+                if client.gate.counts() {
+                    client.counts_from.get_or_insert(client.done);
+                }
+                changed |= client.place() != before;
             }
         }
         for at in 0..clients.len() {
@@ -365,11 +383,111 @@ proptest! {
     }
 }
 
+fn places() -> impl Strategy<Value = [Place; MOST_TENANTS]> {
+    let at = (any::<u64>(), any_place()).prop_map(|(iterations, kernel)| Place::At { iterations, kernel });
+    let place =
+        prop_oneof![3 => at, 1 => Just(Place::Coming), 1 => Just(Place::Ready), 1 => Just(Place::Gone)];
+    [place.clone(), place.clone(), place]
+}
+
+proptest! {
+    #[test]
+    fn any_plan_and_any_places_hold_a_launch_for_its_bound_at_most(
+        tenant in any_place(),
+        keys in proptest::collection::vec(0u64..3, 0..6),
+        cuts in proptest::collection::vec(
+            (any_place(), any_place(), any_place(), any_place())
+                .prop_map(|(tenant, kernel, other, until)| Cut { tenant, kernel, other, until }),
+            0..6,
+        ),
+        bound_ns in any::<u64>(),
+        launches in proptest::collection::vec((0u64..3, places(), any::<u64>()), 0..60),
+    ) {
+        let mut gate = Gate::new(tenant, keys, &cuts, bound_ns);
+        for (key, others, finished) in launches {
+            if let Answer::Wait(until_ns) = gate.launch(7, key, &others) {
+                prop_assert!(until_ns > 7 && until_ns - 7 <= bound_ns);
+                prop_assert_eq!(gate.launch(until_ns, key, &others), Answer::Launch);
+            }
+            gate.place(finished);
+        }
+    }
+}
+
+/// The places of tenants of which each is at this kernel of its first iteration.
+fn all_at(iterations: u64, kernel: usize) -> [Place; MOST_TENANTS] {
+    [Place::At { iterations, kernel }; MOST_TENANTS]
+}
+
+/// Returns the gate of tenant 0, which has gone through an iteration and met the others.
+fn met(keys: &[u64], cuts: &[Cut], bound_ns: u64) -> Gate {
+    let mut gate = Gate::new(0, keys.to_vec(), cuts, bound_ns);
+    for key in keys {
+        assert_eq!((gate.launch(0, *key, &all_at(0, 0)), gate.counts()), (Answer::Launch, false));
+    }
+    assert_eq!(gate.place(0), Place::Ready);
+    gate
+}
+
+#[test]
+fn a_gate_finds_its_iteration_wherever_the_plan_begins() {
+    let iteration = [1, 1, 2, 1, 1, 3];
+    for from in 0..iteration.len() {
+        let mut gate = Gate::new(0, iteration.to_vec(), &[], 0);
+        let mut launches = iteration.iter().cycle().skip(from);
+        let mut sought = 0;
+        while gate.place(0) == Place::Coming {
+            assert_eq!(gate.launch(0, *launches.next().unwrap(), &all_at(0, 0)), Answer::Launch);
+            sought += 1;
+        }
+        assert!(sought < 2 * iteration.len(), "from {from}: {sought}");
+        assert!((from + sought).is_multiple_of(iteration.len()), "from {from}: {sought}");
+        assert_eq!(gate.launch(0, 7, &all_at(0, 0)), Answer::Launch);
+        assert_eq!(gate.place(0), Place::Gone, "another launch than the plan's");
+    }
+    // A sequence that never is the iteration is sought for ever, and never waits.
+    let mut gate = Gate::new(0, iteration.to_vec(), &[], 0);
+    assert!((0..100).all(|at| gate.launch(0, at % 3, &all_at(0, 0)) == Answer::Launch));
+    assert_eq!(gate.place(0), Place::Coming);
+}
+
+#[test]
+fn tenants_meet_at_the_beginning_of_an_iteration_before_any_cut_counts() {
+    let others = |place| [Place::Ready, place, Place::Gone];
+    let mut gate = met(&[1, 2], &[], 10);
+    for key in [1, 2, 1, 2] {
+        assert_eq!(gate.launch(0, key, &others(Place::Coming)), Answer::Launch, "one still seeks");
+    }
+    let mut late = gate.clone();
+    assert_eq!(gate.launch(5, 1, &others(Place::Ready)), Answer::Wait(15));
+    assert!(gate.counts() && gate.place(0) == Place::At { iterations: 0, kernel: 0 });
+    assert_eq!(gate.launch(9, 1, &others(Place::At { iterations: 0, kernel: 0 })), Answer::Launch);
+    assert!(gate.counts());
+    assert_eq!(late.launch(5, 1, &others(Place::Ready)), Answer::Wait(15));
+    assert_eq!(late.launch(15, 1, &others(Place::Ready)), Answer::Launch);
+    assert_eq!(late.place(0), Place::Gone, "the other one did not come");
+}
+
+#[test]
+fn a_place_changes_only_where_another_tenant_waits() {
+    let cuts = [2, 4].map(|until| Cut { tenant: 1, kernel: until, other: 0, until });
+    let mut gate = met(&[1, 2, 3, 4], &cuts, 10);
+    let mut awaited = Vec::new();
+    for key in [1, 2, 3, 4, 1, 2] {
+        assert_eq!(gate.launch(0, key, &all_at(0, 0)), Answer::Launch);
+        awaited.push(gate.is_awaited());
+    }
+    assert_eq!(awaited, [false, true, false, true, false, true]);
+    let kernels = [0, 1, 2, 3, 4, 5, 6].map(|finished| gate.place(finished));
+    let at = |iterations, kernel| Place::At { iterations, kernel };
+    assert_eq!(kernels, [at(0, 0), at(0, 0), at(0, 2), at(0, 2), at(1, 0), at(1, 0), at(1, 2)]);
+}
+
 #[test]
 fn a_gate_whose_waits_are_in_vain_drops_the_plan() {
     let cuts: Vec<Cut> = (0..5).map(|kernel| Cut { tenant: 0, kernel, other: 1, until: 9 }).collect();
-    let mut gate = Gate::new(0, vec![1, 2, 3, 4, 5], &cuts, 10);
-    let stays = [Place::At { iterations: 0, kernel: 0 }; MOST_TENANTS];
+    let mut gate = met(&[1, 2, 3, 4, 5], &cuts, 10);
+    let stays = all_at(0, 0);
     for miss in 0..MOST_MISSES {
         assert!(gate.is_planned());
         let key = u64::from(miss) + 1;
@@ -384,16 +502,15 @@ fn a_gate_whose_waits_are_in_vain_drops_the_plan() {
 #[test]
 fn a_gate_opens_when_the_other_tenant_is_there_or_gone_in_each_iteration() {
     let cut = Cut { tenant: 0, kernel: 1, other: 1, until: 2 };
-    let mut gate = Gate::new(0, vec![1, 2], &[cut], 100);
-    let at = |iterations, kernel| [Place::At { iterations, kernel }; MOST_TENANTS];
+    let mut gate = met(&[1, 2], &[cut], 100);
     for iterations in 0..3 {
-        assert_eq!(gate.launch(0, 1, &at(iterations, 0)), Answer::Launch);
-        assert_eq!(gate.launch(5, 2, &at(iterations, 1)), Answer::Wait(105));
-        assert_eq!(gate.launch(6, 2, &at(iterations, 2)), Answer::Launch);
+        assert_eq!(gate.launch(0, 1, &all_at(iterations, 0)), Answer::Launch);
+        assert_eq!(gate.launch(5, 2, &all_at(iterations, 1)), Answer::Wait(105));
+        assert_eq!(gate.launch(6, 2, &all_at(iterations, 2)), Answer::Launch);
     }
-    assert_eq!(gate.launch(7, 1, &at(0, 0)), Answer::Launch);
+    assert_eq!(gate.launch(7, 1, &all_at(0, 0)), Answer::Launch);
     assert_eq!(gate.launch(8, 2, &[Place::Gone; MOST_TENANTS]), Answer::Launch);
     assert!(gate.is_planned());
-    assert_eq!(gate.launch(9, 5, &at(0, 0)), Answer::Launch, "another launch than the plan's");
+    assert_eq!(gate.launch(9, 5, &all_at(0, 0)), Answer::Launch, "another launch than the plan's");
     assert!(!gate.is_planned());
 }

@@ -4,6 +4,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::meter::segment::{Contents, Launch};
+use crate::plan;
 
 /// The open segment. The fields have the same meaning as in [`Contents`].
 #[derive(Debug, Default)]
@@ -20,6 +21,7 @@ pub(super) struct OpenSegment {
     may_wait: AtomicBool,
     is_quiet: AtomicBool,
     copied_ns: AtomicU64,
+    planned_before: AtomicU64,
 }
 
 /// The data with which a segment begins.
@@ -52,6 +54,13 @@ impl OpenSegment {
         self.may_wait.store(beginning.may_wait, Ordering::Relaxed);
         self.is_quiet.store(beginning.is_quiet, Ordering::Relaxed);
         self.copied_ns.store(0, Ordering::Relaxed);
+        self.planned_before.store(plan::submitted(), Ordering::Relaxed);
+    }
+
+    /// Returns the number of launches that the process had submitted along plans before the segment's
+    /// first launch.
+    pub(super) fn planned_before(&self) -> u64 {
+        self.planned_before.load(Ordering::Relaxed)
     }
 
     /// Returns whether the segment holds copies.
@@ -134,6 +143,7 @@ impl OpenSegment {
             is_quiet: self.is_quiet.load(Ordering::Relaxed),
             is_copy: self.is_copy(),
             is_end_only: self.is_end_only(),
+            planned_before: self.planned_before(),
             ..Contents::default()
         }
     }

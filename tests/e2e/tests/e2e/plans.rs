@@ -20,6 +20,37 @@ const REPEATS: [&str; 9] = [
 ];
 /// A program that repeats two launches on one stream.
 const ONE_STREAM: [&str; 4] = ["busy_200us", "busy_1000us", "sync", "wait:2000"];
+/// A GPU of 10 SMs, each of which runs one block at once.
+const NARROW: &str = "sm_count = 10\nblocks_per_sm = 1\nlaunch_overhead_ns = 0\n\
+                      kernel = [{ name = \"busy_500us\", ns = 500000 }]\n";
+/// A program whose kernels use 2 and 8 SMs by turns, five of each. The first kernel uses 3 SMs. If two
+/// such programs run in step, their wide kernels meet.
+const BY_TURNS: [&str; 21] = [
+    "blocks:3",
+    "busy_500us",
+    "blocks:2",
+    "busy_500usx5",
+    "blocks:8",
+    "busy_500usx5",
+    "blocks:2",
+    "busy_500usx5",
+    "blocks:8",
+    "busy_500usx5",
+    "blocks:2",
+    "busy_500usx5",
+    "blocks:8",
+    "busy_500usx5",
+    "blocks:2",
+    "busy_500usx5",
+    "blocks:8",
+    "busy_500usx5",
+    "sync",
+    // Two programs that pause so long want less than 80 % of the GPU, so they run at once.
+    "sleep:40000",
+    "sync",
+];
+/// The time within which a plan is judged. A stint of two such programs takes 4 s.
+const JUDGED_WITHIN: Duration = Duration::from_secs(90);
 /// The longest recording of a test, ms. The program repeats itself every 4 ms.
 const RECORDED_MS: &str = "1000";
 
@@ -54,6 +85,8 @@ fn the_daemon_learns_the_iteration_of_a_program_that_repeats_itself() {
     assert!(kernels.iter().all(|kernel| kernel["width_percent"].as_f64().is_some_and(|width| width < 5.0)));
     assert!(number(&kernels[0], "idle_ns") > 0 && number(iteration, "period_ns") > 2_000_000, "{known}");
     assert!(known["plans"].as_array().is_some_and(Vec::is_empty), "nobody runs beside it: {known}");
+    host.call(&["plan", "on", "t"]).refused("no tenants under MPS that run beside `t`");
+    host.call(&["plan", "off", "t"]).refused("`t` follows no plan");
     let shown = host.shows(&["plan", "show", "t"]);
     assert!(shown.contains("(after all before it)") && shown.contains("busy_500us"), "{shown}");
 }
@@ -82,4 +115,68 @@ fn tenants_under_mps_get_a_plan_searched_and_explained() {
     let explained = host.shows(&["explain", "b"]);
     assert!(explained.contains("plan       gpu 0, a and b:"), "{explained}");
     assert_eq!(host.json(&["explain", "b", "--json"])["plans"][0]["tenants"], json!(["a", "b"]));
+}
+
+#[test]
+#[ignore = "deep: takes long"]
+fn tenants_follow_a_plan_across_a_restart_of_the_daemon_until_one_departs() {
+    let (host, mut daemon) = Host::new().simgpu(NARROW).with_daemon();
+    let _mps = mps(&host);
+    let start = |name: &str| {
+        let command = host.run(&["--name", name, "--sm", "90%"], c_client("pace"), &BY_TURNS);
+        host.start(by_mps(&host, command), "ready")
+    };
+    // The daemon searches a plan once the meter has timed nine of ten kernels alone.
+    let learn_times = |tenant: &str| {
+        eventually_within("the times are known", JUDGED_WITHIN, || {
+            learn(&host, tenant);
+            let iteration = host.json(&["plan", "show", tenant, "--json"])["iteration"].clone();
+            number(&iteration, "unknown_times") <= 4
+        });
+    };
+    let a = start("a");
+    learn_times("a");
+    // Beside `a`, kernels of `b` would take longer.
+    host.shows(&["pause", "a"]);
+    let _b = start("b");
+    learn_times("b");
+    host.shows(&["resume", "a"]);
+    let plan = || host.json(&["plan", "show", "a", "--json"])["plans"][0].clone();
+    let found = await_value_within(plan, |found| found["plan"].is_object(), COMMAND_LIMIT);
+    assert_eq!((&found["plan"]["pays"], &found["deployment"]), (&json!(true), &Value::Null), "{found}");
+    let said = host.shows(&["plan", "on", "a"]);
+    assert!(said.contains("plan       gpu 0, a and b:") && said.contains("followed   on trial"), "{said}");
+    let follows = |found: &Value| found["deployment"]["follows"] == true;
+    await_value_within(plan, follows, JUDGED_WITHIN);
+    let launches = || {
+        let tenants = host.status()["tenants"].clone();
+        let of = |tenant: usize| number(&tenants[tenant]["gpus"][0], "kernel_launches");
+        [of(0), of(1)]
+    };
+    let go_on = || {
+        let before = launches();
+        eventually("both go on", || launches().iter().zip(before).all(|(now, before)| *now > before + 100));
+    };
+    go_on();
+
+    daemon.terminate();
+    let _next = host.daemon();
+    let kept = await_value_within(plan, follows, JUDGED_WITHIN);
+    assert_eq!(kept["plan"]["cuts"], found["plan"]["cuts"], "the plan of before");
+    assert_eq!(kept["plan"]["installed"], true, "{kept}");
+    go_on();
+
+    a.signal(Signal::USR1);
+    go_on();
+    let dropped = |found: &Value| found["deployment"]["stage"] == "dropped";
+    let dropped = await_value_within(plan, dropped, JUDGED_WITHIN);
+    let why = dropped["deployment"]["why"].as_str().expect("a reason");
+    assert!(why.contains("`a` does not repeat the iteration"), "{dropped}");
+    assert_eq!(
+        (&dropped["plan"]["installed"], &dropped["deployment"]["follows"]),
+        (&json!(false), &json!(false))
+    );
+    assert!(host.shows(&["explain", "b"]).contains("followed   dropped: `a`"));
+    go_on();
+    host.shows(&["plan", "off", "b"]);
 }

@@ -2,11 +2,13 @@
 
 use arbitrary::Unstructured;
 use deepres_abi::beat::BeatPage;
-use deepres_abi::grant::{Gate, GrantPage};
+use deepres_abi::grant::{Gate as LeaseGate, GrantPage};
 use deepres_abi::ledger::{LedgerGpu, LedgerPage, MAX_SESSIONS};
 use deepres_abi::meter::MeterPage;
 use deepres_abi::page::{self, Page};
+use deepres_abi::plan::{MOST_CUTS, MOST_KERNELS};
 use deepres_abi::{MAX_GPUS, PPM};
+use deepres_policy::granularity::gate::Gate;
 
 /// Memory for a page. An input fills it, and is repeated if it is too short.
 struct Memory {
@@ -71,10 +73,18 @@ fn grants(page: &GrantPage, _: &mut Unstructured<'_>) {
     assert!(page.slot(MAX_GPUS).is_none());
     for slot in (0..MAX_GPUS).filter_map(|gpu| page.slot(gpu)) {
         let gate = slot.gate();
-        assert_eq!(Gate::from_word(gate.word()), gate);
+        assert_eq!(LeaseGate::from_word(gate.word()), gate);
         // If a page is never consistent, the reader gives up and does not wait.
         slot.terms();
         slot.memory_limit();
+    }
+    let (plan, mut keys, mut cuts) = (page.plan(), Vec::new(), Vec::new());
+    if let Some(head) = plan.read(plan.number(), |key| keys.push(key), |cut| cuts.push(cut)) {
+        assert!(keys.len() <= MOST_KERNELS && cuts.len() <= MOST_CUTS);
+        let mut gate = Gate::new(head.tenant, keys.clone(), &cuts, head.bound_ns);
+        for key in keys {
+            gate.launch(0, key, &plan.places(plan.number()));
+        }
     }
 }
 

@@ -1,14 +1,18 @@
-//! Learns the iterations of tenants, and searches plans for tenants that run at once
-//! (docs/granularity.md). No tenant follows a plan yet.
+//! Learns the iterations of tenants, searches plans for tenants that run at once, and lets tenants
+//! follow a plan ([`deploy`]; docs/granularity.md).
 //!
 //! An administrator asks the daemon to learn a tenant. The daemon then asks the tenant's sessions
 //! for an excerpt of their calls ([`deepres_abi::excerpt`]). A session may write any excerpt. So
 //! the daemon reads excerpts of a bounded size, from a bounded number of sessions, on another
 //! thread.
 
+mod deploy;
+
 use crate::Shared;
+use crate::gpus::Gpus;
 use crate::registry::Registry;
 use crate::shm::SharedPage;
+use crate::state::SavedPlan;
 use crate::tenant::Session;
 use deepres_abi::PPM;
 use deepres_abi::excerpt::Excerpt;
@@ -22,6 +26,7 @@ use deepres_model::text::harmless;
 use deepres_policy::TenantId;
 use deepres_policy::granularity::recorded::{self, Iteration, Process, Purpose};
 use deepres_policy::granularity::{Kernel, MOST_TENANTS, Plan, Search};
+use deploy::Deployed;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -41,7 +46,9 @@ const LOOK: Duration = Duration::from_millis(10);
 const NAME_SHOWN: usize = 100;
 /// The most kernels of all tenants for which the daemon searches a plan. The time of a search grows
 /// with the kernels, and is some 1 s for so many.
-const MOST_KERNELS: usize = 2_000;
+const MOST_KERNELS: usize = deepres_abi::plan::MOST_KERNELS;
+/// The width of a kernel whose width is not known, percent.
+const WHOLE_PERCENT: f64 = 100.0;
 /// The largest part of an iteration's kernels whose times may be unknown in a search: one in so
 /// many.
 const UNKNOWN_PART: usize = 10;
@@ -88,7 +95,9 @@ pub struct Plans {
     lessons: BTreeMap<String, Lesson>,
     /// The plan for each GPU.
     found: BTreeMap<usize, Found>,
-    /// The number of the last excerpt.
+    /// The plan of each GPU that an administrator has turned on.
+    deployed: BTreeMap<usize, Deployed>,
+    /// The number of the last excerpt or installation.
     number: u32,
 }
 
@@ -99,11 +108,47 @@ impl Plans {
         self.lessons
             .retain(|name, lesson| tenants.get(name).is_some_and(|tenant| tenant.id == lesson.tenant));
         let lessons = &self.lessons;
-        self.found.retain(|_, found| found.of.iter().all(|(name, _)| lessons.contains_key(name)));
+        let are_known = |of: &[Known]| of.iter().all(|(name, _)| lessons.contains_key(name));
+        self.found.retain(|_, found| are_known(&found.of));
+        self.deployed.retain(|_, deployed| are_known(&deployed.of));
     }
 
-    /// Returns a number that no excerpt has. The number differs from those of an earlier daemon,
-    /// whose excerpts a session may have begun.
+    /// Returns the plans that tenants follow, for the state file.
+    pub(crate) fn saved(&self, gpus: &Gpus) -> Vec<SavedPlan> {
+        let numbered: Vec<_> = gpus.iter().collect();
+        let saved = |(gpu, deployed): (&usize, &Deployed)| {
+            let tenants = deployed.of.iter().map(|(name, learned)| (name.clone(), learned.status.clone()));
+            let uuid = numbered.get(*gpu)?.uuid_text.clone();
+            Some(SavedPlan { uuid, tenants: tenants.collect(), plan: deployed.plan.clone() })
+        };
+        self.deployed.iter().filter(|(_, deployed)| deployed.is_on()).filter_map(saved).collect()
+    }
+
+    /// Restores the plans that tenants followed under the previous daemon, except the plans of tenants
+    /// that this daemon does not know. The caller calls [`resume`] afterwards.
+    pub(crate) fn restore(&mut self, saved: Vec<SavedPlan>, registry: &Registry) {
+        for SavedPlan { uuid, tenants, plan } in saved {
+            let Some(gpu) = registry.gpus().number_named(&uuid) else { continue };
+            let is_whole = plan.cuts.iter().all(|cut| cut.tenant.max(cut.other) < tenants.len());
+            let known = |(name, status): &(String, IterationStatus)| {
+                let tenant = registry.tenants().get(name)?.id;
+                let learned = Learned { kernels: kernels_of(status), status: status.clone() };
+                Some((name.clone(), tenant, Arc::new(learned)))
+            };
+            let all: Option<Vec<_>> = tenants.iter().map(known).collect();
+            let Some(all) = all.filter(|_| is_whole && tenants.len() <= MOST_TENANTS) else { continue };
+            for (name, tenant, learned) in &all {
+                let learned = Some(Ok(Arc::clone(learned)));
+                let lesson = Lesson { tenant: *tenant, is_recording: false, learned };
+                self.lessons.insert(name.clone(), lesson);
+            }
+            let of = all.into_iter().map(|(name, _, learned)| (name, learned)).collect();
+            self.deployed.insert(gpu, Deployed::new(of, plan));
+        }
+    }
+
+    /// Returns a number that no excerpt and no installation has. The number differs from those of an
+    /// earlier daemon, whose excerpts a session may have begun.
     fn next_number(&mut self) -> u32 {
         let before = if self.number == 0 { (monotonic_ns() >> 20) as u32 } else { self.number };
         self.number = before.wrapping_add(1).max(1);
@@ -124,18 +169,47 @@ impl Plans {
                 None => (!is_recording).then(none),
             },
             iteration: learned.and_then(|learned| Some(learned.as_ref().ok()?.status.clone())),
-            plans: self
-                .found
-                .iter()
-                .filter(|(_, found)| found.of.iter().any(|(tenant, _)| tenant == name))
-                .map(|(gpu, found)| found_status(*gpu, found))
-                .collect(),
+            plans: self.plans_of(name),
         }
+    }
+
+    /// Returns the plans that a tenant follows, and the other plans that the daemon found for it.
+    fn plans_of(&self, name: &str) -> Vec<FoundStatus> {
+        let followed = self.deployed.iter().filter(|(_, deployed)| deployed.has(name));
+        let followed = followed.map(|(gpu, deployed)| {
+            let status = found_status(*gpu, &deployed.of, Some(&Ok(deployed.plan.clone())));
+            let plan = status.plan.map(|plan| PredictionStatus { installed: deployed.is_on(), ..plan });
+            FoundStatus { plan, deployment: Some(deployed.status()), ..status }
+        });
+        let is_other = |(gpu, found): &(&usize, &Found)| {
+            let is_followed = self.deployed.get(*gpu).is_some_and(|deployed| found.is_of(&deployed.of));
+            found.of.iter().any(|(tenant, _)| tenant == name) && !is_followed
+        };
+        let others = self.found.iter().filter(is_other);
+        followed
+            .chain(others.map(|(gpu, found)| found_status(*gpu, &found.of, found.plan.as_ref())))
+            .collect()
     }
 }
 
-fn found_status(gpu: usize, found: &Found) -> FoundStatus {
-    let tenants: Vec<String> = found.of.iter().map(|(name, _)| name.clone()).collect();
+/// Returns the kernels of an iteration, as [`Iteration::kernels`] has them.
+fn kernels_of(status: &IterationStatus) -> Vec<Kernel> {
+    let known: Vec<u64> = status.kernels.iter().filter_map(|kernel| kernel.duration_ns).collect();
+    let sum_ns = known.iter().fold(0_u64, |sum_ns, ns| sum_ns.saturating_add(*ns));
+    let mean_ns = sum_ns.checked_div(known.len() as u64).unwrap_or(1);
+    let kernel = |kernel: &KernelStatus| Kernel {
+        key: kernel.key,
+        duration_ns: kernel.duration_ns.unwrap_or(mean_ns),
+        width_percent: kernel.width_percent.unwrap_or(WHOLE_PERCENT),
+        stream: kernel.stream as u64,
+        pause_ns: kernel.pause_ns,
+        joins: kernel.joins,
+    };
+    status.kernels.iter().map(kernel).collect()
+}
+
+fn found_status(gpu: usize, of: &[Known], plan: Option<&Result<Plan, String>>) -> FoundStatus {
+    let tenants: Vec<String> = of.iter().map(|(name, _)| name.clone()).collect();
     let whole = |ns: f64| ns.round() as u64;
     let predicted = |plan: &Plan| PredictionStatus {
         pays: plan.pays(),
@@ -161,8 +235,9 @@ fn found_status(gpu: usize, found: &Found) -> FoundStatus {
     };
     FoundStatus {
         gpu,
-        why_none: found.plan.as_ref().and_then(|plan| plan.as_ref().err().cloned()),
-        plan: found.plan.as_ref().and_then(|plan| Some(predicted(plan.as_ref().ok()?))),
+        why_none: plan.and_then(|plan| plan.as_ref().err().cloned()),
+        plan: plan.and_then(|plan| Some(predicted(plan.as_ref().ok()?))),
+        deployment: None,
         tenants,
     }
 }
@@ -176,6 +251,63 @@ pub(crate) fn show(name: &str, shared: &Rc<Shared>) -> Result<PlanStatus, String
     shared.registry.borrow().tenants().named(name)?;
     consider(shared);
     Ok(shared.plans.borrow().status(name))
+}
+
+/// Lets a tenant and others follow the plan that the daemon found for them.
+///
+/// # Errors
+/// There is no plan that pays, or the tenants cannot follow it.
+pub(crate) fn on(name: &str, shared: &Rc<Shared>) -> Result<PlanStatus, String> {
+    shared.registry.borrow().tenants().named(name)?;
+    consider(shared);
+    let mut plans = shared.plans.borrow_mut();
+    if plans.deployed.values().any(|deployed| deployed.is_on() && deployed.has(name)) {
+        return Ok(plans.status(name));
+    }
+    let of_tenant = |found: &Found| found.of.iter().any(|(tenant, _)| tenant == name);
+    let found = plans.found.iter().find(|(_, found)| of_tenant(found));
+    let (gpu, found) = found.ok_or_else(|| {
+        format!("the daemon knows no tenants under MPS that run beside `{name}`; `deepres plan learn` makes it know them")
+    })?;
+    let (gpu, of) = (*gpu, found.of.clone());
+    let plan = match &found.plan {
+        None => return Err("the daemon searches still; repeat the command in a second".to_owned()),
+        Some(Err(why)) => return Err(why.clone()),
+        Some(Ok(plan)) if !plan.pays() => {
+            return Err(format!("no plan pays; `deepres plan show {name}` has the figures"));
+        }
+        Some(Ok(plan)) => plan.clone(),
+    };
+    deploy::check(gpu, &of, &plan, &shared.registry.borrow())?;
+    let is_taken = |other: &Deployed| other.is_on() && of.iter().any(|(tenant, _)| other.has(tenant));
+    if plans.deployed.values().any(is_taken) {
+        return Err(format!("a tenant beside `{name}` follows another plan; `deepres plan off` ends it"));
+    }
+    plans.deployed.insert(gpu, Deployed::new(of, plan));
+    drop(plans);
+    deploy::start(gpu, shared);
+    Ok(shared.plans.borrow().status(name))
+}
+
+/// Ends the plan that a tenant follows. No launch waits at a cut any more.
+///
+/// # Errors
+/// There is no such tenant, or it follows no plan.
+pub(crate) fn off(name: &str, shared: &Rc<Shared>) -> Result<PlanStatus, String> {
+    shared.registry.borrow().tenants().named(name)?;
+    let mut plans = shared.plans.borrow_mut();
+    let before = plans.deployed.len();
+    plans.deployed.retain(|_, deployed| !deployed.has(name));
+    if plans.deployed.len() == before {
+        return Err(format!("`{name}` follows no plan"));
+    }
+    Ok(plans.status(name))
+}
+
+/// Lets tenants go on to follow the plans of the previous daemon.
+pub(crate) fn resume(shared: &Rc<Shared>) {
+    let gpus: Vec<usize> = shared.plans.borrow().deployed.keys().copied().collect();
+    gpus.into_iter().for_each(|gpu| deploy::start(gpu, shared));
 }
 
 /// Begins to record a tenant for some time, ms, and to learn its iteration.
@@ -426,7 +558,7 @@ fn searchable(tenants: &[Beside]) -> Result<Vec<Vec<Kernel>>, String> {
 mod tests {
     use super::*;
 
-    fn learned(kernels: usize, unknown_times: usize) -> Arc<Learned> {
+    pub(super) fn learned(kernels: usize, unknown_times: usize) -> Arc<Learned> {
         let kernel =
             Kernel { key: 1, duration_ns: 5, width_percent: 80.0, stream: 0, pause_ns: 0, joins: false };
         let status = IterationStatus {

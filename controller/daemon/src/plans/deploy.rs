@@ -1,0 +1,496 @@
+//! Lets tenants follow a plan, and measures whether the plan is better than no plan.
+//!
+//! In a stint *with* the plan, the daemon installs the plan in the grant pages of the tenants'
+//! sessions. A thread for each tenant copies the tenant's place from its meter page into the grant pages
+//! of the others. In the next stint, there is no plan. The work of both stints is a pair of the trial
+//! ([`deepres_policy::granularity::trial`]). A plan that is kept stays on for longer, and the daemon goes
+//! on measuring.
+
+use super::Known;
+use crate::Shared;
+use crate::registry::Registry;
+use crate::shm::SharedPage;
+use deepres_abi::grant::GrantPage;
+use deepres_abi::meter::MeterPage;
+use deepres_abi::plan::{MOST_CUTS, Place, PlanHead};
+use deepres_model::admin::plan::{DeploymentStatus, Stage};
+use deepres_policy::granularity::device::Mix;
+use deepres_policy::granularity::gate::MOST_MISSES;
+use deepres_policy::granularity::trial::{Trial, Verdict};
+use deepres_policy::granularity::{Kernel, Plan, Search};
+use rustix::thread::futex;
+use rustix::time::Timespec;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+
+/// The length of a stint, in iterations of all tenants. A stint then has at most 3 % of its work too
+/// much or too little at its two ends.
+const STINT_ITERATIONS: u32 = 32;
+/// The shortest stint. The counts of a meter are up to a segment late, which is 0.1 % of this time.
+const LEAST_STINT: Duration = Duration::from_millis(500);
+/// The iterations within which a tenant finds its iteration and meets the others. To find an iteration
+/// takes two at most, and to meet the others takes another one. One more is left for a slow start.
+const SETTLE_ITERATIONS: u32 = 4;
+/// The length of a stint with a plan that is kept, in stints. The stint without the plan then costs
+/// an eighth of the gain.
+const KEPT_STINTS: u32 = 7;
+/// Pause between two looks at the tenants' places and sessions. A tenant that departs tells the others
+/// by itself, so no tenant waits for this look.
+const LOOK: Duration = Duration::from_millis(50);
+/// The longest sleep of a thread that relays places, after which it looks whether the plan has ended.
+const RELAY_NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+/// The longest wait of a launch at its cuts, ns. A launch that waits for room in its own window waits as
+/// long.
+const MOST_BOUND_NS: f64 = 1e9;
+
+/// A plan that an administrator has turned on.
+#[derive(Debug)]
+pub(super) struct Deployed {
+    pub of: Vec<Known>,
+    pub plan: Plan,
+    pub stage: Stage,
+    why: Option<String>,
+    trial: Trial,
+    follows: bool,
+    task: Option<AbortHandle>,
+}
+
+impl Drop for Deployed {
+    fn drop(&mut self) {
+        if let Some(task) = &self.task {
+            task.abort();
+        }
+    }
+}
+
+impl Deployed {
+    pub fn new(of: Vec<Known>, plan: Plan) -> Self {
+        let trial = Trial::default();
+        Self { of, plan, stage: Stage::Trial, why: None, trial, follows: false, task: None }
+    }
+
+    pub fn is_on(&self) -> bool {
+        self.stage != Stage::Dropped
+    }
+
+    pub fn has(&self, tenant: &str) -> bool {
+        self.of.iter().any(|(name, _)| name == tenant)
+    }
+
+    pub fn status(&self) -> DeploymentStatus {
+        let measured = self.trial.measured();
+        DeploymentStatus {
+            stage: self.stage,
+            follows: self.follows,
+            why: self.why.clone(),
+            pairs: self.trial.pairs(),
+            gain: measured.map(|measured| measured.gain),
+            noise: measured.map(|measured| measured.noise_squared.sqrt()),
+        }
+    }
+
+    /// Takes the result of a pair of stints into account: the work with and without the plan, or why
+    /// the tenants did not follow the plan. `failures` counts the stints in a row in which they did not.
+    fn judge(&mut self, pair: Result<(Vec<f64>, Vec<f64>), String>, failures: &mut u32) {
+        self.why = None;
+        match pair {
+            Ok((with, without)) => {
+                *failures = 0;
+                self.trial.add(&with, &without);
+                self.stage = match self.trial.verdict() {
+                    Verdict::Open => Stage::Trial,
+                    Verdict::Better => Stage::Kept,
+                    verdict => {
+                        self.why = Some(self.why_dropped(verdict));
+                        Stage::Dropped
+                    }
+                };
+            }
+            Err(why) => {
+                *failures += 1;
+                self.why = Some(why);
+                if *failures >= MOST_MISSES {
+                    self.stage = Stage::Dropped;
+                }
+            }
+        }
+    }
+
+    fn why_dropped(&self, verdict: Verdict) -> String {
+        match verdict {
+            Verdict::Harms(tenant) => {
+                let name = self.of.get(tenant).map_or("a tenant", |(name, _)| name);
+                format!("`{name}` did less work with the plan")
+            }
+            _ => "the plan is not better than no plan by more than the noise".to_owned(),
+        }
+    }
+}
+
+/// The session of a tenant that follows a plan.
+#[derive(Debug, Clone)]
+struct Party {
+    name: String,
+    grant: Arc<SharedPage<GrantPage>>,
+    meter: Arc<SharedPage<MeterPage>>,
+    kernels: usize,
+    /// The time of an iteration alone, ns.
+    alone_ns: f64,
+}
+
+impl Party {
+    fn place(&self, number: u32) -> Place {
+        Place::of(self.meter.page().progress().read().1, number)
+    }
+
+    /// Returns the work that the session has done on a GPU, ns of the tenant alone.
+    fn work_ns(&self, gpu: usize) -> f64 {
+        let launches = self.meter.page().slot(gpu).map_or(0, |slot| {
+            let reading = slot.read();
+            reading.kernel_launches.wrapping_add(reading.graph_launches)
+        });
+        launches as f64 / self.kernels.max(1) as f64 * self.alone_ns
+    }
+}
+
+/// Returns the sessions of tenants on a GPU: one of each.
+///
+/// # Errors
+/// A tenant has no session on the GPU, or several.
+fn parties(gpu: usize, of: &[Known], registry: &Registry) -> Result<Vec<Party>, String> {
+    let party = |(name, learned): &Known| {
+        let tenant = registry.tenants().named(name)?;
+        let mut sessions = tenant.members.sessions().values().filter(|session| session.gpus.contains(&gpu));
+        let session = sessions.next().ok_or_else(|| format!("`{name}` has no process on the GPU now"))?;
+        if sessions.next().is_some() {
+            return Err(format!("`{name}` has several processes on the GPU, and a plan is for one"));
+        }
+        Ok(Party {
+            name: name.clone(),
+            grant: Arc::clone(&session.grant),
+            meter: Arc::clone(&session.meter),
+            kernels: learned.kernels.len(),
+            alone_ns: alone_ns(&learned.kernels),
+        })
+    };
+    of.iter().map(party).collect()
+}
+
+fn alone_ns(kernels: &[Kernel]) -> f64 {
+    Mix::new(&[kernels]).map_or(0.0, |mix| mix.sequential_ns())
+}
+
+/// Returns the reason if tenants cannot follow this plan on the GPU now.
+pub(super) fn check(gpu: usize, of: &[Known], plan: &Plan, registry: &Registry) -> Result<(), String> {
+    if plan.cuts.len() > MOST_CUTS {
+        return Err(format!("the plan has {} cuts, and {MOST_CUTS} is the most", plan.cuts.len()));
+    }
+    if plan.sequential_ns > MOST_BOUND_NS {
+        return Err(
+            "an iteration of all tenants takes longer than 1 s, the longest wait of a launch".to_owned()
+        );
+    }
+    parties(gpu, of, registry).map(drop)
+}
+
+/// A plan in the pages of sessions. A drop withdraws it.
+#[derive(Debug)]
+struct Installation {
+    number: u32,
+    parties: Vec<Party>,
+    is_over: Arc<AtomicBool>,
+}
+
+impl Installation {
+    fn begin(number: u32, plan: &Plan, of: &[Known], parties: Vec<Party>) -> Result<Self, String> {
+        let installation = Self { number, parties, is_over: Arc::default() };
+        // Within this time, each tenant can finish an iteration even if the others run first.
+        let bound_ns = plan.sequential_ns.min(MOST_BOUND_NS) as u64;
+        for (tenant, (party, (_, learned))) in installation.parties.iter().zip(of).enumerate() {
+            let keys = learned.kernels.iter().map(|kernel| kernel.key);
+            let head = PlanHead { tenant, bound_ns };
+            let slot = party.grant.page().plan();
+            if !slot.install(number, head, of.len(), keys, plan.cuts.iter().copied()) {
+                return Err(format!("the plan has no room in the page of `{}`", party.name));
+            }
+        }
+        for tenant in 0..installation.parties.len() {
+            installation.relay(tenant)?;
+        }
+        Ok(installation)
+    }
+
+    /// Starts the thread that relays a tenant's place to the others.
+    fn relay(&self, tenant: usize) -> Result<(), String> {
+        let number = self.number;
+        let is_over = Arc::clone(&self.is_over);
+        let from = Arc::clone(&self.parties[tenant].meter);
+        let others = self.parties.iter().enumerate().filter(|(other, _)| *other != tenant);
+        let to: Vec<_> = others.map(|(_, party)| Arc::clone(&party.grant)).collect();
+        let relay = move || {
+            let mut told = Place::Coming;
+            while !is_over.load(Ordering::Relaxed) {
+                let progress = from.page().progress();
+                let (seen, word) = progress.read();
+                let place = Place::of(word, number);
+                if place != told {
+                    told = place;
+                    for page in &to {
+                        page.page().plan().set_place(tenant, place.word(number));
+                        wake(page);
+                    }
+                }
+                // A session may change its page without pause. A place that lasts for less than a switch
+                // serves no cut.
+                thread::sleep(Duration::from_nanos(Search::default().switch_ns));
+                // The wait ends early if the place has changed since the reading.
+                let _ = futex::wait(progress.changes(), futex::Flags::empty(), seen, Some(&RELAY_NAP));
+            }
+        };
+        let started = thread::Builder::new().name(format!("plan-{tenant}")).spawn(relay);
+        started.map(drop).map_err(|error| format!("the daemon cannot start a thread: {error}"))
+    }
+
+    /// Returns the first tenant whose place is not as `is` says.
+    fn unless(&self, is: impl Fn(Place) -> bool) -> Option<&str> {
+        let party = self.parties.iter().find(|party| !is(party.place(self.number)));
+        party.map(|party| party.name.as_str())
+    }
+}
+
+impl Drop for Installation {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        for party in &self.parties {
+            party.grant.page().plan().withdraw();
+            wake(&party.grant);
+            // The thread that relays the tenant's place then sees that the plan is over.
+            let changes = party.meter.page().progress().changes();
+            let _ = futex::wake(changes, futex::Flags::empty(), 1);
+        }
+    }
+}
+
+/// Wakes the launches that wait at a cut.
+fn wake(grant: &SharedPage<GrantPage>) {
+    // The wake fails only for a bad address.
+    let _ = futex::wake(grant.page().plan().changes(), futex::Flags::empty(), u32::MAX >> 1);
+}
+
+/// The stints of a plan.
+struct Stints<'a> {
+    gpu: usize,
+    of: &'a [Known],
+    plan: &'a Plan,
+    period: Duration,
+    shared: &'a Shared,
+}
+
+impl<'a> Stints<'a> {
+    fn new(gpu: usize, of: &'a [Known], plan: &'a Plan, shared: &'a Shared) -> Self {
+        let periods_ns = of.iter().map(|(_, learned)| learned.status.period_ns as f64);
+        let longest_ns = periods_ns.fold(plan.sequential_ns, f64::max).min(MOST_BOUND_NS);
+        Self { gpu, of, plan, period: Duration::from_nanos(longest_ns as u64), shared }
+    }
+
+    fn parties(&self) -> Result<Vec<Party>, String> {
+        parties(self.gpu, self.of, &self.shared.registry.borrow())
+    }
+
+    /// Returns the reason if the sessions are not those of `before` any more.
+    fn stay(&self, before: &[Party]) -> Result<(), String> {
+        let now = self.parties()?;
+        let left = before.iter().zip(&now).find(|(one, other)| !Arc::ptr_eq(&one.meter, &other.meter));
+        left.map_or(Ok(()), |(party, _)| Err(format!("the process of `{}` has ended", party.name)))
+    }
+
+    /// Returns the work of each tenant in a stint with or without the plan, for each unit of time.
+    ///
+    /// # Errors
+    /// The reason why the tenants did not follow the plan, or why there is no result.
+    async fn stint(&self, has_plan: bool, stints: u32) -> Result<Vec<f64>, String> {
+        let parties = self.parties()?;
+        let installation = if has_plan {
+            let number = self.shared.plans.borrow_mut().next_number();
+            Some(Installation::begin(number, self.plan, self.of, parties.clone())?)
+        } else {
+            None
+        };
+        self.settle(&parties, installation.as_ref()).await?;
+        self.set_follows(has_plan);
+        let began = Instant::now();
+        let until = began + (self.period * STINT_ITERATIONS).max(LEAST_STINT) * stints;
+        let before: Vec<f64> = parties.iter().map(|party| party.work_ns(self.gpu)).collect();
+        while Instant::now() < until {
+            tokio::time::sleep(LOOK.min(until - Instant::now())).await;
+            self.stay(&parties)?;
+            let keeps = |place| matches!(place, Place::At { .. });
+            if let Some(name) = installation.as_ref().and_then(|plan| plan.unless(keeps)) {
+                return Err(format!("`{name}` departed from the plan"));
+            }
+        }
+        let lasted_ns = began.elapsed().as_nanos() as f64;
+        let after = parties.iter().map(|party| party.work_ns(self.gpu));
+        Ok(after.zip(before).map(|(after, before)| (after - before) / lasted_ns).collect())
+    }
+
+    /// Waits until all tenants keep to the plan. Without a plan, waits for an iteration.
+    async fn settle(&self, parties: &[Party], installation: Option<&Installation>) -> Result<(), String> {
+        let Some(installation) = installation else {
+            tokio::time::sleep(self.period).await;
+            return Ok(());
+        };
+        let until = Instant::now() + (self.period * SETTLE_ITERATIONS).max(LEAST_STINT);
+        while let Some(name) = installation.unless(|place| matches!(place, Place::At { .. })) {
+            self.stay(parties)?;
+            if installation.unless(|place| place != Place::Gone).is_some() || Instant::now() >= until {
+                return Err(format!("`{name}` does not repeat the iteration that the daemon learned"));
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+        Ok(())
+    }
+
+    fn set_follows(&self, follows: bool) {
+        if let Some(deployed) = self.shared.plans.borrow_mut().deployed.get_mut(&self.gpu) {
+            deployed.follows = follows;
+        }
+    }
+}
+
+/// Starts the stints of the plan on a GPU.
+pub(super) fn start(gpu: usize, shared: &Rc<Shared>) {
+    let task = tokio::task::spawn_local(serve(gpu, Rc::clone(shared))).abort_handle();
+    if let Some(deployed) = shared.plans.borrow_mut().deployed.get_mut(&gpu) {
+        deployed.task = Some(task);
+    }
+}
+
+/// Lets tenants follow a plan by turns, until it is dropped.
+async fn serve(gpu: usize, shared: Rc<Shared>) {
+    let found = shared.plans.borrow().deployed.get(&gpu).map(|plan| (plan.of.clone(), plan.plan.clone()));
+    let Some((of, plan)) = found else { return };
+    let names = of.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(" and ");
+    let stints = Stints::new(gpu, &of, &plan, &shared);
+    let mut failures = 0;
+    let mut is_kept = false;
+    tracing::info!(gpu, tenants = names, predicted_gain = plan.gain(), "the tenants follow a plan on trial");
+    loop {
+        if let Err(why) = stints.parties() {
+            // After a restart of the daemon, the sessions come back one by one.
+            if let Some(deployed) = shared.plans.borrow_mut().deployed.get_mut(&gpu) {
+                deployed.why = Some(why);
+            }
+            tokio::time::sleep(LOOK).await;
+            continue;
+        }
+        let with = stints.stint(true, if is_kept { KEPT_STINTS } else { 1 }).await;
+        stints.set_follows(false);
+        let pair = match with {
+            Ok(with) => stints.stint(false, 1).await.map(|without| (with, without)),
+            Err(why) => {
+                tokio::time::sleep(stints.period).await;
+                Err(why)
+            }
+        };
+        let mut plans = shared.plans.borrow_mut();
+        let Some(deployed) = plans.deployed.get_mut(&gpu) else { return };
+        deployed.judge(pair, &mut failures);
+        is_kept = deployed.stage == Stage::Kept;
+        let status = deployed.status();
+        tracing::debug!(gpu, tenants = names, ?status, "the daemon measured the plan");
+        if !deployed.is_on() {
+            tracing::info!(gpu, tenants = names, why = status.why, "the daemon dropped the plan");
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plans::tests::learned;
+    use crate::shm::Writer;
+    use deepres_policy::granularity::trial::{LEAST_PAIRS, MOST_PAIRS};
+
+    #[test]
+    fn a_place_reaches_the_others_until_the_plan_is_withdrawn() {
+        let party = |name: &str| Party {
+            name: name.to_owned(),
+            grant: Arc::new(SharedPage::create("grant", Writer::Controller).expect("a page")),
+            meter: Arc::new(SharedPage::create("meter", Writer::Anyone).expect("a page")),
+            kernels: 1,
+            alone_ns: 1.0,
+        };
+        let parties = vec![party("a"), party("b")];
+        let of = ["a", "b"].map(|name| (name.to_owned(), learned(2, 0)));
+        let kernels = of.each_ref().map(|(_, learned)| learned.kernels.as_slice());
+        let plan = Search::default().plan(&kernels).expect("two tenants");
+        let installation = Installation::begin(7, &plan, &of, parties.clone()).expect("it has room");
+        let [slot, other] = [0, 1].map(|tenant: usize| parties[tenant].grant.page().plan());
+        assert_eq!((slot.number(), other.places(7)), (7, [Place::Coming, Place::Coming, Place::Gone]));
+        let tell = |word: u64| {
+            let progress = parties[0].meter.page().progress();
+            progress.tell(word);
+            let _ = futex::wake(progress.changes(), futex::Flags::empty(), 1);
+        };
+        let is_told = |place| {
+            let until = std::time::Instant::now() + Duration::from_secs(10);
+            while other.places(7)[0] != place && std::time::Instant::now() < until {
+                thread::yield_now();
+            }
+            assert_eq!(other.places(7)[0], place);
+        };
+        let there = Place::At { iterations: 3, kernel: 1 };
+        tell(there.word(7));
+        is_told(there);
+        assert_eq!(installation.unless(|place| place == there), Some("b"));
+        // Of another installation, and then of none: the tenant counts as one that has not come.
+        tell(there.word(6));
+        is_told(Place::Coming);
+        tell(Place::Gone.word(7));
+        is_told(Place::Gone);
+        drop(installation);
+        assert_eq!((slot.number(), other.number()), (0, 0));
+    }
+
+    fn deployed() -> Deployed {
+        let plan = Search::default().plan(&[]).expect("a plan of nobody");
+        Deployed::new(Vec::new(), plan)
+    }
+
+    #[test]
+    fn a_plan_is_kept_by_its_gain_and_dropped_without_one() {
+        let (mut plan, mut failures) = (deployed(), 0);
+        for pair in 1..=LEAST_PAIRS {
+            plan.judge(Ok((vec![1.1, 1.2], vec![1.0, 1.0])), &mut failures);
+            assert_eq!(plan.stage == Stage::Kept, pair == LEAST_PAIRS);
+        }
+        let status = plan.status();
+        assert!(status.gain.is_some_and(|gain| (gain - 0.15).abs() < 1e-9), "{status:?}");
+        (0..MOST_PAIRS).for_each(|_| plan.judge(Ok((vec![1.0, 1.0], vec![1.0, 1.0])), &mut failures));
+        assert_eq!((plan.stage, plan.is_on()), (Stage::Dropped, false));
+        assert!(plan.status().why.is_some_and(|why| why.contains("by more than the noise")));
+    }
+
+    #[test]
+    fn three_stints_in_a_row_without_following_drop_a_plan() {
+        let (mut plan, mut failures) = (deployed(), 0);
+        let departed = || Err("`a` departed from the plan".to_owned());
+        for _ in 0..MOST_MISSES - 1 {
+            plan.judge(departed(), &mut failures);
+        }
+        plan.judge(Ok((vec![1.0], vec![1.0])), &mut failures);
+        assert_eq!((failures, plan.status().why), (0, None));
+        for _ in 0..MOST_MISSES {
+            assert!(plan.is_on());
+            plan.judge(departed(), &mut failures);
+        }
+        assert!(!plan.is_on() && plan.status().why.is_some_and(|why| why.contains("`a` departed")));
+    }
+}
