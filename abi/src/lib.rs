@@ -46,6 +46,7 @@ pub mod tally;
 #[cfg(feature = "serde")]
 mod text;
 pub mod turn;
+pub mod visible;
 pub mod wire;
 pub mod wish;
 
