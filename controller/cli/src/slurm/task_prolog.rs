@@ -38,6 +38,7 @@ const SCONTROL: &str = "scontrol";
 /// Prints the changes of the task's environment. If a job with shards cannot run under deepres, its
 /// tasks do not start, because they would take the GPU time of other jobs. The tasks of a job with
 /// whole GPUs start without deepres then.
+#[expect(clippy::print_stdout, reason = "slurmd reads the output to its end")]
 pub fn run() -> ExitCode {
     let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let changes = Task::read(variable).and_then(|task| {
