@@ -1,6 +1,7 @@
 //! The labels of a tenant: `KEY=VALUE` pairs by which people and tools sort tenants. No decision of
 //! deepres depends on them.
 
+use crate::visible::is_harmful;
 use core::fmt;
 use core::str::{self, FromStr};
 
@@ -70,8 +71,8 @@ impl Labels {
     pub fn with(mut self, label: &str) -> Result<Self, LabelError> {
         let (key, value) = label.split_once('=').ok_or(LabelError::Malformed)?;
         let is_of_key = |c: char| c.is_ascii_alphanumeric() || "-_./".contains(c);
-        let is_hidden = |c: char| c == SEPARATOR as char || c.is_control() || c.is_whitespace() && c != ' ';
-        if key.is_empty() || !key.chars().all(is_of_key) || value.chars().any(is_hidden) {
+        let is_refused = |c: char| c == SEPARATOR as char || is_harmful(c) || c.is_whitespace() && c != ' ';
+        if key.is_empty() || !key.chars().all(is_of_key) || value.chars().any(is_refused) {
             return Err(LabelError::Malformed);
         }
         if self.get(key).is_some() {
@@ -127,7 +128,9 @@ mod tests {
 
     #[test]
     fn malformed_labels_are_refused_with_the_reason() {
-        for text in ["", "team", "=vision", "te am=x", "a=b\nc", "a=\u{7f}", "a=b,"] {
+        for text in
+            ["", "team", "=vision", "te am=x", "a=b\nc", "a=\u{7f}", "a=\u{202e}b", "a=\u{200b}", "a=b,"]
+        {
             assert_eq!(text.parse::<Labels>(), Err(LabelError::Malformed), "{text:?}");
         }
         assert_eq!("a=1,a=2".parse::<Labels>(), Err(LabelError::Twice));

@@ -47,6 +47,7 @@ pub mod tally;
 #[cfg(feature = "serde")]
 mod text;
 pub mod turn;
+pub mod visible;
 pub mod wire;
 pub mod wish;
 

@@ -1,12 +1,13 @@
 //! `deepres config`: checks a configuration file, and shows the values in force and the schema.
 
+use super::out;
 use anyhow::{Context, Result, bail};
 use deepres_daemon::group_number;
 use deepres_model::admin::client::{Client, ClientError};
 use deepres_model::admin::{Reply, Request};
 use deepres_model::config::{Loaded, Setting, schema};
 use serde_json::json;
-use std::io::{self, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// The text for a key without a value.
@@ -15,6 +16,11 @@ const NO_VALUE: &str = "-";
 const NAMING: [&str; 2] = ["admin_group", "shared_names"];
 
 #[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  deepres config check lab.toml
+  deepres config show
+  deepres config schema > deepres.schema.json")]
 pub struct Args {
     #[command(subcommand)]
     command: Command,
@@ -55,21 +61,19 @@ pub fn run(args: &Args) -> Result<()> {
     match &args.command {
         Command::Check { file } => check(file.as_deref()),
         Command::Show(args) => show(args),
-        Command::Schema => print(|out| writeln!(out, "{:#}", schema())),
+        Command::Schema => out::print(|out| writeln!(out, "{:#}", schema())),
     }
 }
 
 fn check(file: Option<&Path>) -> Result<()> {
     let loaded = Loaded::load(file)?;
     let Some(file) = &loaded.file else {
-        println!("there is no configuration file: the defaults are in force");
-        return Ok(());
+        return out::say("there is no configuration file: the defaults are in force");
     };
     if let Some(group) = &loaded.config.admin_group {
         group_number(group).with_context(|| format!("{}: `admin_group`", file.display()))?;
     }
-    println!("{}: no fault found", file.display());
-    Ok(())
+    out::say(format_args!("{}: no fault found", file.display()))
 }
 
 /// The values of a configuration, and the place from which the command has them.
@@ -84,7 +88,7 @@ fn show(args: &Show) -> Result<()> {
         Some(file) => of_file(Some(file), "values with which a daemon would start")?,
         None => of_daemon()?,
     };
-    print(|out| match args.json {
+    out::print(|out| match args.json {
         true => writeln!(out, "{:#}", json!({ "file": values.file, "settings": values.settings })),
         false => out.write_all(table(&values).as_bytes()),
     })
@@ -137,14 +141,6 @@ fn table(values: &Values) -> String {
     let mut text = format!("{}; {file}\n", values.source) + &line("KEY", "VALUE", "FROM");
     text.extend(rows.iter().map(|[key, value, origin]| line(key, value, origin)));
     text
-}
-
-/// Writes to standard output. A reader that closes the pipe early is no error.
-fn print(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<()> {
-    match write(&mut io::stdout().lock()) {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        written => Ok(written?),
-    }
 }
 
 /// Returns the values of the running daemon, or of the files, as text for a report. Also returns the

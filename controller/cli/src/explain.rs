@@ -1,6 +1,6 @@
 //! `deepres explain`: derives a tenant's share, term by term, or explains the choice of GPUs.
 
-use super::{completions, plan, ps};
+use super::{completions, out, plan, ps};
 use anyhow::{Result, bail};
 use clap_complete::ArgValueCompleter;
 use deepres_model::admin::client::Client;
@@ -71,38 +71,27 @@ fn explain_share(name: &str, is_json: bool) -> Result<()> {
     let accounts = tenant.map(|tenant| tenant.gpus).unwrap_or_default();
     let requests: BTreeMap<usize, RequestStatus> =
         accounts.into_iter().filter_map(|account| Some((account.gpu, account.requests?))).collect();
-    let mut out = io::stdout().lock();
-    let printed = if is_json {
-        let sm_ppm = sms.map(|(ppm, _)| ppm);
-        let answer = json!({
-            "tenant": name, "labels": labels, "sm_ppm": sm_ppm, "sm_auto": auto, "gpus": gpus,
-            "requests": requests, "plans": plans
-        });
-        serde_json::to_writer_pretty(&mut out, &answer).map_err(io::Error::from).and_then(|()| writeln!(out))
-    } else {
-        let labelled = match labels {
-            Some(labels) => writeln!(out, "{name}, label {labels}"),
-            None => Ok(()),
-        };
-        let bounded = match sms {
-            Some((ppm, rule)) => writeln!(out, "{name}, {} of the SMs under MPS, {rule}", Percent(ppm)),
-            None => Ok(()),
-        };
-        let chosen = match auto {
-            Some(auto) => writeln!(out, "{name}, --sm auto: {auto}"),
-            None => Ok(()),
-        };
-        labelled
-            .and(bounded)
-            .and(chosen)
-            .and_then(|()| print(name, &gpus, &requests, &mut out))
-            .and_then(|()| plans.iter().try_for_each(|found| plan::print_found(found, &mut out)))
-    };
-    match printed {
-        // The reader has closed the pipe (`deepres explain train | head`).
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        printed => Ok(printed?),
-    }
+    out::print(|out| {
+        if is_json {
+            let sm_ppm = sms.map(|(ppm, _)| ppm);
+            let answer = json!({
+                "tenant": name, "labels": labels, "sm_ppm": sm_ppm, "sm_auto": auto, "gpus": gpus,
+                "requests": requests, "plans": plans
+            });
+            return writeln!(out, "{answer:#}");
+        }
+        if let Some(labels) = labels {
+            writeln!(out, "{name}, label {labels}")?;
+        }
+        if let Some((ppm, rule)) = sms {
+            writeln!(out, "{name}, {} of the SMs under MPS, {rule}", Percent(ppm))?;
+        }
+        if let Some(auto) = auto {
+            writeln!(out, "{name}, --sm auto: {auto}")?;
+        }
+        print(name, &gpus, &requests, out)?;
+        plans.iter().try_for_each(|found| plan::print_found(found, out))
+    })
 }
 
 /// Prints the GPUs that the daemon chose for jobs, and why: for one tenant, or for all.
@@ -116,15 +105,15 @@ fn explain_placements(args: &Args) -> Result<()> {
     if let (Some(name), true) = (&args.tenant, tenants.is_empty()) {
         bail!("there is no tenant `{name}`; `deepres ps` lists the tenants");
     }
-    let mut out = io::stdout().lock();
-    let printed = if args.json {
-        let each = tenants.iter().filter_map(|tenant| {
-            let PlacementStatus { gpus, why } = tenant.placement.as_ref()?;
-            Some(json!({ "tenant": tenant.name, "gpus": gpus, "why": why }))
-        });
-        let placements: Vec<_> = each.collect();
-        writeln!(out, "{:#}", json!({ "placements": placements }))
-    } else {
+    out::print(|out| {
+        if args.json {
+            let each = tenants.iter().filter_map(|tenant| {
+                let PlacementStatus { gpus, why } = tenant.placement.as_ref()?;
+                Some(json!({ "tenant": tenant.name, "gpus": gpus, "why": why }))
+            });
+            let placements: Vec<_> = each.collect();
+            return writeln!(out, "{:#}", json!({ "placements": placements }));
+        }
         tenants.iter().try_for_each(|tenant| match &tenant.placement {
             Some(PlacementStatus { gpus, why }) => {
                 let gpus: Vec<String> = gpus.iter().map(ToString::to_string).collect();
@@ -132,11 +121,7 @@ fn explain_placements(args: &Args) -> Result<()> {
             }
             None => writeln!(out, "{}: the job asked for no number of GPUs, and sees all", tenant.name),
         })
-    };
-    match printed {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        printed => Ok(printed?),
-    }
+    })
 }
 
 fn print(

@@ -1,5 +1,8 @@
 //! The command line: one module for each command.
 
+// `out` prints, because `println!` panics if the reader has closed the pipe.
+#![deny(clippy::print_stdout)]
+
 mod adopt;
 mod away;
 mod cdi;
@@ -10,6 +13,7 @@ mod doctor;
 mod explain;
 mod man;
 mod mps;
+mod out;
 mod pause;
 mod plan;
 mod profile;
@@ -31,6 +35,8 @@ use std::error::Error;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
+/// The most columns of a help.
+const WIDEST: usize = 100;
 /// Exit status of a command that failed.
 const FAILED: u8 = 1;
 /// Exit status for an invalid command line.
@@ -42,7 +48,7 @@ const NO_GPU: u8 = 69;
 
 /// Share GPUs among unmodified programs, each with the share that it is owed
 #[derive(Debug, Parser)]
-#[command(name = "deepres", version, after_help = HELP, max_term_width = 100, subcommand_required = true)]
+#[command(name = "deepres", version, after_help = HELP, max_term_width = WIDEST, subcommand_required = true)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -159,10 +165,16 @@ pub fn main() -> ExitCode {
     })
 }
 
-/// Returns whether output to `stream` may have colours: `stream` is a terminal, and `NO_COLOR` is
-/// not set (<https://no-color.org>).
+/// Returns whether `stream` is a terminal that obeys escape sequences. The terminal `dumb`, for
+/// example a window of Emacs, shows them as text.
+fn obeys(stream: &impl IsTerminal) -> bool {
+    stream.is_terminal() && std::env::var_os("TERM").is_none_or(|name| name != "dumb")
+}
+
+/// Returns whether output to `stream` may have colours: `stream` is a terminal that obeys escape
+/// sequences, and `NO_COLOR` is not set (<https://no-color.org>).
 fn has_colours(stream: &impl IsTerminal) -> bool {
-    stream.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|wish| wish.is_empty())
+    obeys(stream) && std::env::var_os("NO_COLOR").is_none_or(|wish| wish.is_empty())
 }
 
 /// Returns the text of an error and its causes in one line. Leaves out a cause that the line
@@ -198,4 +210,35 @@ fn one_line(rendered: &str) -> String {
         rendered.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:")).filter(says).collect();
     let joined = lines.join(" ").replace(" tip: ", "; ");
     joined.strip_prefix("error: ").unwrap_or(&joined).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory as _;
+
+    /// Checks the help of a command and of its subcommands.
+    fn check(command: &clap::Command, has_examples_above: bool) {
+        let name = command.get_name();
+        let text = |help: Option<&clap::builder::StyledStr>| help.map_or(String::new(), ToString::to_string);
+        let has_examples = text(command.get_after_help()).contains("Examples:");
+        assert!(has_examples || has_examples_above, "{name} shows no example");
+        for line in text(command.get_after_help()).lines().filter(|line| line.starts_with("  deepres")) {
+            assert!(line.chars().count() <= WIDEST, "the terminal breaks the example of {name}: {line}");
+        }
+        for argument in command.get_arguments() {
+            assert!(!text(argument.get_help()).is_empty(), "{name} {argument} has no help");
+            for value in argument.get_value_names().into_iter().flatten() {
+                let is_plain = value.chars().all(|c| !c.is_lowercase()) || value.contains('|');
+                assert!(is_plain, "{name} {argument} names its value {value}");
+            }
+        }
+        let below = command.get_subcommands().filter(|below| !below.is_hide_set());
+        below.for_each(|below| check(below, has_examples && name != "deepres"));
+    }
+
+    #[test]
+    fn each_command_shows_examples_and_each_option_has_a_help() {
+        check(&Cli::command(), false);
+    }
 }

@@ -1,8 +1,8 @@
 //! `deepres pause`, `suspend` and `resume`: keep a tenant off the GPUs for a while. The memory of a
 //! suspended tenant is on the host. The memory of a paused tenant stays on the GPU.
 
-use super::completions;
 use super::set::tell_of_rest;
+use super::{completions, out};
 use anyhow::{Result, bail};
 use clap_complete::ArgValueCompleter;
 use deepres_model::admin::client::Client;
@@ -56,17 +56,16 @@ fn ask(tenant: &str, request: &Request) -> Result<()> {
     let limit = Duration::from_nanos(client.status()?.daemon.suspend_limit_ns);
     client.set_patience(limit.saturating_mul(MOVES).saturating_add(MORE_PATIENCE))?;
     match client.ask(request)? {
-        Reply::Suspended => println!("{tenant}: suspended"),
+        Reply::Suspended => out::say(format_args!("{tenant}: suspended")),
         Reply::Paused => {
-            println!("{tenant}: paused");
-            tell_of_rest(&client.status()?, tenant);
+            out::say(format_args!("{tenant}: paused"))?;
+            tell_of_rest(&client.status()?, tenant)
         }
-        Reply::Resumed { resumption } => println!("{tenant}: {}", told(resumption)),
+        Reply::Resumed { resumption } => out::say(format_args!("{tenant}: {}", told(resumption))),
         other => bail!(
             "the daemon sent an unexpected reply: {other:?}; use one deepres release for the daemon and this command"
         ),
     }
-    Ok(())
 }
 
 /// Returns the effect of a resumption, for people.

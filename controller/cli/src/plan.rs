@@ -1,6 +1,6 @@
 //! `deepres plan`: the kernels that a tenant repeats, and the plans that the daemon found.
 
-use super::completions;
+use super::{completions, out};
 use anyhow::{Result, bail};
 use clap_complete::ArgValueCompleter;
 use deepres_model::admin::client::Client;
@@ -82,35 +82,22 @@ pub fn run(args: &Args) -> Result<()> {
         Command::Learn { tenant, ms } => learn(&mut client, tenant, *ms),
         Command::Show { tenant, json } => {
             let status = ask(&mut client, &Request::PlanShow { tenant: tenant.clone() })?;
-            let mut out = io::stdout().lock();
-            let printed = if *json {
-                serde_json::to_writer_pretty(&mut out, &status)
-                    .map_err(io::Error::from)
-                    .and_then(|()| writeln!(out))
-            } else {
-                print(&status, &mut out)
-            };
-            printed_out(printed)
+            out::print(|out| match *json {
+                true => {
+                    serde_json::to_writer_pretty(&mut *out, &status)?;
+                    writeln!(out)
+                }
+                false => print(&status, out),
+            })
         }
         Command::On { tenant } => {
             let status = ask(&mut client, &Request::PlanOn { tenant: tenant.clone() })?;
-            let mut out = io::stdout().lock();
-            printed_out(status.plans.iter().try_for_each(|found| print_found(found, &mut out)))
+            out::print(|out| status.plans.iter().try_for_each(|found| print_found(found, out)))
         }
         Command::Off { tenant } => {
             ask(&mut client, &Request::PlanOff { tenant: tenant.clone() })?;
-            println!("{tenant}: no tenant follows the plan any more");
-            Ok(())
+            out::say(format_args!("{tenant}: no tenant follows the plan any more"))
         }
-    }
-}
-
-/// Returns the result of a command that has printed its answer.
-fn printed_out(printed: io::Result<()>) -> Result<()> {
-    match printed {
-        // The reader has closed the pipe (`deepres plan show train | head`).
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        printed => Ok(printed?),
     }
 }
 
@@ -131,12 +118,11 @@ fn learn(client: &mut Client, tenant: &str, ms: u64) -> Result<()> {
         status = ask(client, &Request::PlanShow { tenant: tenant.to_owned() })?;
     }
     match (&status.iteration, status.why_unknown) {
-        (Some(iteration), _) => println!("{tenant}: {}", summary(iteration)),
+        (Some(iteration), _) => out::say(format_args!("{tenant}: {}", summary(iteration))),
         (None, why) => {
             bail!("{tenant}: {}", why.unwrap_or_else(|| "the daemon knows no iteration".to_owned()))
         }
     }
-    Ok(())
 }
 
 /// Returns the plans that the daemon found for a tenant. A daemon that does not answer has none,

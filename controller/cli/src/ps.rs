@@ -18,9 +18,11 @@ use deepres_model::admin::{
 };
 use deepres_model::quantity::{Bytes, Percent};
 use order::{Order, Row};
+use ratatui::text::Span;
 use serde_json::Value;
 use std::collections::BTreeMap;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// The precision of shares in `deepres ps`, parts per million: a tenth of a percent.
@@ -57,6 +59,10 @@ const COLUMNS: usize = 80;
 type Columns = [&'static [&'static str]; 3];
 /// Clears the screen of a terminal.
 const CLEAR: &str = "\x1b[H\x1b[2J";
+/// The blanks between two columns of a table.
+const GAP: &str = "  ";
+/// The mark at the end of a text that is cut.
+const CUT: char = '…';
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -98,14 +104,23 @@ pub struct Args {
 /// Prints the daemon's state, with `--watch` again and again.
 pub fn run(args: &Args) -> Result<()> {
     let mut out = io::stdout().lock();
-    let clears = args.watch.is_some() && !args.json && out.is_terminal();
+    let clears = args.watch.is_some() && !args.json && super::obeys(&out);
+    let mut was_there = false;
     loop {
         let mut page = if clears { CLEAR.as_bytes().to_vec() } else { Vec::new() };
-        print_page(args, &mut page)?;
+        let failed = match print_page(args, &mut page) {
+            Err(error) if !was_there => return Err(error),
+            printed => printed.err(),
+        };
+        was_there = true;
         match out.write_all(&page).and_then(|()| out.flush()) {
             // The reader has closed the pipe (`deepres ps | head`).
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
             written => written?,
+        }
+        // The daemon may be about to return.
+        if let Some(error) = failed {
+            eprintln!("deepres: {}", super::explain(&error));
         }
         let Some(interval) = args.watch else { return Ok(()) };
         std::thread::sleep(interval);
@@ -143,10 +158,8 @@ pub fn ask() -> Result<Status> {
     let Reply::Status(mut status) = Client::question(&Request::Status)? else {
         bail!("the daemon sent an unexpected reply; use one deepres release for the daemon and this command")
     };
-    // Each look-up reads the machine's list of users, and many tenants have the same user.
-    let mut names = BTreeMap::new();
     for tenant in &mut status.tenants {
-        tenant.user = names.entry(tenant.uid).or_insert_with(|| name_of(tenant.uid)).clone();
+        tenant.user = name_of(tenant.uid);
     }
     Ok(*status)
 }
@@ -165,10 +178,13 @@ fn show<T: serde::Serialize, W: Write>(
     }
 }
 
-/// Returns a user's name; `None` if this machine does not know the user.
+/// Returns a user's name; `None` if this machine does not know the user. Asks the machine once for each
+/// user: a directory of users may answer slowly, and `deepres top` looks each second.
 fn name_of(uid: u32) -> Option<String> {
-    let user = nix::unistd::User::from_uid(nix::unistd::Uid::from_raw(uid)).ok()??;
-    Some(user.name)
+    static KNOWN: Mutex<BTreeMap<u32, Option<String>>> = Mutex::new(BTreeMap::new());
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    let ask = || Some(nix::unistd::User::from_uid(nix::unistd::Uid::from_raw(uid)).ok()??.name);
+    known.entry(uid).or_insert_with(ask).clone()
 }
 
 fn print(status: &Status, shown: Shown, out: &mut impl Write) -> io::Result<()> {
@@ -182,7 +198,7 @@ fn print(status: &Status, shown: Shown, out: &mut impl Write) -> io::Result<()> 
     if status.tenants.is_empty() {
         writeln!(out, "no tenants; start one with `deepres run -- COMMAND`")?;
         print_waiting(status, out)?;
-        return print_others(status, verbose, out);
+        return print_others(status, shown, out);
     }
     let columns: Columns = match shown.is_wide {
         true => [&WIDE_USE, &WIDE_LIMITS, &WIDE_MEMORY],
@@ -204,22 +220,22 @@ fn print(status: &Status, shown: Shown, out: &mut impl Write) -> io::Result<()> 
         memory::print_brief(&status.tenants, out)?;
     }
     requests::print(status, out)?;
-    print_processes(status, shown.is_wide, out)?;
+    print_processes(status, shown, out)?;
     print_waiting(status, out)?;
     print_overdue(status, out)?;
     print_lost(status, out)?;
     if verbose {
         why::print(&status.tenants, out)?;
     }
-    print_others(status, verbose, out)
+    print_others(status, shown, out)
 }
 
-/// Prints the processes that are metered from outside, and the unmanaged processes. With `verbose`,
-/// also prints the calls of processes to the driver.
-fn print_others(status: &Status, verbose: bool, out: &mut impl Write) -> io::Result<()> {
-    metered::print(status, verbose, out)?;
-    unmanaged::print(status, out)?;
-    if verbose { activity::print(status, out) } else { Ok(()) }
+/// Prints the processes that are metered from outside, and the unmanaged processes. If the user wants
+/// the whole, also prints the calls of processes to the driver.
+fn print_others(status: &Status, shown: Shown, out: &mut impl Write) -> io::Result<()> {
+    metered::print(status, shown, out)?;
+    unmanaged::print(status, shown, out)?;
+    if shown.is_verbose { activity::print(status, out) } else { Ok(()) }
 }
 
 /// Returns the phase of a GPU, with the holder, and the GPU's fault.
@@ -293,8 +309,8 @@ fn row(tenant: &TenantStatus, account: &AccountStatus, [of_use, limits, memory]:
     [cells(tenant, &["name"]), used, cells(tenant, limits), cells(account, memory)].concat()
 }
 
-/// Prints the processes. Without `is_wide`, cuts their command lines at the width of the screen.
-fn print_processes(status: &Status, is_wide: bool, out: &mut impl Write) -> io::Result<()> {
+/// Prints the processes.
+fn print_processes(status: &Status, shown: Shown, out: &mut impl Write) -> io::Result<()> {
     const SUMS: [&str; 4] = ["gpu_ns", "kernel_launches", "graph_launches", "memory_bytes"];
     let heads = [
         heads::<TenantStatus>(&["name"]),
@@ -317,16 +333,7 @@ fn print_processes(status: &Status, is_wide: bool, out: &mut impl Write) -> io::
         return Ok(());
     }
     writeln!(out)?;
-    if is_wide {
-        return print_table(&rows, out);
-    }
-    let mut table = Vec::new();
-    print_table(&rows, &mut table)?;
-    for line in String::from_utf8_lossy(&table).lines() {
-        let cut: String = line.chars().take(COLUMNS).collect();
-        writeln!(out, "{cut}")?;
-    }
-    Ok(())
+    print_commands(rows, shown, out)
 }
 
 /// Prints the jobs that wait for guaranteed memory or GPUs, the next first.
@@ -378,25 +385,60 @@ fn print_lost(status: &Status, out: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
+/// Prints rows as [`print_table`] does. Unless the user wants a wide output, cuts the last column, which
+/// has command lines, at the width of the screen. The column keeps the width of its head.
+fn print_commands(mut rows: Vec<Vec<String>>, shown: Shown, out: &mut impl Write) -> io::Result<()> {
+    let others = rows.first().map_or(0, Vec::len).saturating_sub(1);
+    if !shown.is_wide {
+        let taken: usize = widths(&rows).iter().take(others).map(|width| width + GAP.len()).sum();
+        let head = rows.first().and_then(|heads| heads.last()).map_or(0, |head| width(head));
+        let room = COLUMNS.saturating_sub(taken).max(head);
+        rows.iter_mut().filter_map(|row| row.get_mut(others)).for_each(|cell| *cell = cut(cell, room));
+    }
+    print_table(&rows, out)
+}
+
+/// Returns the width of each column.
+fn widths(rows: &[Vec<String>]) -> Vec<usize> {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let widest = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| width(cell)).max();
+    (0..columns).map(|column| widest(column).unwrap_or(0)).collect()
+}
+
 /// Prints rows with aligned columns. The first column is aligned to the left, and the other columns
 /// to the right. The last column is not aligned.
 pub fn print_table(rows: &[Vec<String>], out: &mut impl Write) -> io::Result<()> {
-    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let width =
-        |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
-    let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
+    let widths = widths(rows);
     for row in rows {
         for (column, cell) in row.iter().enumerate() {
-            let width = widths[column];
+            let blanks = " ".repeat(widths[column] - width(cell));
             match column {
-                0 => write!(out, "{cell:<width$}")?,
-                last if last + 1 == columns => write!(out, "  {cell}")?,
-                _ => write!(out, "  {cell:>width$}")?,
+                0 => write!(out, "{cell}{blanks}")?,
+                last if last + 1 == widths.len() => write!(out, "{GAP}{cell}")?,
+                _ => write!(out, "{GAP}{blanks}{cell}")?,
             }
         }
         writeln!(out)?;
     }
     Ok(())
+}
+
+/// Returns the number of columns that a text takes on a screen. Some characters take two columns.
+pub fn width(text: &str) -> usize {
+    Span::raw(text).width()
+}
+
+/// Returns a text that takes at most `columns` of a screen. A cut text ends with a mark.
+pub fn cut(text: &str, columns: usize) -> String {
+    if width(text) <= columns {
+        return text.to_owned();
+    }
+    let mut taken = width(CUT.encode_utf8(&mut [0; 4]));
+    let fits = |letter: &char| {
+        taken += width(letter.encode_utf8(&mut [0; 4]));
+        taken <= columns
+    };
+    text.chars().take_while(fits).chain([CUT]).collect()
 }
 
 /// Returns a process's id as text. If the process has another id in its own namespace, the other id
@@ -405,13 +447,22 @@ fn pid(pid: u32, container_pid: Option<u32>) -> String {
     container_pid.map_or_else(|| pid.to_string(), |inner| format!("{pid} ({inner})"))
 }
 
-/// Returns a time for people, with about three digits.
+/// Returns a time for people, with about three digits. So each column of times keeps its width.
 pub fn time(ns: u64) -> String {
-    let duration = Duration::from_nanos(ns);
+    const MS: u64 = 1_000_000;
+    const S: u64 = 1_000 * MS;
+    const LONG: [(u64, &str); 3] = [(S, "s"), (60 * S, "min"), (3_600 * S, "h")];
+    const DAY: (u64, &str) = (86_400 * S, "d");
+    let in_units = |unit: u64| ns as f64 / unit as f64;
     match ns {
-        0..10_000_000 => format!("{:.2} ms", duration.as_secs_f64() * 1e3),
-        10_000_000..1_000_000_000 => format!("{:.0} ms", duration.as_secs_f64() * 1e3),
-        _ => format!("{:.1} s", duration.as_secs_f64()),
+        0..10_000_000 => format!("{:.2} ms", in_units(MS)),
+        10_000_000..1_000_000_000 => format!("{:.0} ms", in_units(MS)),
+        _ => {
+            // A value that would round to 100 takes the next unit.
+            let fits = |(length, _): &(u64, &str)| ns.saturating_add(length / 20) < 100 * length;
+            let (length, unit) = LONG.into_iter().find(fits).unwrap_or(DAY);
+            format!("{:.1} {unit}", in_units(length))
+        }
     }
 }
 
@@ -419,6 +470,7 @@ pub fn time(ns: u64) -> String {
 mod tests {
     use super::*;
     use crate::top::tests::status;
+    use deepres_model::admin::UnmanagedStatus;
 
     fn printed(shown: Shown) -> String {
         let mut out = Vec::new();
@@ -436,5 +488,58 @@ mod tests {
         assert!(!page.contains("PEAK"));
         let wide = printed(Shown { is_wide: true, ..shown });
         assert!(wide.contains("PEAK") && wide.contains("window"), "{wide}");
+    }
+
+    #[test]
+    fn a_long_command_line_is_cut_and_no_figure_is() {
+        let shown = Shown { is_verbose: false, is_wide: false, order: Order::Tenant };
+        let mut status = status();
+        status.tenants[0].name = "n".repeat(60);
+        status.tenants[0].sessions[0].client = "python ".repeat(20);
+        status.unmanaged = vec![UnmanagedStatus {
+            pid: 7,
+            command: "python ".repeat(20),
+            state: "reported".to_owned(),
+            ..UnmanagedStatus::default()
+        }];
+        let printed = |shown| {
+            let mut out = Vec::new();
+            print(&status, shown, &mut out).unwrap();
+            String::from_utf8(out).unwrap()
+        };
+        let page = printed(shown);
+        let process = page.lines().find(|line| line.contains(" 4712 ") && line.starts_with("nn")).unwrap();
+        assert!(process.contains("0 B") && process.ends_with("  python…"), "{page}");
+        let unmanaged = page.lines().find(|line| line.starts_with("reported")).unwrap();
+        assert!(width(unmanaged) == COLUMNS && unmanaged.ends_with(CUT), "{page}");
+        assert!(!printed(Shown { is_wide: true, ..shown }).contains(CUT));
+    }
+
+    #[test]
+    fn columns_stay_aligned_beside_wide_letters_and_a_cut_text_says_so() {
+        let row = |cells: [&str; 3]| cells.map(str::to_owned).to_vec();
+        let mut out = Vec::new();
+        let rows = [row(["TENANT", "GPU", "GATE"]), row(["\u{4e2d}\u{6587}", "0", "open"])];
+        print_table(&rows, &mut out).unwrap();
+        assert_eq!(String::from_utf8(out).unwrap(), "TENANT  GPU  GATE\n\u{4e2d}\u{6587}      0  open\n");
+        assert_eq!((cut("train", 5), cut("train-1", 5)), ("train".to_owned(), "trai…".to_owned()));
+        assert_eq!(cut("\u{4e2d}\u{6587}\u{4e2d}", 5), "\u{4e2d}\u{6587}…");
+        assert_eq!(cut("\u{4e2d}\u{6587}\u{4e2d}", 4), "\u{4e2d}…");
+    }
+
+    #[test]
+    fn a_long_time_has_no_more_digits_than_a_short_one() {
+        const S: u64 = 1_000_000_000;
+        for (ns, text) in [
+            (30_000, "0.03 ms"),
+            (120_000_000, "120 ms"),
+            (90 * S, "90.0 s"),
+            (9_000 * S, "2.5 h"),
+            (600 * S, "10.0 min"),
+            (5_999 * S, "1.7 h"),
+            (10 * 86_400 * S, "10.0 d"),
+        ] {
+            assert_eq!(time(ns), text);
+        }
     }
 }

@@ -1,9 +1,11 @@
 //! `deepres reload`: makes the running daemon read its configuration file again.
 
+use super::out;
 use anyhow::{Result, bail};
 use deepres_model::admin::client::Client;
 use deepres_model::admin::{Reply, Request};
 use std::fmt::Write as _;
+use std::io::Write as _;
 use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
@@ -19,12 +21,13 @@ pub struct Args {}
 /// Makes the daemon read its configuration file again, and prints what has changed.
 pub fn run(_: &Args) -> Result<()> {
     match Client::connect()?.ask(&Request::Reload)? {
-        Reply::Reloaded { file, now, later } => print!("{}", told(file, &now, &later)),
+        Reply::Reloaded { file, now, later } => {
+            out::print(|out| out.write_all(told(file, &now, &later).as_bytes()))
+        }
         other => bail!(
             "the daemon sent an unexpected reply: {other:?}; use one deepres release for the daemon and this command"
         ),
     }
-    Ok(())
 }
 
 /// Returns the effect of the reload, for people.

@@ -2,7 +2,7 @@
 
 mod names;
 
-use crate::{config, doctor};
+use crate::{config, doctor, out};
 use anyhow::{Context, Result, anyhow, bail};
 use deepres_daemon::check_own_directory;
 use deepres_model::admin::client::Client;
@@ -12,9 +12,9 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use names::Names;
 use serde_json::Value;
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, fchown};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -36,7 +36,7 @@ const FILE_MODE: u32 = 0o644;
 The archive has the versions of deepres, the system and the driver, the output of `deepres doctor`, the \
 daemon's status, its configuration and its log. It has no environment variables and no memory of jobs. It \
 has the command lines of jobs with their arguments, unless `--hash-names` replaces them. Look through the \
-archive before you publish it.
+archive before you publish it. Under sudo, the archive belongs to the user who called sudo.
 
 Examples:
   sudo deepres report
@@ -111,35 +111,53 @@ impl Content {
     }
 }
 
-/// Writes the archive, and prints its parts.
+/// Writes the archive into the file of the command line.
 pub fn run(args: &Args) -> Result<()> {
     let now_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let path = args.output.clone().unwrap_or_else(|| format!("deepres-report-{now_s}.tar.gz").into());
     let file = OpenOptions::new().write(true).create_new(true).mode(MODE).open(&path);
     let file = file.with_context(|| format!("cannot create {}", path.display()))?;
+    if let Some((user, group)) = user_of_sudo() {
+        fchown(&file, Some(user), group).with_context(|| format!("cannot give away {}", path.display()))?;
+    }
 
     let parts = parts();
     let names = args.hash_names.then(|| names_in(&parts));
+    let written = write(file, parts, names.as_ref(), now_s);
+    if written.is_err() {
+        // A part of an archive would look like an archive. The user gets the first error.
+        let _ = fs::remove_file(&path);
+    }
+    written.with_context(|| format!("cannot write {}", path.display()))?;
+    out::say(format_args!("{}: look through it before you publish it", path.display()))
+}
+
+/// Returns the user and the group who called sudo. The user is to send the archive, which else only
+/// root could read.
+fn user_of_sudo() -> Option<(u32, Option<u32>)> {
+    let number = |name: &str| -> Option<u32> { std::env::var(name).ok()?.parse().ok() };
+    let user = number("SUDO_UID").filter(|_| nix::unistd::getuid().is_root())?;
+    Some((user, number("SUDO_GID")))
+}
+
+/// Writes the archive, and prints its parts. `now_s` is the time of the archive's files, s since 1970.
+fn write(file: File, parts: Vec<Part>, names: Option<&Names>, now_s: u64) -> Result<()> {
     let mut archive = Builder::new(GzEncoder::new(file, Compression::default()));
     for Part { name, content } in parts {
         let said = match &content {
             Ok(_) => "written".to_owned(),
             Err(error) => format!("not there: {error:#}"),
         };
-        println!("{name:14} {said}");
+        out::say(format_args!("{name:14} {said}"))?;
         let content = content.unwrap_or_else(|error| Content::Text(format!("{error:#}\n"), Vec::new()));
-        let text = content.written(names.as_ref());
+        let text = content.written(names);
         let mut header = Header::new_gnu();
         header.set_size(text.len() as u64);
         header.set_mode(FILE_MODE);
         header.set_mtime(now_s);
-        archive
-            .append_data(&mut header, format!("deepres-report/{name}"), text.as_bytes())
-            .with_context(|| format!("cannot write {}", path.display()))?;
+        archive.append_data(&mut header, format!("deepres-report/{name}"), text.as_bytes())?;
     }
-    let written = archive.into_inner().and_then(GzEncoder::finish);
-    written.with_context(|| format!("cannot write {}", path.display()))?;
-    println!("{}: look through it before you publish it", path.display());
+    archive.into_inner().and_then(GzEncoder::finish)?;
     Ok(())
 }
 

@@ -1,7 +1,7 @@
 //! `deepres set`: changes the wishes of a running tenant.
 
-use super::completions;
 use super::ps::memory::over;
+use super::{completions, out};
 use crate::wishes::{Later, Wishes};
 use anyhow::{Result, bail};
 use clap_complete::ArgValueCompleter;
@@ -11,7 +11,9 @@ use deepres_model::admin::{Reply, Request, Status};
 use deepres_model::quantity::Bytes;
 
 #[derive(Debug, clap::Args)]
-#[command(after_help = "\
+#[command(
+    override_usage = "deepres set <TENANT> <OPTIONS>",
+    after_help = "\
 The change is in force for the running processes when the command returns, except --sm, which needs a new \
 start of the job. A tenant keeps the memory that it \
 holds. If the tenant holds more than the new limit, it gets no more memory until it holds less.
@@ -22,7 +24,8 @@ Examples:
   deepres set train --memory unlimited
   deepres set train --criticality high --deadline 30min
   deepres set train --unset share,slo     (the wishes of the job hold again)
-  deepres set train --reset")]
+  deepres set train --reset"
+)]
 pub struct Args {
     /// Tenant, as `deepres ps` shows it
     #[arg(add = ArgValueCompleter::new(completions::tenants))]
@@ -55,17 +58,16 @@ pub fn run(args: &Args) -> Result<()> {
     let mut client = Client::connect()?;
     match client.ask(&request)? {
         Reply::Set(granted) => {
-            println!("{}: {granted}", args.tenant);
+            out::say(format_args!("{}: {granted}", args.tenant))?;
             if args.wishes.wish.sm_ppm.is_some() || args.unset.contains(&Key::Sm) {
-                println!(
+                out::say(format_args!(
                     "{}: a process keeps the part of the SMs with which it began; start the job again by `deepres run --name {}`",
                     args.tenant, args.tenant
-                );
+                ))?;
             }
             let status = client.status()?;
-            tell_of_rest(&status, &args.tenant);
-            warn_of_excess(&status, &args.tenant);
-            Ok(())
+            tell_of_rest(&status, &args.tenant)?;
+            warn_of_excess(&status, &args.tenant)
         }
         other => bail!(
             "the daemon sent an unexpected reply: {other:?}; use one deepres release for the daemon and this command"
@@ -75,24 +77,26 @@ pub fn run(args: &Args) -> Result<()> {
 
 /// Prints a message if no process of the tenant uses a GPU, because a change then has no effect at
 /// present.
-pub fn tell_of_rest(status: &Status, name: &str) {
+pub fn tell_of_rest(status: &Status, name: &str) -> Result<()> {
     let tenant = status.tenants.iter().find(|tenant| tenant.name == name);
     if tenant.is_none_or(|tenant| tenant.sessions.is_empty()) {
-        println!("{name}: no process of this tenant uses a GPU now");
+        out::say(format_args!("{name}: no process of this tenant uses a GPU now"))?;
     }
+    Ok(())
 }
 
 /// Warns of GPUs on which the tenant holds more than its limit now allows.
-fn warn_of_excess(status: &Status, name: &str) {
-    let Some(tenant) = status.tenants.iter().find(|tenant| tenant.name == name) else { return };
+fn warn_of_excess(status: &Status, name: &str) -> Result<()> {
+    let Some(tenant) = status.tenants.iter().find(|tenant| tenant.name == name) else { return Ok(()) };
     for account in &tenant.gpus {
         if let Some(more) = over(tenant.memory_limit_bytes, account) {
-            println!(
+            out::say(format_args!(
                 "{name} holds {} on gpu {}, {} more than its limit: the tenant gets no more memory until it holds less",
                 Bytes(account.memory_bytes),
                 account.gpu,
                 Bytes(more)
-            );
+            ))?;
         }
     }
+    Ok(())
 }

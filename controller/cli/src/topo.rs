@@ -2,6 +2,7 @@
 
 mod svg;
 
+use super::out;
 use anyhow::Result;
 use deepres_daemon::Gpu;
 use deepres_policy::placement::{Branch, GpuSet, NvLink, Pair, Remote, Tier, Topology};
@@ -33,19 +34,14 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<()> {
     let gpus = Gpu::all()?;
     let topology = Gpu::topology(&gpus)?;
-    let mut out = io::stdout().lock();
-    let printed = match args {
-        Args { json: true, .. } => serde_json::to_writer_pretty(&mut out, &as_json(&gpus, &topology))
-            .map_err(io::Error::from)
-            .and_then(|()| writeln!(out)),
+    out::print(|out| match args {
+        Args { json: true, .. } => {
+            serde_json::to_writer_pretty(&mut *out, &as_json(&gpus, &topology))?;
+            writeln!(out)
+        }
         Args { svg: true, .. } => write!(out, "{}", svg::draw(&topology)),
-        _ => print(&gpus, &topology, &mut out),
-    };
-    match printed {
-        // The reader has closed the pipe (`deepres topo | head`).
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        printed => Ok(printed?),
-    }
+        _ => print(&gpus, &topology, out),
+    })
 }
 
 /// Returns the name of a branch of the tree.

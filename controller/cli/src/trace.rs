@@ -2,7 +2,9 @@
 
 mod show;
 
+use super::completions;
 use anyhow::{Context, Result, bail};
+use clap_complete::ArgValueCompleter;
 use deepres_abi::probe::Event;
 use deepres_daemon::probes::devices::Devices;
 use deepres_daemon::probes::inside::{missed, process_of, unfinished};
@@ -51,7 +53,10 @@ pub struct Args {
     #[arg(short, long = "pid", value_name = "PID", conflicts_with = "all")]
     pid: Vec<u32>,
     /// Trace a tenant's processes, also those that start later
-    #[arg(long, value_name = "TENANT", conflicts_with = "all")]
+    #[arg(
+        long, value_name = "TENANT", conflicts_with = "all",
+        add = ArgValueCompleter::new(completions::tenants)
+    )]
     tenant: Option<String>,
     /// Trace all processes
     #[arg(long)]

@@ -4,6 +4,8 @@
 use clap::builder::BoolishValueParser;
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Command};
+use clap_complete::{ArgValueCandidates, CompletionCandidate};
+use deepres_abi::class::Class;
 use deepres_abi::label::Labels;
 use deepres_model::quantity::parse_limit;
 use deepres_model::wish::{Key, Kind, Value, Wish, about, parse};
@@ -116,6 +118,15 @@ impl<O: Occasion> clap::FromArgMatches for Wishes<O> {
     }
 }
 
+/// Returns the values of a kind that are words, for the completions of a shell.
+fn words(kind: Kind) -> Vec<&'static str> {
+    match kind {
+        Kind::Class => Class::ALL.map(Class::name).to_vec(),
+        Kind::Criticality => vec!["low", "normal", "high", "critical"],
+        _ => Vec::new(),
+    }
+}
+
 /// Returns the option for a wish.
 fn option<O: Occasion>(key: Key) -> Arg {
     let about = about(key);
@@ -127,8 +138,14 @@ fn option<O: Occasion>(key: Key) -> Arg {
             _ => about.help.to_owned(),
         })
         .value_name(match key.kind() {
+            Kind::Share if key == Key::Sm => "PART",
+            Kind::Share => "SHARE",
+            Kind::Bytes => "SIZE",
+            Kind::Time => "TIME",
+            Kind::Class => "CLASS",
+            Kind::Criticality => "LEVEL",
+            Kind::Switch => "true|false",
             Kind::Labels => "KEY=VALUE",
-            _ => key.name(),
         });
     if key == Key::Criticality {
         option = option.alias("priority");
@@ -136,11 +153,17 @@ fn option<O: Occasion>(key: Key) -> Arg {
     if O::HAS_VARIABLES {
         option = option.env(key.variable());
     }
+    let words = words(key.kind());
+    if !words.is_empty() {
+        let offered = move || words.iter().map(CompletionCandidate::new).collect::<Vec<_>>();
+        option = option.add(ArgValueCandidates::new(offered));
+    }
     match key.kind() {
         Kind::Switch => option
             .num_args(0..=1)
             .require_equals(true)
             .default_missing_value("true")
+            .hide_possible_values(true)
             .value_parser(BoolishValueParser::new()),
         Kind::Labels => option.action(ArgAction::Append).value_parser(|text: &str| parse(Kind::Labels, text)),
         Kind::Share if key == Key::Sm && O::HAS_PROFILE => option.value_parser(|text: &str| match text {
@@ -205,6 +228,14 @@ mod tests {
         let Wishes { wish, has_auto_sm, .. } = Wishes::<Now>::from_arg_matches(&matches).unwrap();
         assert_eq!((wish.sm_ppm, wish.share_ppm, has_auto_sm), (None, Some(300_000), true));
         assert!(read::<Later>(&["--sm=auto"]).is_err() && read::<Elsewhere>(&["--sm=auto"]).is_err());
+    }
+
+    #[test]
+    fn each_word_that_a_shell_offers_is_a_value() {
+        for kind in Key::ALL.map(Key::kind) {
+            assert!(words(kind).into_iter().all(|word| parse(kind, word).is_ok()), "{kind:?}");
+        }
+        assert_eq!((words(Kind::Class).len(), words(Kind::Criticality).len()), (3, 4));
     }
 
     #[test]

@@ -1,43 +1,7 @@
 //! Text from other programs that deepres shows on a terminal.
 
+pub use deepres_abi::visible::is_harmful;
 use deepres_abi::wire::TENANT_NAME_BYTES;
-
-/// Returns whether a character changes the direction of later text, so that a line reads
-/// differently.
-fn is_directional(c: char) -> bool {
-    matches!(c, '\u{202A}'..='\u{202E}' | '\u{2066}'..='\u{2069}')
-}
-
-/// Returns whether a character is invisible, so that two different names may look alike. Unicode
-/// lets programs ignore some characters (`Default_Ignorable_Code_Point`). The separators of lines
-/// and paragraphs are also invisible.
-fn is_invisible(c: char) -> bool {
-    matches!(
-        c,
-        '\u{AD}'
-            | '\u{34F}'
-            | '\u{61C}'
-            | '\u{115F}'..='\u{1160}'
-            | '\u{17B4}'..='\u{17B5}'
-            | '\u{180B}'..='\u{180F}'
-            | '\u{200B}'..='\u{200F}'
-            | '\u{2028}'..='\u{202E}'
-            | '\u{2060}'..='\u{206F}'
-            | '\u{3164}'
-            | '\u{FE00}'..='\u{FE0F}'
-            | '\u{FEFF}'
-            | '\u{FFA0}'
-            | '\u{FFF0}'..='\u{FFFB}'
-            | '\u{1BCA0}'..='\u{1BCA3}'
-            | '\u{1D173}'..='\u{1D17A}'
-            | '\u{E0000}'..='\u{E0FFF}'
-    )
-}
-
-/// Returns whether a character can affect a terminal, or change how the other text reads.
-pub fn is_harmful(c: char) -> bool {
-    c.is_control() || is_directional(c) || is_invisible(c)
-}
 
 /// Returns the text with every harmful character replaced.
 pub fn harmless(text: &str) -> String {

@@ -5,6 +5,7 @@ mod file;
 
 use super::run;
 use crate::mps;
+use crate::out;
 use crate::wishes::{self, Elsewhere, Wishes};
 use anyhow::{Context, Result, bail};
 use deepres_abi::directory::DIRECTORY_VARIABLE;
@@ -22,6 +23,11 @@ const DEFAULT_FILE: &str = "/etc/cdi/deepres.json";
 const STANDARD_OUTPUT: &str = "-";
 
 #[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  deepres cdi generate --name train --share 30% --memory 2GiB
+  deepres cdi list
+  deepres cdi remove train")]
 pub struct Args {
     #[command(subcommand)]
     command: Command,
@@ -104,10 +110,10 @@ fn generate(args: &Generate) -> Result<()> {
     if args.output == Path::new(STANDARD_OUTPUT) {
         let mut spec = Spec::default();
         spec.put(device)?;
-        std::io::stdout().write_all(spec.to_string().as_bytes())?;
+        out::print(|out| out.write_all(spec.to_string().as_bytes()))?;
     } else {
         file::update(&args.output, |spec| Ok(spec.put(device)?))?;
-        println!("{qualified} is in {}", args.output.display());
+        out::say(format_args!("{qualified} is in {}", args.output.display()))?;
     }
     if !sockets.is_dir() {
         eprintln!(
@@ -151,7 +157,7 @@ fn list(path: &Path) -> Result<()> {
             variable.split_once('=').is_some_and(|(name, _)| ours.any(|ours| ours == name))
         };
         let requests: Vec<&str> = env.iter().filter(asks).copied().collect();
-        println!("{}", [&[format!("{KIND}={name}").as_str()], &requests[..]].concat().join("  "));
+        out::say([&[format!("{KIND}={name}").as_str()], &requests[..]].concat().join("  "))?;
     }
     Ok(())
 }

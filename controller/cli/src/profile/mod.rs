@@ -46,7 +46,7 @@ fitted to the times; docs/packing.md explains the figures.
 
 Examples:
   deepres profile -- python infer.py --batch {batch}
-  deepres profile --sm 10,20,40,60,80,100 --batch 1,4,16 --slo 20ms --out resnet.toml -- ./infer {batch}
+  deepres profile --sm 20,40,60,80 --batch 1,4,16 --slo 20ms --out infer.toml -- ./infer {batch}
   deepres profile --batch 8 --sm 100 --svg curve.svg -- python infer.py")]
 pub struct Args {
     /// Parts of the SMs, percent; the command always measures 100 too
@@ -74,7 +74,7 @@ pub struct Args {
     #[arg(long, value_name = "TIME", default_value = "5min", value_parser = parse_time)]
     patience: u64,
     /// File of the profile (TOML)
-    #[arg(long, value_name = "FILE", default_value = "profile.toml")]
+    #[arg(long, visible_alias = "output", value_name = "FILE", default_value = "profile.toml")]
     out: PathBuf,
     /// Draw the curve into this file (SVG)
     #[arg(long, value_name = "FILE")]

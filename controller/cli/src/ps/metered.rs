@@ -1,11 +1,11 @@
 //! The part of `deepres ps` about programs that are metered from outside.
 
-use super::{cells, heads, pid, print_table};
+use super::{Shown, cells, heads, pid, print_commands};
 use deepres_model::admin::{MeteredStatus, Status};
 use std::io::{self, Write};
 
 /// Prints the processes that are metered from outside, if there are any.
-pub fn print(status: &Status, verbose: bool, out: &mut impl Write) -> io::Result<()> {
+pub fn print(status: &Status, shown: Shown, out: &mut impl Write) -> io::Result<()> {
     let metering = &status.metering;
     if metering.processes.is_empty() {
         return Ok(());
@@ -29,12 +29,12 @@ pub fn print(status: &Status, verbose: bool, out: &mut impl Write) -> io::Result
         rows.push(row);
     }
     writeln!(out)?;
-    print_table(&rows, out)?;
+    print_commands(rows, shown, out)?;
     for process in &metering.processes {
         if let Some(problem) = &process.problem {
             writeln!(out, "{}: {problem}", process.pid)?;
         }
-        if verbose {
+        if shown.is_verbose {
             for (function, calls) in &process.functions {
                 writeln!(out, "{}: {function} {calls}", process.pid)?;
             }

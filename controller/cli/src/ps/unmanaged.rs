@@ -1,11 +1,11 @@
 //! The part of `deepres ps` about unmanaged processes.
 
-use super::{cells, heads, pid, print_table};
+use super::{Shown, cells, heads, pid, print_commands};
 use deepres_model::admin::{Status, UnmanagedStatus};
 use std::io::{self, Write};
 
 /// Prints the unmanaged processes, if there are any.
-pub fn print(status: &Status, out: &mut impl Write) -> io::Result<()> {
+pub fn print(status: &Status, shown: Shown, out: &mut impl Write) -> io::Result<()> {
     if status.unmanaged.is_empty() {
         return Ok(());
     }
@@ -22,5 +22,5 @@ pub fn print(status: &Status, out: &mut impl Write) -> io::Result<()> {
         rows.push(row);
     }
     writeln!(out)?;
-    print_table(&rows, out)
+    print_commands(rows, shown, out)
 }

@@ -6,12 +6,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher as _, RandomState};
 
 /// Fields of the status and of log lines whose texts are names.
-const NAMED: [&str; 12] = [
+const NAMED: [&str; 13] = [
     "tenant",
     "holder",
     "started_by",
     "user",
     "container",
+    "within",
     "id",
     "labels",
     "client",
@@ -21,13 +22,20 @@ const NAMED: [&str; 12] = [
     "node",
 ];
 
+/// The field of the status whose keys are names: the tenants for which late requests waited.
+const KEYED: &str = "waited_for_ns";
+
 /// The folder with the folders of users.
 const HOMES: &str = "/home/";
 
-/// The names of a report, each with its hash, as they are and with the backslashes of a quoted text.
-/// A longer name comes before a shorter one.
+/// The names of a report.
 #[derive(Debug)]
-pub struct Names(Vec<(String, String)>);
+pub struct Names {
+    key: RandomState,
+    /// The names by their first characters, each with its hash: as they are, and with the
+    /// backslashes of a quoted text. A longer name comes before a shorter one.
+    by_first: BTreeMap<char, Vec<(String, String)>>,
+}
 
 impl Names {
     /// Returns the names in a report: in the daemon's answers, in its logs, in the paths of all
@@ -49,13 +57,18 @@ impl Names {
         }
         names.remove("");
         let key = RandomState::new();
-        let hash = |name: &String| format!("name-{:08x}", key.hash_one(name) as u32);
         let forms =
-            names.iter().flat_map(|name| [name.clone(), escaped(name)].map(|form| (form, hash(name))));
+            names.iter().flat_map(|name| [name.clone(), escaped(name)].map(|form| (form, hash(&key, name))));
         let forms: BTreeMap<String, String> = forms.collect();
         let mut forms: Vec<_> = forms.into_iter().collect();
         forms.sort_by_key(|(form, _)| std::cmp::Reverse(form.len()));
-        Self(forms)
+        let mut by_first = BTreeMap::<char, Vec<_>>::new();
+        for (form, hash) in forms {
+            if let Some(first) = form.chars().next() {
+                by_first.entry(first).or_default().push((form, hash));
+            }
+        }
+        Self { key, by_first }
     }
 
     /// Replaces the names in all texts of an answer by hashes.
@@ -63,7 +76,13 @@ impl Names {
         match value {
             Value::String(text) => *text = self.hashed(text),
             Value::Array(values) => values.iter_mut().for_each(|value| self.hash_all(value)),
-            Value::Object(fields) => fields.values_mut().for_each(|value| self.hash_all(value)),
+            Value::Object(fields) => {
+                if let Some(Value::Object(keyed)) = fields.get_mut(KEYED) {
+                    let all = std::mem::take(keyed).into_iter();
+                    keyed.extend(all.map(|(name, value)| (hash(&self.key, &name), value)));
+                }
+                fields.values_mut().for_each(|value| self.hash_all(value));
+            }
             _ => {}
         }
     }
@@ -73,13 +92,10 @@ impl Names {
         let mut hashed = String::with_capacity(text.len());
         let (mut rest, mut before) = (text, None);
         while let Some(next) = rest.chars().next() {
-            let found = (!before.is_some_and(is_of_word))
-                .then(|| {
-                    self.0.iter().find(|(name, _)| {
-                        rest.strip_prefix(name.as_str()).is_some_and(|after| !after.starts_with(is_of_word))
-                    })
-                })
-                .flatten();
+            let begins =
+                |name: &str| rest.strip_prefix(name).is_some_and(|after| !after.starts_with(is_of_word));
+            let known = self.by_first.get(&next).filter(|_| !before.is_some_and(is_of_word));
+            let found = known.and_then(|names| names.iter().find(|(name, _)| begins(name)));
             let (taken, put) = match found {
                 Some((name, hash)) => (name.as_str(), hash.as_str()),
                 None => {
@@ -93,6 +109,11 @@ impl Names {
         }
         hashed
     }
+}
+
+/// Returns the hash of a name.
+fn hash(key: &RandomState, name: &str) -> String {
+    format!("name-{:08x}", key.hash_one(name) as u32)
 }
 
 /// Collects the texts of the fields in [`NAMED`].
@@ -218,16 +239,30 @@ mod tests {
     }
 
     #[test]
+    fn names_that_are_keys_are_hashed_as_names_elsewhere() {
+        let mut status = json!({
+            "tenants": [{ "name": "gpus", "gpus": [{ "late": { "waited_for_ns": { "gpus": 7, "gone": 8 } } }] }],
+        });
+        let names = Names::of([&status], [], [], []);
+        let hashed = names.hashed("gpus");
+        names.hash_all(&mut status);
+        let waited = &status["tenants"][0]["gpus"][0]["late"]["waited_for_ns"];
+        assert_eq!((&waited[&hashed], waited.as_object().unwrap().len()), (&json!(7), 2), "{status}");
+        assert!(!status.to_string().contains("gone"), "{status}");
+    }
+
+    #[test]
     fn names_are_hashed_as_whole_words_everywhere_alike() {
         let status = json!({
-            "tenants": [{ "name": "train-2", "user": "ann", "granted": { "labels": { "value": "team=x", "rule": "asked" } }, "container": { "runtime": "podman", "id": "4f2a" } }],
+            "tenants": [{ "name": "train-2", "user": "ann", "granted": { "labels": { "value": "team=x", "rule": "asked" } }, "container": { "runtime": "podman", "id": "4f2a" }, "found": { "by": "name", "within": "podman-4f2" } }],
             "gpus": [{ "name": "H100", "holder": "train" }],
             "daemon": { "version": "0.1.0" },
         });
         let names = Names::of([&status], [LOG], [], ["lab7".to_owned()]);
-        let text = "team=x: train waits for train-2 of ann on lab7: training by joann (H100, 4f2a)";
+        let text =
+            "team=x: train waits for train-2 of ann on lab7, podman-4f2: training by joann (H100, 4f2a)";
         let hashed = names.hashed(text);
-        for name in ["team=x", " train ", "train-2", " ann ", "lab7", "4f2a"] {
+        for name in ["team=x", " train ", "train-2", " ann ", "lab7", "podman"] {
             assert!(!hashed.contains(name), "{name}: {hashed}");
         }
         assert!(hashed.ends_with(")") && hashed.contains("training by joann (H100, name-"), "{hashed}");

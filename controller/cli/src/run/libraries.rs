@@ -146,6 +146,7 @@ pub fn find_driver() -> Option<PathBuf> {
 }
 
 /// Tries to load a library. Prints its path, or the reason for which it cannot be loaded.
+#[expect(clippy::print_stdout, reason = "the command that asks reads the output to its end")]
 pub fn has_library(args: &HasLibraryArgs) -> ExitCode {
     if args.beside.as_ref().is_some_and(|library| !is_loaded(library)) {
         return ExitCode::FAILURE;

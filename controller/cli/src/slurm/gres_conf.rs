@@ -1,10 +1,12 @@
 //! `deepres slurm gres-conf`: the lines of gres.conf for the GPUs of this machine.
 
+use crate::out;
 use anyhow::{Result, bail};
 use deepres_daemon::Gpu;
 use deepres_model::slurm::SHARDS_OF_GPU;
 use deepres_policy::placement::Topology;
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write as _;
 use std::path::Path;
 
 /// The folder in which the kernel describes NUMA nodes and processors.
@@ -35,8 +37,8 @@ pub fn run(args: &Args) -> Result<()> {
     let gpus = Gpu::all()?;
     let topology = Gpu::topology(&gpus)?;
     let cores = Cores::read(Path::new(SYSTEM));
-    print!("{}", lines(args, &gpus, &topology, &cores)?);
-    Ok(())
+    let lines = lines(args, &gpus, &topology, &cores)?;
+    out::print(|out| out.write_all(lines.as_bytes()))
 }
 
 /// Returns the lines. The GPUs come in the order of their device files, because the daemon and the

@@ -12,6 +12,13 @@ use std::process::ExitCode;
 const JOB_VARIABLE: &str = "SLURM_JOB_ID";
 
 #[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Slurm calls task-prolog and epilog, which take the job from Slurm's variables. docs/slurm.md has the lines for \
+slurm.conf.
+
+Examples:
+  deepres slurm gres-conf > /etc/slurm/gres.conf
+  SLURM_JOB_ID=4711 deepres slurm epilog")]
 pub struct Args {
     #[command(subcommand)]
     command: Command,

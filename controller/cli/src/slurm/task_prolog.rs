@@ -42,6 +42,7 @@ const SCONTROL: &str = "scontrol";
 /// Prints the changes of the task's environment. If a job with shards cannot run under deepres, its
 /// tasks do not start, because they would take the GPU time of other jobs. The tasks of a job with
 /// whole GPUs start without deepres then.
+#[expect(clippy::print_stdout, reason = "slurmd reads the output to its end")]
 pub fn run() -> ExitCode {
     if let Some(error) = start_without_preload() {
         println!("{}", message("the task does not start", &error));

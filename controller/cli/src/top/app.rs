@@ -6,6 +6,9 @@ use deepres_model::admin::{Request, Status};
 use deepres_model::wish::{Key, Wish, parse};
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
+/// The rows by which the keys for pages move: about the rows of a screen with 24 lines.
+const PAGE: isize = 10;
+
 /// The state of the screen.
 #[derive(Debug)]
 pub struct App {
@@ -52,6 +55,10 @@ pub enum About {
 pub enum Action {
     /// Ends the command.
     End,
+    /// Stops the command until the shell lets it go on.
+    Stop,
+    /// Draws the whole screen anew, because another program wrote on it.
+    Redraw,
     /// Pauses the tenant of this name, or ends its pause.
     Pause(String),
     /// Sends a request about the tenant of this name.
@@ -108,8 +115,14 @@ impl App {
     /// Heeds a key. Returns the action of the key, if it has one.
     pub fn press(&mut self, key: KeyEvent) -> Option<Action> {
         self.message.clear();
-        if key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL) {
-            return Some(Action::End);
+        if key.modifiers.intersects(KeyModifiers::CONTROL | KeyModifiers::ALT) {
+            // Such a key is another key than its letter alone: Ctrl-P must not pause a tenant.
+            return match key.code {
+                KeyCode::Char('c') => Some(Action::End),
+                KeyCode::Char('z') => Some(Action::Stop),
+                KeyCode::Char('l') => Some(Action::Redraw),
+                _ => None,
+            };
         }
         if let Some(prompt) = self.prompt.take() {
             return self.enter(prompt, key.code);
@@ -125,6 +138,10 @@ impl App {
             }
             KeyCode::Down | KeyCode::Char('j') => self.select(1),
             KeyCode::Up | KeyCode::Char('k') => self.select(-1),
+            KeyCode::PageDown => self.select(PAGE),
+            KeyCode::PageUp => self.select(-PAGE),
+            KeyCode::End => self.select(isize::MAX),
+            KeyCode::Home => self.select(isize::MIN),
             KeyCode::Char('e') => self.ask_for(Key::Share),
             KeyCode::Char('c') => self.ask_for(Key::Class),
             KeyCode::Char('p') => {
@@ -204,6 +221,7 @@ pub fn pause(status: &Status, name: &str) -> Option<Request> {
 mod tests {
     use super::*;
     use crate::top::tests::status;
+    use deepres_model::admin::TenantStatus;
 
     /// Presses keys one after the other: each character, `\n` for Enter and `\x1b` for Esc.
     fn press(app: &mut App, keys: &str) -> Option<Action> {
@@ -217,6 +235,41 @@ mod tests {
 
     fn names(app: &App) -> Vec<&str> {
         app.rows().iter().map(|row| row.tenant.name.as_str()).collect()
+    }
+
+    #[test]
+    fn a_key_with_control_or_alt_is_no_letter() {
+        let mut app = App::new(status(), Order::default());
+        for modifiers in [KeyModifiers::CONTROL, KeyModifiers::ALT] {
+            for letter in ['p', 'e', 'q', 's', '/'] {
+                assert_eq!(app.press(KeyEvent::new(KeyCode::Char(letter), modifiers)), None);
+            }
+        }
+        assert!(app.prompt.is_none() && app.order == Order::default());
+        press(&mut app, "/tr");
+        app.press(KeyEvent::new(KeyCode::Char('u'), KeyModifiers::CONTROL));
+        assert_eq!(app.filter, "tr");
+        for (letter, action) in [('c', Action::End), ('z', Action::Stop), ('l', Action::Redraw)] {
+            let key = KeyEvent::new(KeyCode::Char(letter), KeyModifiers::CONTROL);
+            assert_eq!(app.press(key), Some(action));
+        }
+    }
+
+    #[test]
+    fn keys_move_by_pages_and_to_both_ends() {
+        let mut status = status();
+        let tenant = status.tenants[0].clone();
+        status.tenants =
+            (0..50).map(|n| TenantStatus { name: format!("{n:02}"), ..tenant.clone() }).collect();
+        let mut app = App::new(status, Order::default());
+        let mut selected = |code| {
+            app.press(KeyEvent::new(code, KeyModifiers::NONE));
+            app.selected.clone().unwrap().0
+        };
+        assert_eq!(selected(KeyCode::PageDown), "10");
+        assert_eq!(selected(KeyCode::End), "49");
+        assert_eq!(selected(KeyCode::PageUp), "39");
+        assert_eq!(selected(KeyCode::Home), "00");
     }
 
     #[test]

@@ -36,7 +36,9 @@ impl History {
         let mut sums = vec![(0u64, 0u64); columns];
         let of_one_ns = (SPAN_NS / columns.max(1) as u64).max(1);
         for (at_ns, ppm) in self.0.get(&(tenant.to_owned(), gpu)).into_iter().flatten() {
-            let parts_ago = usize::try_from(now_ns.saturating_sub(*at_ns) / of_one_ns).unwrap_or(usize::MAX);
+            // A screen that stands still shows none of the later looks.
+            let Some(ago_ns) = now_ns.checked_sub(*at_ns) else { continue };
+            let parts_ago = usize::try_from(ago_ns / of_one_ns).unwrap_or(usize::MAX);
             if let Some((sum, looks)) = columns.checked_sub(parts_ago + 1).and_then(|part| sums.get_mut(part))
             {
                 *sum += u64::from(*ppm);
@@ -68,6 +70,8 @@ mod tests {
         }
         let columns = |tenant| history.columns(tenant, 0, 1_201 * NS_PER_S, 3);
         assert_eq!(columns("a"), [None, Some(200), Some(500)]);
+        let before = history.columns("a", 0, 1_200 * NS_PER_S, 3);
+        assert_eq!(before, [None, Some(200), Some(400)], "later looks do not count");
         assert_eq!(columns("b"), [None; 3]);
         history.note(&Status::default());
         assert!(history.0.is_empty());

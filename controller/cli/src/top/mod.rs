@@ -22,7 +22,7 @@ use deepres_model::admin::{Reply, Request};
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
 use ratatui::crossterm::terminal;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP};
 use std::io::{self, IsTerminal, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -40,8 +40,9 @@ const SIGNAL_PAUSE: Duration = Duration::from_millis(200);
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The keys: arrows select a tenant; s sorts; / filters by name; p pauses or resumes the tenant; e sets its share and \
-c its class; the space bar stops the screen; ? shows this list; q ends. Only administrators change tenants.
+The keys: arrows, PgUp, PgDn, Home and End select a tenant; s sorts; / filters by name; p pauses or resumes the \
+tenant; e sets its share and c its class; the space bar stops the screen; Ctrl-L draws it anew; ? shows this list; \
+q ends. Only administrators change tenants.
 
 In the bar of a tenant, each full block is a part of the GPU's time that the tenant had in the last second. \
 A light block is owed and not had, and a dark block had beyond what is owed.
@@ -76,8 +77,8 @@ pub fn run(args: &Args) -> Result<()> {
     if args.once {
         return print(&app);
     }
-    if !io::stdout().is_terminal() {
-        bail!("stdout is no terminal; use `deepres top --once`");
+    if !super::obeys(&io::stdout()) {
+        bail!("stdout is no terminal with a cursor; use `deepres top --once`");
     }
     let has_colours = super::has_colours(&io::stdout());
     let signal = Arc::new(AtomicUsize::new(0));
@@ -162,6 +163,17 @@ fn show(
         };
         let (tenant, said) = match action {
             Some(Action::End) => return Ok(()),
+            Some(Action::Stop) => {
+                terminal.show_cursor()?;
+                ratatui::try_restore()?;
+                signal_hook::low_level::emulate_default_handler(SIGTSTP)?;
+                *terminal = ratatui::try_init()?;
+                continue;
+            }
+            Some(Action::Redraw) => {
+                terminal.clear()?;
+                continue;
+            }
             Some(Action::Pause(tenant)) => {
                 let said = pause(&tenant);
                 (tenant, said)

@@ -4,7 +4,7 @@ use super::app::{About, App};
 use super::history::SPAN_NS;
 use crate::ps::memory::kinds;
 use crate::ps::order::Row;
-use crate::ps::{cells, heads, owed, phase, requests, time};
+use crate::ps::{cells, cut, heads, owed, phase, requests, time, width};
 use clap::ValueEnum;
 use deepres_model::admin::{AccountStatus, GpuStatus, TenantStatus};
 use deepres_model::quantity::{Bytes, Percent};
@@ -48,11 +48,12 @@ const PARTS: [(char, Color); 4] =
     [('█', Color::LightBlue), ('▓', Color::LightMagenta), ('░', Color::Yellow), (' ', Color::Reset)];
 
 const HELP: &str = "\
-up, down  select a tenant          e    set the tenant's share
-s         sort by the next column  c    set the tenant's class
-/         filter by name           p    pause the tenant, or resume it
-space     stop the screen, go on   Esc  end the filter and this list
-q         end                      ?    this list
+up, down    select a tenant          e    set the tenant's share
+PgUp, PgDn  ten tenants up or down   c    set the tenant's class
+Home, End   the first, the last one  p    pause the tenant, or resume it
+s           sort by the next column  Esc  end the filter and this list
+/           filter by name           ?    this list
+space       stop the screen, go on   q    end
 
 SHARE     █ had in the last second   ▓ had beyond what is owed   ░ owed and not had
 OWED      in parentheses while the tenant is idle and others have its part
@@ -70,6 +71,7 @@ pub fn draw(app: &App, frame: &mut Frame<'_>, has_colours: bool) {
 /// Returns the screen as lines. If the rows do not fit into `height`, the selected row stays in
 /// sight. Without a height, all rows come, and no line about keys.
 pub fn lines(app: &App, width: usize, height: Option<usize>, has_colours: bool) -> Vec<Line<'static>> {
+    let foot = wrapped(&foot(app), width);
     let mut lines = vec![Line::styled(title(app), Modifier::BOLD)];
     let shown = app.status.gpus.iter().take(MOST_GPUS);
     lines.extend(shown.map(|gpu| gpu_line(app, gpu, has_colours)));
@@ -89,9 +91,10 @@ pub fn lines(app: &App, width: usize, height: Option<usize>, has_colours: bool) 
         };
         let columns = Columns::of(width);
         lines.push(Line::styled(columns.head(), Modifier::BOLD));
-        // The rows leave a line before the details, and the line about keys.
-        let room =
-            height.map_or(rows.len(), |height| height.saturating_sub(lines.len() + details.len() + 2).max(1));
+        // The rows leave a line before the details, and the last lines.
+        let below = 1 + foot.len();
+        let room = height
+            .map_or(rows.len(), |height| height.saturating_sub(lines.len() + details.len() + below).max(1));
         let first = place.map_or(0, |place| (place + 1).saturating_sub(room));
         for (number, row) in rows.iter().enumerate().skip(first).take(room) {
             let line = columns.row(app, row, has_colours);
@@ -105,9 +108,23 @@ pub fn lines(app: &App, width: usize, height: Option<usize>, has_colours: bool) 
         lines.extend(details.into_iter().map(Line::raw));
     }
     if let Some(height) = height {
-        lines.resize(height.saturating_sub(1), Line::default());
-        lines.push(Line::raw(foot(app)));
+        lines.resize(height.saturating_sub(foot.len()), Line::default());
+        lines.extend(foot.into_iter().map(Line::raw));
     }
+    lines
+}
+
+/// Breaks a text at blanks into lines of at most `columns`. A longer word has a line of its own.
+fn wrapped(text: &str, columns: usize) -> Vec<String> {
+    let mut lines = vec![];
+    let mut line = String::new();
+    for word in text.split_inclusive(' ') {
+        if !line.is_empty() && width(&line) + width(word.trim_end()) > columns {
+            lines.push(std::mem::take(&mut line));
+        }
+        line += word;
+    }
+    lines.push(line);
     lines
 }
 
@@ -240,19 +257,11 @@ fn aligned(cells: &[String], columns: &[(&str, usize)]) -> String {
     cells.iter().zip(columns).map(|(cell, (_, width))| format!(" {cell:>width$}")).collect()
 }
 
-/// Returns a text that takes exactly `width` columns of the screen.
-fn left(text: &str, width: usize) -> String {
-    let mut fitting = String::new();
-    let mut taken = 0;
-    for letter in text.chars() {
-        let wide = Span::raw(letter.to_string()).width();
-        if taken + wide > width {
-            break;
-        }
-        fitting.push(letter);
-        taken += wide;
-    }
-    fitting + &" ".repeat(width - taken)
+/// Returns a text that takes exactly this number of columns of the screen.
+fn left(text: &str, columns: usize) -> String {
+    let fitting = cut(text, columns);
+    let blanks = columns.saturating_sub(width(&fitting));
+    fitting + &" ".repeat(blanks)
 }
 
 /// Returns the column of a share.
@@ -473,6 +482,19 @@ pub mod tests {
             "{screen}"
         );
         assert_eq!(left("ab", 3), "ab ");
-        assert_eq!(left("\u{4e2d}\u{4e2d}", 3), "\u{4e2d} ");
+        assert_eq!(left("\u{4e2d}\u{4e2d}\u{4e2d}", 4), "\u{4e2d}… ");
+    }
+
+    #[test]
+    fn a_long_message_takes_more_lines_and_loses_no_word() {
+        let mut app = app();
+        let message = "finetune: you may not administer the daemon at /run/deepres/admin.sock, because only root and the daemon's user may; try sudo";
+        app.say(message.to_owned());
+        let screen = screen(&app, 80, HEIGHT);
+        assert!(screen.contains("try sudo"), "{screen}");
+        let lines = wrapped(message, 80);
+        assert!(lines.len() == 2 && lines.iter().all(|line| width(line.trim_end()) <= 80), "{lines:?}");
+        assert_eq!(lines.concat(), message);
+        assert_eq!(wrapped("", 80), [""]);
     }
 }

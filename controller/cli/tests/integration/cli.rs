@@ -3,7 +3,7 @@
 
 use deepres_daemon_harness::{Daemon, wait_until};
 use deepres_model::config::{Caps, Config};
-use std::io::{Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
@@ -253,6 +253,28 @@ fn the_doctor_bears_a_reader_that_leaves_and_says_when_a_disk_is_full() {
         let full = Place::empty().deepres(options).stdout(full).output().unwrap();
         assert!(complaint(&full, 1).contains("No space left"), "{options:?}");
     }
+}
+
+#[test]
+fn a_command_that_changes_something_bears_a_reader_that_leaves() {
+    let (daemon, place) = Place::with_daemon(Daemon::start(1, Config::default()));
+    let _tenant = daemon.join("train", 0, 0);
+    let archive = place.scratch.path().join("report.tar.gz");
+    let report = ["report", "--output", archive.to_str().unwrap()];
+    for command in [
+        &["set", "train", "--share", "20%"][..],
+        &["pause", "train"],
+        &["resume", "train"],
+        &["reload"],
+        &report,
+    ] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let left = place.deepres(command).stdout(writer).output().unwrap();
+        assert_eq!((text(&left.stderr), left.status.code()), (String::new(), Some(0)), "{command:?}");
+    }
+    let whole = Command::new("tar").arg("-tf").arg(&archive).output().unwrap();
+    assert!(whole.status.success() && text(&whole.stdout).contains("config.txt"));
 }
 
 #[test]
@@ -793,6 +815,32 @@ fn has_lines(terminal: &OwnedFd) -> bool {
     assert_eq!(unsafe { libc::tcgetattr(terminal.as_raw_fd(), &mut modes) }, 0);
     let needed = libc::ICANON | libc::ECHO;
     modes.c_lflag & needed == needed
+}
+
+#[test]
+fn a_terminal_without_a_cursor_gets_no_escape_sequences() {
+    let (_daemon, place) = Place::with_daemon(Daemon::start(1, Config::default()));
+    let [_user, programs] = terminal();
+    let mut top = place.deepres(&["top"]);
+    let top = top.env("TERM", "dumb").stdout(Stdio::from(programs)).output().unwrap();
+    assert!(complaint(&top, 1).contains("--once"));
+}
+
+#[test]
+fn a_watch_outlives_the_daemon() {
+    let (daemon, place) = Place::with_daemon(Daemon::start(1, Config::default()));
+    let mut watch = place.deepres(&["ps", "--watch", "0.1"]);
+    let mut watch = watch.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(watch.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.starts_with("daemon "), "{line}");
+    drop(daemon);
+    line.clear();
+    BufReader::new(watch.stderr.as_mut().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.starts_with("deepres: "), "{line}");
+    assert!(watch.try_wait().unwrap().is_none(), "the watch goes on");
+    watch.kill().unwrap();
+    watch.wait().unwrap();
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use super::cli::{Place, text};
 use deepres_daemon_harness::Daemon;
 use deepres_model::config::Config;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::process::Command;
 
 #[test]
@@ -71,7 +71,12 @@ fn a_report_has_every_part_and_no_names_if_the_user_wants_so() {
     assert!(!content.contains("secret-train"), "{content}");
     assert!(place.refuses(&["report", "--output", path], 1).contains("cannot create"));
     std::fs::remove_file(&archive).unwrap();
-    place.says(&["report", "--output", path]);
+    let sudo = [("SUDO_UID", "65534"), ("SUDO_GID", "65533")];
+    place.deepres(&["report", "--output", path]).envs(sudo).output().unwrap();
+    let found = std::fs::metadata(&archive).unwrap();
+    let own = std::fs::metadata(place.scratch.path()).unwrap();
+    let owner = if own.uid() == 0 { (65_534, 65_533) } else { (own.uid(), own.gid()) };
+    assert_eq!((found.uid(), found.gid()), owner, "the user of sudo sends the archive");
     let content = Command::new("tar").args(["-xOf", path]).output().unwrap();
     assert!(text(&content.stdout).contains("secret-train"));
 }

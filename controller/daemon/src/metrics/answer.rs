@@ -23,9 +23,6 @@ const GZIP: &str = "gzip";
 
 /// The time within which the next status mostly comes.
 const NEXT_STATUS: Duration = Duration::from_millis(1_100);
-/// If a client has not asked for this many times its usual interval, the daemon takes the client as
-/// gone.
-const MISSED_TIMES: u32 = 3;
 
 /// Pages made from the latest status. Further requests until the next status get the same bytes.
 ///
@@ -43,21 +40,31 @@ struct Made {
     asked: Vec<(Wanted, Asked)>,
 }
 
-/// The latest requests for a page.
+/// The times of the latest requests for a page, the latest first.
 #[derive(Debug, Clone, Copy)]
-struct Asked {
-    at: Instant,
-    /// The time between the latest two requests; `None` after the first.
-    every: Option<Duration>,
-}
+struct Asked(Instant, Option<Instant>, Option<Instant>);
 
 impl Asked {
-    /// Returns whether the next request probably comes after `now` and before the next status.
+    /// Returns the time at which the next request probably comes, and the time after which the
+    /// requests repeat. The first request tells neither.
+    ///
+    /// Two clients may take turns, because Prometheus often runs twice. So the requests repeat after
+    /// two of them: also those of one client.
+    fn next(&self) -> Option<(Instant, Duration)> {
+        match *self {
+            Self(_, None, _) => None,
+            Self(latest, Some(before), None) => Some((latest + (latest - before), 2 * (latest - before))),
+            Self(latest, Some(before), Some(first)) => Some((before + (latest - first), latest - first)),
+        }
+    }
+
+    /// Returns whether the next request probably comes after `now` and before the next status. A
+    /// client that has not come for a whole repetition is gone.
     fn is_due(&self, now: Instant) -> bool {
-        let since = now.saturating_duration_since(self.at);
-        self.every.is_some_and(|every| {
-            since + NEXT_STATUS >= every && since <= every.saturating_mul(MISSED_TIMES) + NEXT_STATUS
-        })
+        let is_near = |(next, repeats): (Instant, Duration)| {
+            now + NEXT_STATUS >= next && now <= next + repeats + NEXT_STATUS
+        };
+        self.next().is_some_and(is_near)
     }
 }
 
@@ -120,11 +127,8 @@ impl Pages {
         let mut made = self.made();
         let known = made.asked.iter_mut().find(|(form, _)| *form == wanted);
         match known {
-            Some((_, asked)) => {
-                let every = Some(now.saturating_duration_since(asked.at));
-                *asked = Asked { at: now, every };
-            }
-            None => made.asked.push((wanted, Asked { at: now, every: None })),
+            Some((_, asked)) => *asked = Asked(now, Some(asked.0), asked.1),
+            None => made.asked.push((wanted, Asked(now, None, None))),
         }
         made.page(status, wanted)
     }
@@ -235,7 +239,20 @@ mod tests {
             now += every;
         }
         assert!(show(now - NEXT_STATUS / 2) && show(now + NEXT_STATUS / 2));
-        assert!(!show(now + every * (MISSED_TIMES + 1)), "the client is gone");
+        assert!(!show(now + 4 * every), "the client is gone");
+    }
+
+    #[test]
+    fn the_page_is_ready_for_two_clients_that_take_turns() {
+        let began = Instant::now();
+        let at = |seconds: u64| began + Duration::from_secs(seconds);
+        let mut asked = Asked(at(0), None, None);
+        for seconds in [3, 15, 18, 30] {
+            asked = Asked(at(seconds), Some(asked.0), asked.1);
+        }
+        assert!(asked.is_due(at(32)) && !asked.is_due(at(31)), "the other client comes after 3 s");
+        asked = Asked(at(33), Some(asked.0), asked.1);
+        assert!(asked.is_due(at(44)) && !asked.is_due(at(43)), "the first client comes after 12 s");
     }
 
     #[test]

@@ -261,6 +261,23 @@ mod tests {
     }
 
     #[test]
+    fn a_gpu_tells_its_fault_only_while_it_has_one() {
+        let info = |fault: Option<&str>| {
+            let gpu = GpuStatus {
+                uuid: "GPU-1".to_owned(),
+                name: "H200".to_owned(),
+                fault: fault.map(str::to_owned),
+                ..GpuStatus::default()
+            };
+            page(Arc::new(Status { gpus: vec![gpu], ..Status::default() }), Format::Prometheus).unwrap()
+        };
+        let line = r#"deepres_gpu_info{gpu="0",UUID="GPU-1",name="H200"} 1"#;
+        assert_lines(&info(None), &[line]);
+        let line = r#"deepres_gpu_info{gpu="0",UUID="GPU-1",name="H200",fault="Xid 79"} 1"#;
+        assert_lines(&info(Some("Xid 79")), &[line]);
+    }
+
+    #[test]
     fn openmetrics_names_the_family_and_ends() {
         let page = page(status(), Format::OpenMetrics).unwrap();
         let sample = format!("deepres_tenant_gpu_seconds_total{ACCOUNT} 1.5");

@@ -1,96 +1,126 @@
 //! The parts of the status that the page shows. Each figure has the name that the status declares.
 
-use deepres_model::admin::{AccountStatus, Declared, GpuStatus, Status, TenantStatus};
-use serde_json::{Map, Value, json};
+use deepres_model::admin::{AccountStatus, GpuStatus, SessionStatus, Status, TenantStatus, UnmanagedStatus};
+use serde::ser::{Serialize, SerializeMap as _, Serializer};
 
-const GPU: [&str; 9] = [
-    "index",
-    "uuid",
-    "name",
-    "memory_bytes",
-    "phase",
-    "holder",
-    "handoffs",
-    "handoff_p99_ns",
-    "fairness_ppm",
-];
-const TENANT: [&str; 8] =
-    ["name", "uid", "class", "paused", "suspended", "asked_share_ppm", "memory_limit_bytes", "oversubscribe"];
-const ACCOUNT: [&str; 14] = [
-    "gpu",
-    "entitled_ppm",
-    "is_lent",
-    "recent_share_ppm",
-    "gpu_ns",
-    "wait_ns",
-    "waits",
-    "kernel_launches",
-    "graph_launches",
-    "memory_bytes",
-    "memory_by_kind",
-    "refusals",
-    "gate",
-    "requests",
-];
 /// The most processes of a tenant that the page lists.
 const MOST_PROCESSES: usize = 5;
 /// The most unmanaged processes that the page lists.
 const MOST_UNMANAGED: usize = 20;
 
-/// Returns the figures of a status.
-pub fn of(status: &Status) -> Value {
-    let tenants = status.tenants.iter().map(|tenant| {
-        let mut figures = picked::<TenantStatus>(tenant, &TENANT);
-        let processes = tenant.sessions.iter().take(MOST_PROCESSES);
-        let processes: Vec<Value> =
-            processes.map(|session| json!({ "pid": session.pid, "client": session.client })).collect();
-        let gpus: Vec<Map<String, Value>> =
-            tenant.gpus.iter().map(|account| picked::<AccountStatus>(account, &ACCOUNT)).collect();
-        figures.insert("processes".to_owned(), json!(processes));
-        figures.insert("sessions".to_owned(), json!(tenant.sessions.len()));
-        figures.insert("gpus".to_owned(), json!(gpus));
-        figures
-    });
-    let unmanaged = status.unmanaged.iter().take(MOST_UNMANAGED);
-    let unmanaged = unmanaged.map(|process| {
-        json!({ "pid": process.pid, "uid": process.uid, "command": process.command, "state": process.state })
-    });
-    json!({
-        "now_ns": status.now_ns,
-        "version": status.daemon.version,
-        "gpus": status.gpus.iter().map(|gpu| picked::<GpuStatus>(gpu, &GPU)).collect::<Vec<_>>(),
-        "tenants": tenants.collect::<Vec<_>>(),
-        "waiting": status.waiting.len(),
-        "unmanaged": unmanaged.collect::<Vec<_>>(),
-        "unmanaged_count": status.unmanaged.len(),
-    })
+/// Declares the figures of a struct of the status. A figure is a field of the struct, or the result of
+/// a function of the struct.
+macro_rules! figures {
+    ($($name:ident of $of:ty { $($field:ident $(: |$one:ident| $value:expr)?),+ $(,)? })+) => {$(
+        struct $name<'a>(&'a $of);
+
+        impl Serialize for $name<'_> {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                let mut map = serializer.serialize_map(None)?;
+                $(map.serialize_entry(
+                    stringify!($field),
+                    &figures!(@ self.0, $field $(, |$one| $value)?),
+                )?;)+
+                map.end()
+            }
+        }
+    )+};
+    (@ $of:expr, $field:ident) => { $of.$field };
+    (@ $of:expr, $field:ident, |$one:ident| $value:expr) => {{
+        let $one = $of;
+        $value
+    }};
 }
 
-/// Returns the fields of these names.
-fn picked<T: Declared>(of: &T, fields: &[&str]) -> Map<String, Value> {
-    match serde_json::to_value(of) {
-        Ok(Value::Object(mut all)) => {
-            all.retain(|name, _| fields.contains(&name.as_str()));
-            all
-        }
-        _ => Map::new(),
+figures! {
+    All of Status {
+        now_ns,
+        version: |status| &status.daemon.version,
+        gpus: |status| status.gpus.iter().map(Gpu).collect::<Vec<_>>(),
+        tenants: |status| status.tenants.iter().map(Tenant).collect::<Vec<_>>(),
+        waiting: |status| status.waiting.len(),
+        unmanaged: |status| status.unmanaged.iter().take(MOST_UNMANAGED).map(Unmanaged).collect::<Vec<_>>(),
+        unmanaged_count: |status| status.unmanaged.len(),
     }
+    Gpu of GpuStatus { index, name, memory_bytes, phase, holder, fault, handoffs, handoff_p99_ns }
+    Tenant of TenantStatus {
+        name,
+        uid,
+        class,
+        paused,
+        suspended,
+        asked_share_ppm,
+        memory_limit_bytes,
+        sessions: |tenant| tenant.sessions.len(),
+        processes: |tenant| tenant.sessions.iter().take(MOST_PROCESSES).map(Process).collect::<Vec<_>>(),
+        gpus: |tenant| tenant.gpus.iter().map(Account).collect::<Vec<_>>(),
+    }
+    Account of AccountStatus {
+        gpu,
+        entitled_ppm,
+        is_lent,
+        recent_share_ppm,
+        gpu_ns,
+        wait_ns,
+        memory_bytes,
+        memory_by_kind,
+        refusals,
+        gate,
+        requests,
+    }
+    Process of SessionStatus { pid, client }
+    Unmanaged of UnmanagedStatus { pid, uid, command, state }
+}
+
+/// Returns the figures of a status.
+pub fn of(status: &Status) -> impl Serialize {
+    All(status)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use deepres_model::admin::Declared;
+    use serde_json::Value;
+
+    const SCRIPT: &str = include_str!("page.js");
+
+    /// Returns the names of an object's figures.
+    fn names(figures: &Value) -> Vec<&str> {
+        figures.as_object().unwrap().keys().map(String::as_str).collect()
+    }
 
     #[test]
-    fn the_page_shows_figures_that_the_status_declares() {
-        fn is_declared<T: Declared>(names: &[&str]) -> bool {
-            names.iter().all(|name| T::FIELDS.iter().any(|field| field.name == *name))
+    fn the_page_uses_each_figure_that_it_gets() {
+        let session =
+            SessionStatus { id: 1, pid: 7, container: None, client: "python".to_owned(), gpus: Vec::new() };
+        let tenant = TenantStatus {
+            gpus: vec![AccountStatus::default()],
+            sessions: vec![session; MOST_PROCESSES + 1],
+            ..TenantStatus::default()
+        };
+        let status = Status {
+            gpus: vec![GpuStatus::default()],
+            tenants: vec![tenant],
+            unmanaged: vec![UnmanagedStatus::default(); MOST_UNMANAGED + 1],
+            ..Status::default()
+        };
+        let told = serde_json::to_value(of(&status)).unwrap();
+        let (gpu, tenant) = (&told["gpus"][0], &told["tenants"][0]);
+        assert_eq!(tenant["processes"].as_array().map(Vec::len), Some(MOST_PROCESSES));
+        assert_eq!(
+            (told["unmanaged"].as_array().map(Vec::len), &told["unmanaged_count"]),
+            (Some(MOST_UNMANAGED), &(MOST_UNMANAGED + 1).into())
+        );
+        let objects =
+            [&told, gpu, tenant, &tenant["gpus"][0], &tenant["processes"][0], &told["unmanaged"][0]];
+        for name in objects.into_iter().flat_map(names) {
+            let is_used = SCRIPT
+                .split(&format!(".{name}"))
+                .skip(1)
+                .any(|after| !after.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_'));
+            assert!(is_used, "the page does not use `{name}`");
         }
-        assert!(is_declared::<GpuStatus>(&GPU) && is_declared::<TenantStatus>(&TENANT));
-        assert!(is_declared::<AccountStatus>(&ACCOUNT));
-        let tenant = TenantStatus { gpus: vec![AccountStatus::default()], ..TenantStatus::default() };
-        let status = Status { tenants: vec![tenant], ..Status::default() };
-        let told = of(&status);
-        assert_eq!(told["tenants"][0]["gpus"][0].as_object().unwrap().len(), ACCOUNT.len());
+        assert!(names(gpu).iter().all(|name| GpuStatus::FIELDS.iter().any(|field| field.name == *name)));
     }
 }

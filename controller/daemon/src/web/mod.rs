@@ -35,6 +35,7 @@ use hyper::header::{
 };
 use hyper::http::request::Parts;
 use hyper::{Method, Request, Response, StatusCode};
+use serde::Serialize;
 use serde_json::json;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -183,7 +184,7 @@ impl Web {
     fn events(&self) -> Result<Answer, Refusal> {
         let full =
             (StatusCode::SERVICE_UNAVAILABLE, "too many pages are open; close one, and load this page again");
-        let (stream, events) = self.streams.open().ok_or(full)?;
+        let (mut stream, events) = self.streams.open().ok_or(full)?;
         let history = json!({ "every_ms": EVERY_NS / NS_PER_MS, "series": self.history().shares() });
         let latest = Arc::clone(&self.status.borrow());
         stream.send(event("history", &history));
@@ -210,9 +211,10 @@ impl Web {
     }
 }
 
-/// Returns an event as bytes of the stream.
-fn event(name: &str, data: &serde_json::Value) -> Bytes {
+/// Returns an event as bytes of the stream; without data if the data cannot be written.
+fn event(name: &str, data: &impl Serialize) -> Bytes {
     // JSON has no line breaks outside of strings, and escapes them in strings.
+    let data = serde_json::to_string(data).unwrap_or_default();
     format!("event: {name}\ndata: {data}\n\n").into()
 }
 

@@ -1,6 +1,6 @@
 // The page's script: follows the server's events, and draws.
 const $ = (id) => document.getElementById(id);
-const SAMPLES = 600, BANDS = 10, WHOLE = 10000, PPM = 1e6;
+const SAMPLES = 600, BANDS = 10, WHOLE = 10000, PPM = 1e6, SAMPLE_NS = 1e9, AGAIN_MS = 3000;
 
 // The samples of each tenant on each GPU, the latest last: key → { tenant, gpu, share: [] }.
 const series = new Map();
@@ -24,8 +24,8 @@ function time(ns) {
   if (ns === null || ns === undefined) return "–";
   if (ns < 1e6) return (ns / 1e3).toFixed(0) + " µs";
   if (ns < 1e9) return (ns / 1e6).toFixed(ns < 1e7 ? 2 : 0) + " ms";
-  if (ns < 6e10) return (ns / 1e9).toFixed(1) + " s";
-  return ns < 36e11 ? (ns / 6e10).toFixed(1) + " min" : (ns / 36e11).toFixed(1) + " h";
+  const [length, unit] = [[1e9, " s"], [6e10, " min"], [36e11, " h"]].find(([length]) => ns < 99.95 * length) || [864e11, " d"];
+  return (ns / length).toFixed(1) + unit;
 }
 function bytes(count) {
   if (count === null || count === undefined) return "–";
@@ -37,36 +37,40 @@ function bytes(count) {
 
 // ---- figures ----
 
-const waits = new Map();
+// The accounts at the last event, and the time of the event; null if the history is the last event.
+let accounts = new Map(), taken = null;
+// Adds samples of one value. On a slow line, the server leaves out events.
+function extend(list, value, samples) {
+  for (; samples > 0; samples--) list.push(value);
+  list.splice(0, list.length - SAMPLES);
+}
 function take(next) {
-  const elapsed = status ? next.now_ns - status.now_ns : 0;
+  const elapsed = taken === null ? 0 : next.now_ns - taken;
+  // The history that the page just got has the sample of this status already. A status may come a
+  // quarter of a second early.
+  const samples = taken === null ? 0 : Math.min(SAMPLES, Math.max(1, Math.floor(elapsed / SAMPLE_NS + 0.25)));
   const told = new Map();
   for (const tenant of next.tenants)
     for (const account of tenant.gpus) {
-      const name = key(tenant.name, account.gpu);
-      told.set(name, account.recent_share_ppm / 100);
+      const name = key(tenant.name, account.gpu), before = accounts.get(name);
+      const since = (figure) => (before && elapsed > 0 ? Math.max(0, account[figure] - before[figure]) / elapsed : 0);
+      account.waiting = since("wait_ns");
+      account.sample = samples > 1 ? since("gpu_ns") * WHOLE : account.recent_share_ppm / 100;
+      told.set(name, account);
       if (!series.has(name)) series.set(name, { tenant: tenant.name, gpu: account.gpu, share: [] });
-      const before = waits.get(name);
-      account.waiting = before && elapsed > 0 ? (account.wait_ns - before.wait_ns) / elapsed : 0;
-      waits.set(name, account);
     }
   for (const [name, one] of series) {
-    one.share.push(told.get(name) || 0);
-    if (one.share.length > SAMPLES) one.share.shift();
-    if (!told.has(name) && !one.share.some((share) => share)) {
-      series.delete(name);
-      waits.delete(name);
-    }
+    const account = told.get(name);
+    extend(one.share, account ? account.sample : 0, samples);
+    if (!account && !one.share.some((share) => share)) series.delete(name);
   }
-  if (curves)
-    for (const one of curves) {
-      const account = waits.get(key(one.tenant, one.gpu));
-      const now = [account && account.recent_share_ppm / 100, account && account.waiting * 1e6, account && account.memory_bytes / 1048576];
-      [one.share, one.wait_us, one.memory_mib].forEach((list, place) => {
-        list.push(now[place] || 0);
-        if (list.length > SAMPLES) list.shift();
-      });
-    }
+  for (const one of curves || []) {
+    const account = told.get(key(one.tenant, one.gpu));
+    const now = account ? [account.sample, account.waiting * 1e6, account.memory_bytes / 1048576] : [0, 0, 0];
+    [one.share, one.wait_us, one.memory_mib].forEach((list, place) => extend(list, now[place], samples));
+  }
+  accounts = told;
+  taken = next.now_ns;
   status = next;
   arrived = performance.now();
   show();
@@ -187,6 +191,8 @@ function frame() {
 
 const rows = new Map();
 const COLUMNS = ["name", "gpu", "owed", "share", "used", "wait", "memory", "p99", "gate"];
+// The account of a tenant that has had no process on a GPU.
+const NO_ACCOUNT = { gpu: null, entitled_ppm: null, recent_share_ppm: null, gpu_ns: null, waiting: null, memory_bytes: null, requests: null, gate: null };
 const figure = {
   name: (row) => row.tenant.name,
   gpu: (row) => row.account.gpu,
@@ -200,11 +206,11 @@ const figure = {
 };
 const shown = {
   name: (row) => row.tenant.name,
-  gpu: (row) => String(row.account.gpu),
+  gpu: (row) => (row.account.gpu === null ? "–" : String(row.account.gpu)),
   owed: (row) => (row.account.is_lent && row.account.entitled_ppm !== null ? "(" + percent(row.account.entitled_ppm) + ")" : percent(row.account.entitled_ppm)),
   share: (row) => percent(row.account.recent_share_ppm),
   used: (row) => time(row.account.gpu_ns),
-  wait: (row) => percent(row.account.waiting * PPM),
+  wait: (row) => percent(row.account.waiting === null ? null : row.account.waiting * PPM),
   memory: (row) => bytes(row.account.memory_bytes) + (row.tenant.memory_limit_bytes ? " of " + bytes(row.tenant.memory_limit_bytes) : ""),
   p99: (row) => (row.account.requests ? time(row.account.requests.p99_ns) + " / " + time(row.account.requests.slo_ns) : ""),
   gate: (row) => (row.tenant.suspended ? "suspended" : row.account.gate || "–"),
@@ -213,14 +219,17 @@ function tenants() {
   const filter = $("filter").value.toLowerCase(), gpu = $("gpu").value;
   const all = [];
   for (const tenant of status.tenants)
-    for (const account of tenant.gpus)
+    for (const account of tenant.gpus.length ? tenant.gpus : [NO_ACCOUNT])
       if (tenant.name.toLowerCase().includes(filter) && (gpu === "" || account.gpu === Number(gpu))) all.push({ tenant, account });
   const value = figure[sortBy], way = descending ? -1 : 1;
   all.sort((a, b) => {
     const [one, other] = [value(a), value(b)];
-    return one < other ? -way : one > other ? way : a.tenant.name < b.tenant.name ? -1 : 1;
+    if (one !== other) return one < other ? -way : way;
+    return a.tenant === b.tenant ? a.account.gpu - b.account.gpu : a.tenant.name < b.tenant.name ? -1 : 1;
   });
-  put($("count"), all.length + " shown of " + status.tenants.length + " tenants" + (status.waiting ? "; " + status.waiting + " jobs wait" : ""));
+  const names = new Set(all.map((row) => row.tenant.name));
+  const waiting = status.waiting ? "; jobs that wait: " + status.waiting : "";
+  put($("count"), names.size + " of " + status.tenants.length + " tenants" + waiting);
   const body = $("tenants").tBodies[0], seen = new Set(), focused = document.activeElement;
   all.forEach((one, place) => {
     const name = key(one.tenant.name, one.account.gpu);
@@ -250,10 +259,11 @@ function tenants() {
     else head.removeAttribute("aria-sort");
 }
 function gpus() {
-  const select = $("gpu");
-  if (select.options.length !== status.gpus.length + 1)
-    for (let at = select.options.length - 1; at < status.gpus.length; at++) select.append(el("option", { value: String(at) }, String(at)));
-  const body = $("gpus").tBodies[0];
+  const select = $("gpu"), body = $("gpus").tBodies[0];
+  // The next daemon may have fewer GPUs.
+  while (select.options.length > status.gpus.length + 1) select.lastChild.remove();
+  while (body.rows.length > status.gpus.length) body.lastChild.remove();
+  for (const gpu of status.gpus.slice(select.options.length - 1)) select.append(el("option", { value: String(gpu.index) }, String(gpu.index)));
   status.gpus.forEach((gpu, place) => {
     let share = 0, held = 0;
     for (const tenant of status.tenants)
@@ -267,8 +277,10 @@ function gpus() {
       row = el("tr", {}, el("th", { scope: "row" }), ...Array.from({ length: 5 }, () => el("td")));
       body.append(row);
     }
-    const cells = [gpu.index + " " + gpu.name, percent(Math.min(share, PPM)), bytes(held) + " of " + bytes(gpu.memory_bytes), gpu.holder ? gpu.phase + " (" + gpu.holder + ")" : gpu.phase, String(gpu.handoffs), time(gpu.handoff_p99_ns)];
+    const phase = (gpu.holder ? gpu.phase + " (" + gpu.holder + ")" : gpu.phase) + (gpu.fault ? "; fault: " + gpu.fault : "");
+    const cells = [gpu.index + " " + gpu.name, percent(Math.min(share, PPM)), bytes(held) + " of " + bytes(gpu.memory_bytes), phase, String(gpu.handoffs), time(gpu.handoff_p99_ns)];
     cells.forEach((text, at) => put(row.cells[at], text));
+    row.cells[3].classList.toggle("bad", Boolean(gpu.fault));
   });
 }
 function unmanaged() {
@@ -294,9 +306,10 @@ function show() {
 
 // ---- one tenant ----
 
-async function choose(name) {
+function choose(name) {
   chosen = name;
-  curves = null;
+  // Entries for another tenant must not change this one.
+  $("change").reset();
   $("details").hidden = false;
   put($("details-head"), name);
   $("curves").replaceChildren();
@@ -306,13 +319,21 @@ async function choose(name) {
   detail();
   $("details-head").focus();
   explain();
+  recall();
+}
+// Gets the last minutes of the chosen tenant.
+async function recall() {
+  const name = chosen;
+  curves = null;
+  let series = [];
   try {
     const answer = await fetch("/history?tenant=" + encodeURIComponent(name));
-    const told = await answer.json();
-    if (chosen === name) curves = told.series;
+    series = (await answer.json()).series;
   } catch {
-    curves = [];
+    // The page gets them with the next connection.
   }
+  if (chosen !== name) return;
+  curves = series;
   detail();
 }
 function detail() {
@@ -323,6 +344,7 @@ function detail() {
   for (const account of tenant.gpus) {
     const kinds = Object.entries(account.memory_by_kind).map(([kind, count]) => kind + " " + bytes(count));
     if (kinds.length) about.push("memory on GPU " + account.gpu + ": " + kinds.join(", "));
+    if (account.refusals) about.push("refused allocations on GPU " + account.gpu + ": " + account.refusals);
     const requests = account.requests;
     if (requests && requests.ended) {
       about.push("requests on GPU " + account.gpu + ": " + requests.ended + ", " + percent(requests.attained_ppm) + " of the latest within " + time(requests.slo_ns) + ", median " + time(requests.p50_ns) + ", 99 % within " + time(requests.p99_ns) + ", " + requests.goodput_per_second + "/s in time");
@@ -451,18 +473,26 @@ $("token").value = sessionStorage.getItem("token") || "";
 $("token").addEventListener("input", () => sessionStorage.setItem("token", $("token").value));
 $("token").addEventListener("change", () => chosen !== null && explain());
 
-const events = new EventSource("/events");
-events.addEventListener("history", (event) => {
-  series.clear();
-  for (const one of JSON.parse(event.data).series) series.set(key(one.tenant, one.gpu), one);
-});
-events.addEventListener("status", (event) => {
-  take(JSON.parse(event.data));
-  put($("state"), "deepres " + status.version + ", live");
-  $("state").classList.remove("bad");
-});
-events.addEventListener("error", () => {
-  put($("state"), "no connection to the daemon; the page tries again");
-  $("state").classList.add("bad");
-});
+function follow() {
+  const events = new EventSource("/events");
+  events.addEventListener("history", (event) => {
+    series.clear();
+    for (const one of JSON.parse(event.data).series) series.set(key(one.tenant, one.gpu), one);
+    taken = null;
+    if (chosen !== null) recall();
+  });
+  events.addEventListener("status", (event) => {
+    take(JSON.parse(event.data));
+    put($("state"), "deepres " + status.version + ", live");
+    $("state").classList.remove("bad");
+  });
+  events.addEventListener("error", () => {
+    const isRefused = events.readyState === EventSource.CLOSED;
+    put($("state"), (isRefused ? "the daemon refuses one more open page" : "no connection to the daemon") + "; this page tries again");
+    $("state").classList.add("bad");
+    // After a refusal, the browser does not try again.
+    if (isRefused) setTimeout(follow, AGAIN_MS);
+  });
+}
+follow();
 frame();

@@ -35,7 +35,9 @@ pub enum ClientError {
     #[error(transparent)]
     Untrusted(TrustError),
     /// This user may not administer the daemon.
-    #[error("you may not administer the daemon at {0}, because only its user and root may; try sudo")]
+    #[error(
+        "you may not administer the daemon at {0}, because only root, the daemon's user and the members of its `admin_group` may; try sudo"
+    )]
     Forbidden(PathBuf),
     /// The process that answers belongs to neither this user nor root.
     #[error("the process that listens at {path} belongs to user {uid}, who is neither you nor root")]

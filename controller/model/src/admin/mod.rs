@@ -390,7 +390,7 @@ status! {
         pub fairness_ppm: Option<u32> as Gauge,
         /// The fault for which the GPU cannot be used: the driver lost the GPU, or reported an
         /// error of the hardware. `None` if no fault is known.
-        pub fault: Option<String>,
+        pub fault: Option<String> as Label,
     }
 
     /// The state of a tenant.

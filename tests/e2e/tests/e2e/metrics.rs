@@ -50,7 +50,8 @@ fn board_rules() -> String {
         .enumerate()
         .map(|(number, target)| {
             let expression = target["expr"].as_str().expect("a target has an expression");
-            let expression = expression.replace("$__rate_interval", "1m").replace("$tenant", ".*");
+            let expression = expression.replace("$__rate_interval", "1m");
+            let expression = expression.replace("$tenant", ".*").replace("$instance", ".*");
             json!({ "record": format!("board:{number}"), "expr": expression })
         })
         .collect();

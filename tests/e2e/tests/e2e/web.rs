@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 
 use deepres_e2e::browser::Browser;
@@ -11,6 +11,8 @@ use deepres_e2e::prelude::*;
 const VICTIM: &str = "victim";
 /// The variable for the folder in which the test leaves pictures of the page.
 const PICTURES: &str = "DEEPRES_PICTURES";
+/// The most pages that may be open at a time (docs/web.md).
+const OPEN_PAGES: usize = 8;
 /// Most presses of a key until the focus is at the wanted place.
 const MOST_PRESSES: usize = 60;
 
@@ -124,6 +126,37 @@ fn keys_alone_choose_a_tenant_explain_it_and_pause_it_with_the_token() {
     assert_eq!(host.tenant(VICTIM)["paused"], json!(true));
     browser.press("Escape").expect("a key");
     browser.await_true("document.getElementById('details').hidden").expect("the tenant's part closes");
+}
+
+/// Opens the page's stream of events, and reads its beginning.
+fn events(address: SocketAddr) -> TcpStream {
+    let mut stream = TcpStream::connect(address).expect("the daemon listens");
+    let request = format!("GET /events HTTP/1.1\r\nHost: {address}\r\n\r\n");
+    stream.write_all(request.as_bytes()).expect("the daemon reads");
+    let mut head = [0; 15];
+    stream.read_exact(&mut head).expect("the daemon answers");
+    assert_eq!(&head, b"HTTP/1.1 200 OK");
+    stream
+}
+
+#[test]
+#[ignore = "deep: needs Debian's Chromium"]
+fn a_refused_page_connects_later_and_an_entry_for_a_tenant_does_not_stay_for_the_next() {
+    let (host, _daemon, _job, address) = served();
+    let others: Vec<TcpStream> = (0..OPEN_PAGES).map(|_| events(address)).collect();
+    let mut browser = browser(&host, &[]);
+    browser.open(&format!("http://{address}/")).expect("the page opens");
+    let says = |text: &str| format!("document.getElementById('state').innerText.includes('{text}')");
+    browser.await_true(&says("refuses one more open page")).expect("a refusal");
+    drop(others);
+    browser.await_true(&says("live")).expect("the page tries again");
+    browser.await_true("document.querySelector('#tenants tbody button')").expect("a tenant comes");
+    let choose = "document.querySelector('#tenants tbody button').click()";
+    browser.value(choose).expect("a row");
+    browser.value("document.querySelector('[name=share]').value = '90%'").expect("a field");
+    browser.value(choose).expect("a row");
+    let entry = browser.value("document.querySelector('[name=share]').value").expect("a field");
+    assert_eq!(entry, json!(""), "the next tenant must not get the share by mistake");
 }
 
 /// A page that tries to read the figures and to pause the tenant, in all ways of a browser without
