@@ -124,7 +124,7 @@ impl Deployed {
     fn why_dropped(&self, verdict: Verdict) -> String {
         match verdict {
             Verdict::Harms(tenant) => {
-                let name = self.of.get(tenant).map_or("a tenant", |(name, _)| name);
+                let name = self.of.get(tenant).map_or("a tenant", |(name, _)| name.as_str());
                 format!("`{name}` did less work with the plan")
             }
             _ => "the plan is not better than no plan by more than the noise".to_owned(),
