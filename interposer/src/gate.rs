@@ -5,12 +5,12 @@
 //! The launches that join the segment need no pass, as long as the pass's [`Leave`] covers them. A
 //! thread never waits here while it holds a lock of the interposer.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::meter::gpu::Gpu;
 use crate::meter::lane::Lane;
-use crate::os;
+use crate::os::{self, HeldSignals};
 use crate::session::Session;
 use deepres_abi::gate::{self, ControllerGone, OnlyLaunch, Process, Verdict};
 use deepres_abi::grant::{FailMode, Gate, GateState, GrantSlot, ONE_LAUNCH};
@@ -207,11 +207,31 @@ struct Around<'a> {
     /// The latest count of completions, and the time at which the thread first saw this count, ns.
     full_since: Option<(u32, u64)>,
     handlers: Handlers,
+    /// The held signals while the gate is paused. The wait may then take for ever, so the thread must
+    /// learn of each handler.
+    held: RefCell<Option<HeldSignals>>,
 }
 
 impl<'a> Around<'a> {
     fn new(lane: &'a Lane, session: &'a Session, only_launch: &'a OnlyLaunch) -> Self {
-        Self { lane, session, only_launch, full_since: None, handlers: Handlers::default() }
+        let around = Self {
+            lane,
+            session,
+            only_launch,
+            full_since: None,
+            handlers: Handlers::default(),
+            held: RefCell::default(),
+        };
+        around.hold_signals();
+        around
+    }
+
+    /// Holds the thread's signals while the gate is paused.
+    fn hold_signals(&self) {
+        let (mut held, is_paused) = (self.held.borrow_mut(), self.lane.gpu.is_paused());
+        if held.is_some() != is_paused {
+            *held = is_paused.then(HeldSignals::hold);
+        }
     }
 }
 
@@ -237,7 +257,13 @@ impl Process for Around<'_> {
     }
 
     fn sleep(&self, slot: &GrantSlot, word: u32, limit_ns: u64) {
-        if os::futex_wait_shared(slot.futex(), word, limit_ns) {
+        self.hold_signals();
+        let has_run = match &*self.held.borrow() {
+            // The end of the pause does not end this sleep.
+            Some(held) => held.nap(limit_ns),
+            None => os::futex_wait_shared(slot.futex(), word, limit_ns),
+        };
+        if has_run {
             self.handlers.note(os::now_ns());
         }
     }

@@ -180,6 +180,74 @@ pub fn timespec(ns: u64) -> libc::timespec {
     libc::timespec { tv_sec: (ns / NS_PER_S) as i64, tv_nsec: (ns % NS_PER_S) as i64 }
 }
 
+/// While this value lives, the job's signal handlers run in the thread only during [`Self::nap`]. So the
+/// thread learns of each handler. A handler may also run just before a thread returns from a sleep on a
+/// futex, and the end of that sleep does not show it.
+#[derive(Debug)]
+pub struct HeldSignals {
+    /// The thread's signal mask before, in the kernel's form.
+    mask: u64,
+}
+
+impl HeldSignals {
+    /// All signals but those that a fault of the thread itself raises, in the kernel's form.
+    const SIGNALS: u64 = {
+        let faults = [libc::SIGILL, libc::SIGTRAP, libc::SIGBUS, libc::SIGFPE, libc::SIGSEGV, libc::SIGSYS];
+        let (mut signals, mut place) = (u64::MAX, 0);
+        while place < faults.len() {
+            signals &= !(1 << (faults[place] - 1));
+            place += 1;
+        }
+        signals
+    };
+
+    /// Holds the signals of this thread.
+    pub fn hold() -> Self {
+        let mut mask = 0;
+        let signals = &raw const Self::SIGNALS;
+        // SAFETY: both buffers are signal sets of the kernel.
+        unsafe {
+            libc::syscall(
+                libc::SYS_rt_sigprocmask,
+                libc::SIG_BLOCK,
+                signals,
+                &raw mut mask,
+                Silence::SET_BYTES,
+            )
+        };
+        Self { mask }
+    }
+
+    /// Sleeps for `ns`, or until a handler has run. Returns whether a handler has run.
+    pub fn nap(&self, ns: u64) -> bool {
+        let mut timeout = timespec(ns);
+        let (nothing, mask) = (std::ptr::null::<libc::pollfd>(), &raw const self.mask);
+        // SAFETY: the call waits for no descriptor, and the timeout and the set outlive the call.
+        let result = unsafe {
+            libc::syscall(libc::SYS_ppoll, nothing, 0_usize, &raw mut timeout, mask, Silence::SET_BYTES)
+        };
+        if result == 0 {
+            return false;
+        }
+        let has_run = io::Error::last_os_error().kind() == io::ErrorKind::Interrupted;
+        if !has_run {
+            // A system call filter of the job may refuse the call.
+            sleep(ns);
+        }
+        has_run
+    }
+}
+
+impl Drop for HeldSignals {
+    fn drop(&mut self) {
+        let (before, nothing) = (&raw const self.mask, std::ptr::null::<u64>());
+        // SAFETY: the buffer is a signal set of the kernel.
+        unsafe {
+            libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, before, nothing, Silence::SET_BYTES)
+        };
+    }
+}
+
 /// Sleeps for at most `timeout_ns` while the word at `word` is `seen`. Another process may share
 /// the word. The function may return early. Returns whether a signal handler of the job ended the
 /// sleep.
@@ -227,4 +295,37 @@ pub fn is_thread_alive(thread_id: u32) -> bool {
     // A system call filter of the job may refuse the call. In this case, the function takes the
     // thread as alive.
     result == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use super::*;
+
+    static HEARD: AtomicU32 = AtomicU32::new(0);
+
+    extern "C" fn hear(_: libc::c_int) {
+        HEARD.fetch_add(1, Ordering::Relaxed);
+    }
+
+    #[test]
+    fn a_handler_runs_only_during_a_nap_which_tells_of_it() {
+        let raise = || {
+            // SAFETY: the handler only counts, and the thread lives.
+            unsafe {
+                libc::signal(libc::SIGUSR1, hear as *const () as usize);
+                libc::pthread_kill(libc::pthread_self(), libc::SIGUSR1);
+            }
+        };
+        let held = HeldSignals::hold();
+        raise();
+        assert_eq!(HEARD.load(Ordering::Relaxed), 0);
+        assert!(held.nap(60 * NS_PER_S));
+        assert_eq!(HEARD.load(Ordering::Relaxed), 1);
+        assert!(!held.nap(1));
+        raise();
+        drop(held);
+        assert_eq!(HEARD.load(Ordering::Relaxed), 2, "the signal waited for the end");
+    }
 }

@@ -212,14 +212,15 @@ fn ask_for_short_slices() {
     // SAFETY: all zeroes are a valid value of this plain structure.
     let mut attributes = unsafe { std::mem::zeroed::<libc::sched_attr>() };
     let (this_thread, size) = (0, size_of_val(&attributes));
-    let place = &raw mut attributes;
+    let room = &raw mut attributes;
     // SAFETY: the structure has room for `size` bytes.
-    let is_told = unsafe { libc::syscall(libc::SYS_sched_getattr, this_thread, place, size, 0) } == 0;
+    let is_told = unsafe { libc::syscall(libc::SYS_sched_getattr, this_thread, room, size, 0) } == 0;
     // An administrator may have chosen another policy for the daemon.
     if is_told && attributes.sched_policy == libc::SCHED_OTHER as u32 {
         attributes.sched_runtime = SLICE_NS;
+        let wanted = &raw const attributes;
         // SAFETY: the system only reads the structure, which it filled above.
-        unsafe { libc::syscall(libc::SYS_sched_setattr, this_thread, place, 0) };
+        unsafe { libc::syscall(libc::SYS_sched_setattr, this_thread, wanted, 0) };
     }
 }
 
