@@ -116,11 +116,6 @@ impl Gpu {
         }
     }
 
-    /// Returns whether the GPU is a MIG device.
-    pub fn is_mig(&self) -> bool {
-        self.uuid_text.starts_with(MIG_PREFIX)
-    }
-
     /// Returns all GPUs of the host, in NVML's order, but at most as many as pages have slots. A GPU
     /// that the driver lost, or that needs a reset, is [lost](Self::lost). Waits for NVML for a limited
     /// time.
