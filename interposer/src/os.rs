@@ -204,7 +204,8 @@ impl HeldSignals {
     /// Holds the signals of this thread.
     pub fn hold() -> Self {
         let mut mask = 0;
-        let signals = &raw const Self::SIGNALS;
+        let held = Self::SIGNALS;
+        let signals = &raw const held;
         // SAFETY: both buffers are signal sets of the kernel.
         unsafe {
             libc::syscall(
