@@ -359,7 +359,7 @@ mod tests {
             unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attributes, size, 0) };
             attributes
         };
-        let asks = || {
+        let asks = move || {
             let before = attributes();
             ask_for_short_slices();
             (before, attributes())

@@ -200,7 +200,7 @@ fn jobs_that_wait_for_gpus_get_them_in_the_order_in_which_they_came() {
     assert!(wait(&daemon, "impossible", 2, 50, &[2]).is_err());
     let waiting = || daemon.status().waiting;
     let told: Vec<_> = waiting().into_iter().map(|job| (job.tenant, job.gpus, job.memory_bytes)).collect();
-    assert_eq!(told, [("large".to_owned(), Some(2), None), ("small".to_owned(), Some(1), None)]);
+    assert_eq!(told, [("large".to_owned(), Some(2), 0), ("small".to_owned(), Some(1), 0)]);
     drop(filler);
     let placed = RefCell::new(None);
     wait_until(Duration::from_secs(5), || {
