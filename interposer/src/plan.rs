@@ -218,7 +218,7 @@ mod tests {
         slot.set_place(1, Place::At { iterations: 0, kernel: 0 }.word(NUMBER));
         assert!(!follow(slot, progress, NUMBER, 0));
         assert!(capture::is_planned() && !capture::is_clear() && !capture::is_active());
-        [1, 2].map(launch);
+        [1, 2].into_iter().for_each(launch);
         assert_eq!(told(), Place::Ready);
         launch(1);
         assert_eq!(told(), Place::At { iterations: 0, kernel: 0 });
