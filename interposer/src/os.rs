@@ -232,8 +232,10 @@ impl HeldSignals {
         }
         let has_run = io::Error::last_os_error().kind() == io::ErrorKind::Interrupted;
         if !has_run {
-            // A system call filter of the job may refuse the call.
+            // A system call filter of the job may refuse the call. The handlers then run unseen.
+            drop(Self { mask: self.mask });
             sleep(ns);
+            std::mem::forget(Self::hold());
         }
         has_run
     }
