@@ -82,7 +82,7 @@ fn a_report_has_every_part_and_no_names_if_the_user_wants_so() {
 }
 
 #[test]
-fn a_shell_completes_the_names_of_tenants() {
+fn a_shell_completes_the_names_of_tenants_and_the_words_of_options() {
     let (daemon, place) = Place::with_daemon(Daemon::start(1, Config::default()));
     let _tenants = ["train-a", "train-b", "other"].map(|name| daemon.join(name, 0, 0));
     let completed = |words: &[&str]| {
@@ -92,6 +92,8 @@ fn a_shell_completes_the_names_of_tenants() {
     };
     assert_eq!(completed(&["deepres", "set", "tra"]).trim_end(), "train-a\ntrain-b");
     assert_eq!(completed(&["deepres", "explain", "o"]).trim_end(), "other");
+    assert_eq!(completed(&["deepres", "trace", "--tenant", "o"]).trim_end(), "other");
+    assert_eq!(completed(&["deepres", "set", "other", "--class", "b"]).trim_end(), "best-effort");
     for shell in ["bash", "zsh", "fish"] {
         assert!(place.says(&["completions", shell]).contains("DEEPRES_COMPLETE"), "{shell}");
     }
