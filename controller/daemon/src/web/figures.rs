@@ -92,8 +92,14 @@ mod tests {
 
     #[test]
     fn the_page_uses_each_figure_that_it_gets() {
-        let session =
-            SessionStatus { id: 1, pid: 7, container: None, client: "python".to_owned(), gpus: Vec::new(), lost_ways: 0 };
+        let session = SessionStatus {
+            id: 1,
+            pid: 7,
+            container: None,
+            client: "python".to_owned(),
+            gpus: Vec::new(),
+            lost_ways: 0,
+        };
         let tenant = TenantStatus {
             gpus: vec![AccountStatus::default()],
             sessions: vec![session; MOST_PROCESSES + 1],
