@@ -117,7 +117,8 @@ pub fn assert_every_look_up_is_answered_with_our_hook(client: &Client<'_>) -> (S
     let finished = host.spawn(command).finish_within(client.within).success();
 
     let mut got = BTreeSet::new();
-    for look_up in look_ups(&log) {
+    // When a session begins, deepres itself looks functions up, to see whether it gets its hooks.
+    for look_up in look_ups(&log).into_iter().filter(|look_up| look_up.asker != "libdeepres.so") {
         let is_ours = look_up.owner == "libdeepres.so";
         let is_hooked = hooked().contains(&look_up.symbol);
         let is_behind_a_hook = is_hooked && client.forwarders.contains(&look_up.asker.as_str());

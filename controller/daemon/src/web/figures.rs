@@ -121,10 +121,11 @@ mod tests {
         let objects =
             [&told, gpu, tenant, &tenant["gpus"][0], &tenant["processes"][0], &told["unmanaged"][0]];
         for name in objects.into_iter().flat_map(names) {
-            let is_used = SCRIPT
+            let is_field = SCRIPT
                 .split(&format!(".{name}"))
                 .skip(1)
                 .any(|after| !after.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_'));
+            let is_used = is_field || SCRIPT.contains(&format!("\"{name}\""));
             assert!(is_used, "the page does not use `{name}`");
         }
         assert!(names(gpu).iter().all(|name| GpuStatus::FIELDS.iter().any(|field| field.name == *name)));

@@ -181,6 +181,12 @@ fn hooked() -> impl Iterator<Item = ApiId> {
     ApiId::ALL.into_iter().filter(|id| forwarded::reason(*id).is_none())
 }
 
+/// Returns the hooked functions to which the simulated driver gives errors. A rule counts all calls of
+/// its function, and deepres itself looks functions up when a session begins.
+fn failing() -> impl Iterator<Item = ApiId> {
+    hooked().filter(|id| !matches!(id, ApiId::cuGetProcAddress | ApiId::cuGetProcAddress_v2))
+}
+
 fn exact(driver: &Driver) -> Result<()> {
     // SAFETY: the recording driver exports these symbols with these types.
     let (arm, read) = unsafe {
@@ -223,7 +229,7 @@ fn exact(driver: &Driver) -> Result<()> {
 }
 
 fn rules() {
-    let rules: Vec<String> = hooked()
+    let rules: Vec<String> = failing()
         .flat_map(|id| {
             // The first initialisation must succeed.
             let first = 1 + 2 * usize::from(id == ApiId::cuInit);
@@ -238,7 +244,7 @@ fn rules() {
 
 fn errors(driver: &Driver) -> Result<()> {
     driver.begin()?;
-    for id in hooked() {
+    for id in failing() {
         let address = driver.find(id.symbol())?;
         for code in id.documented_errors() {
             ROOM.clear();
