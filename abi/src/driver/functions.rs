@@ -3,7 +3,8 @@
 //! Generated from the headers of nvidia-cuda-runtime==13.5.37 by `cargo xtask codegen`. Do not edit.
 
 /// Calls the macro named by the argument once, with every row of the table, sorted by symbol:
-/// `{ id: …, symbol: …, family: "…", since: …, stream: Any|Legacy|PerThread, errors: […], args: (name: type, …) }`.
+/// `{ id: …, symbol: …, family: "…", since: …, stream: Any|Legacy|PerThread, errors: […],
+/// args: (name: type, …) }`.
 ///
 /// The types are those of `driver::types`, which the caller has to have in scope.
 #[macro_export]
