@@ -10,10 +10,10 @@ use crate::tuning::{HARDWARE_SLICE_NS, Tuning};
 use core::time::Duration;
 
 /// The budget of idle time in pauses of holders grows by the passed time divided by this number. All
-/// tenants bear short pauses within the budget. The scheduler charges further short pauses to the
-/// holder. Beyond the budget, no holder keeps the GPU in a longer pause. With a larger divisor, a
-/// program with short bursts and pauses gets less than it is owed. With a smaller divisor, the other
-/// tenants get less than they are owed (`eval --sweep 200`).
+/// tenants bear short pauses within the budget; further short pauses are the holder's alone. Beyond
+/// the budget, no holder keeps the GPU in a longer pause. With a larger divisor, a program with short
+/// bursts and pauses gets less than it is owed. With a smaller divisor, the other tenants get less
+/// than they are owed (`eval --sweep 200`).
 const PAUSES_PART: u64 = 16;
 /// The most idle time in this budget, ns.
 const MOST_PAUSES_NS: u64 = ns(Duration::from_millis(10));
@@ -46,9 +46,8 @@ impl Scheduler {
     /// short pause of a holder counts from its beginning.
     ///
     /// In the fluid limit, the other tenants would have the GPU in the pause of a holder. So the
-    /// holder owes its part of a short pause, and pays for a longer pause in full. The scheduler
-    /// charges short pauses that exceed the budget ([`PAUSES`]) to the holder, as if it had used the
-    /// GPU.
+    /// holder owes the pause to the other tenants. Of short pauses within the budget ([`PAUSES`]),
+    /// the holder owes only its own part.
     pub(super) fn charge_kept(&mut self, now_ns: u64, tuning: &Tuning) {
         let Some(kept) = self.kept else { return };
         let pauses = self.order == Order::Apart && !self.is_gang(kept.tenant);
@@ -64,15 +63,11 @@ impl Scheduler {
             let clock = &mut self.clocks[tenant.rank as usize];
             if pauses && !tenant.wanted {
                 let short_until_ns = kept.since_ns.saturating_add(short_pause_ns(tuning));
-                let short_until_ns = if tenant.pauses_shortly() { short_until_ns } else { 0 };
                 let short_ns = idle_ns.min(short_until_ns.saturating_sub(from_ns));
-                let paid_ns = signed(idle_ns - short_ns);
                 let borne_ns = self.borne.pauses.spend(idle_ns, now_ns).min(short_ns);
-                let owes_ns = clock
-                    .part_ns(borne_ns, tenant.weight_ppm)
-                    .saturating_add(clock.run_beside(short_ns - borne_ns, tenant.weight_ppm))
-                    .saturating_add(paid_ns);
-                clock.give(paid_ns);
+                let own_ns = signed(idle_ns - borne_ns);
+                let owes_ns = clock.part_ns(borne_ns, tenant.weight_ppm).saturating_add(own_ns);
+                clock.give(own_ns);
                 tenant.set_lag(tenant.lag_ns.saturating_sub(owes_ns), clock.now());
                 charged_ns = owes_ns.unsigned_abs();
             } else {
@@ -98,7 +93,7 @@ impl Scheduler {
         let lag_ns = holder.lag_ns(self.clocks[holder.rank as usize].now());
         let pays = holder.rank == Rank::Owner
             && self.beside.is_none()
-            && (1..=back_ns).contains(&holder.mean_pause_ns)
+            && holder.mean_pause_ns <= back_ns
             && lag_ns > signed(tuning.quantum_ns)
             && self.borne.pauses.left_ns(since_ns) >= back_ns;
         match (pays, holder.pauses_shortly()) {
