@@ -1,24 +1,22 @@
 //! Charges a tenant if the GPU idles for this tenant while another tenant wants the GPU. The tenant
 //! is a gang whose ranks wait for each other, or a holder in a short pause.
 
-use super::clock::signed;
-use super::state::{Budget, Hold, Rank, Tenant};
+use super::state::{Budget, Hold, Rank};
 use super::{Scheduler, ns, short_pause_ns};
 use crate::TenantId;
 use crate::gang::Order;
-use crate::tuning::{HARDWARE_SLICE_NS, Tuning};
+use crate::tuning::Tuning;
 use core::time::Duration;
 
-/// The budget of idle time in pauses of holders grows by the passed time divided by this number. All
-/// tenants bear short pauses within the budget; further short pauses are the holder's alone. Beyond
-/// the budget, no holder keeps the GPU in a longer pause. With a larger divisor, a program with short
-/// bursts and pauses gets less than it is owed. With a smaller divisor, the other tenants get less
-/// than they are owed (`eval --sweep 200`).
+/// All tenants bear the idle time in short pauses of holders, up to the passed time divided by this
+/// number. The scheduler charges further idle time to the holder alone. With a larger divisor, a
+/// program with a small share and short pauses gets less than it is owed. With a smaller divisor,
+/// the other tenants get less than they are owed (`eval --sweep 200`).
 const PAUSES_PART: u64 = 16;
-/// The most idle time in this budget, ns.
+/// The most idle time that all tenants may bear at once, ns.
 const MOST_PAUSES_NS: u64 = ns(Duration::from_millis(10));
 
-/// The budget of idle time in pauses of holders, at the beginning.
+/// The idle time in short pauses of holders that all tenants may bear, at the beginning.
 pub(super) const PAUSES: Budget = Budget::new(PAUSES_PART, MOST_PAUSES_NS);
 
 /// The tenant for which the GPU idles while another tenant wants it.
@@ -46,8 +44,8 @@ impl Scheduler {
     /// short pause of a holder counts from its beginning.
     ///
     /// In the fluid limit, the other tenants would have the GPU in the pause of a holder. So the
-    /// holder owes the pause to the other tenants. Of short pauses within the budget ([`PAUSES`]),
-    /// the holder owes only its own part.
+    /// holder owes its part of the pause. The scheduler charges the time that exceeds the budget of
+    /// such pauses ([`PAUSES`]) to the holder, as if it had used the GPU.
     pub(super) fn charge_kept(&mut self, now_ns: u64, tuning: &Tuning) {
         let Some(kept) = self.kept else { return };
         let pauses = self.order == Order::Apart && !self.is_gang(kept.tenant);
@@ -62,12 +60,10 @@ impl Scheduler {
         if let Some(tenant) = self.tenants.get_mut(kept.tenant) {
             let clock = &mut self.clocks[tenant.rank as usize];
             if pauses && !tenant.wanted {
-                let short_until_ns = kept.since_ns.saturating_add(short_pause_ns(tuning));
-                let short_ns = idle_ns.min(short_until_ns.saturating_sub(from_ns));
-                let borne_ns = self.borne.pauses.spend(idle_ns, now_ns).min(short_ns);
-                let own_ns = signed(idle_ns - borne_ns);
-                let owes_ns = clock.part_ns(borne_ns, tenant.weight_ppm).saturating_add(own_ns);
-                clock.give(own_ns);
+                let borne_ns = self.borne.pauses.spend(idle_ns, now_ns);
+                let owes_ns = clock
+                    .part_ns(borne_ns, tenant.weight_ppm)
+                    .saturating_add(clock.run_beside(idle_ns - borne_ns, tenant.weight_ppm));
                 tenant.set_lag(tenant.lag_ns.saturating_sub(owes_ns), clock.now());
                 charged_ns = owes_ns.unsigned_abs();
             } else {
@@ -77,29 +73,6 @@ impl Scheduler {
         // The charged time counts as used, so the meter need not show a use of it.
         if let Some(hold) = hold {
             hold.used_ns = hold.used_ns.saturating_add(charged_ns);
-        }
-    }
-
-    /// Returns how long the GPU idles for `holder` in a pause that began at `since_ns`, although
-    /// `next` waits, ns.
-    ///
-    /// If the holder's pauses are short, a wait of two hand-offs saves the hand-offs. If the holder
-    /// lost the GPU to `next`, its next burst would also wait for a slice of the hardware, or for
-    /// the burst of `next`. A holder that is owed more than a quantum pays for a longer pause from
-    /// its lag, if it would usually come back before this wait is over, and within the budget.
-    pub(super) fn keeps_for_ns(&self, holder: &Tenant, next: &Tenant, since_ns: u64, tuning: &Tuning) -> u64 {
-        let short_ns = short_pause_ns(tuning);
-        let back_ns = next.usual_burst_ns().min(HARDWARE_SLICE_NS);
-        let lag_ns = holder.lag_ns(self.clocks[holder.rank as usize].now());
-        let pays = holder.rank == Rank::Owner
-            && self.beside.is_none()
-            && holder.mean_pause_ns <= back_ns
-            && lag_ns > signed(tuning.quantum_ns)
-            && self.borne.pauses.left_ns(since_ns) >= back_ns;
-        match (pays, holder.pauses_shortly()) {
-            (true, _) => back_ns.max(short_ns),
-            (false, true) => short_ns,
-            (false, false) => 0,
         }
     }
 

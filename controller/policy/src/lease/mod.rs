@@ -1093,14 +1093,13 @@ impl Scheduler {
             return Step::Again;
         };
         if let Some(idle_since_ns) = hold.idle_since_ns {
-            let patience_ns = self.keeps_for_ns(holder, next, idle_since_ns, tuning);
+            let patience_ns = if holder.pauses_shortly() { short_pause_ns(tuning) } else { 0 };
             let patience_ends_ns = idle_since_ns.saturating_add(patience_ns);
             let is_over = now_ns >= expires_ns && !self.goes_on(holder, next, begun_ns, 0, tuning);
             if is_over || now_ns >= patience_ends_ns {
                 return self.close(hold, now_ns);
             }
-            let look_ns = now_ns.saturating_add(short_pause_ns(tuning));
-            return Step::Stay(Some(patience_ends_ns.min(look_ns)));
+            return Step::Stay(Some(patience_ends_ns));
         }
         let mut wake_ns = u64::MAX;
         // Until the end of its request, the holder counts as eligible. A change of the holder costs

@@ -552,8 +552,7 @@ impl Budget {
         Self::new(FORGOTTEN_PART, DEBT_NS)
     }
 
-    /// Returns the budget that is left at `now_ns`, ns.
-    pub fn left_ns(self, now_ns: u64) -> u64 {
+    fn left_ns(self, now_ns: u64) -> u64 {
         let earned_ns = now_ns.saturating_sub(self.at_ns) / self.part;
         self.left_ns.saturating_add(earned_ns).min(self.most_ns)
     }
