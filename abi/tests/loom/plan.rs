@@ -4,7 +4,10 @@
 //! Only a wake-up ends a sleep here. So a lost wake-up is a deadlock, which loom reports.
 
 use deepres_abi::plan::{Cut, Place, PlanHead, PlanSlot, Progress};
-use loom::sync::atomic::{AtomicBool, Ordering::{Acquire, Relaxed}};
+use loom::sync::atomic::{
+    AtomicBool,
+    Ordering::{Acquire, Relaxed},
+};
 use loom::sync::{Arc, Condvar, Mutex};
 
 use super::beside;
