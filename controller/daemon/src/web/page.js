@@ -53,9 +53,9 @@ function take(next) {
   for (const tenant of next.tenants)
     for (const account of tenant.gpus) {
       const name = key(tenant.name, account.gpu), before = accounts.get(name);
-      const since = (figure) => (before && elapsed > 0 ? Math.max(0, account[figure] - before[figure]) / elapsed : 0);
-      account.waiting = since("wait_ns");
-      account.sample = samples > 1 ? since("gpu_ns") * WHOLE : account.recent_share_ppm / 100;
+      const since = (figure) => (before && elapsed > 0 ? Math.max(0, figure(account) - figure(before)) / elapsed : 0);
+      account.waiting = since((one) => one.wait_ns);
+      account.sample = samples > 1 ? since((one) => one.gpu_ns) * WHOLE : account.recent_share_ppm / 100;
       told.set(name, account);
       if (!series.has(name)) series.set(name, { tenant: tenant.name, gpu: account.gpu, share: [] });
     }
