@@ -32,7 +32,8 @@ function bytes(count) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let unit = 0;
   for (; count >= 1024 && unit < 4; unit++) count /= 1024;
-  return (unit && count < 100 ? count.toFixed(1) : count.toFixed(0)) + " " + units[unit];
+  // As `deepres ps` shows it.
+  return (Number.isInteger(count) ? count : count.toFixed(1)) + " " + units[unit];
 }
 
 // ---- figures ----
