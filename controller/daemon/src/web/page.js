@@ -340,7 +340,7 @@ async function recall() {
 function detail() {
   const tenant = status.tenants.find((one) => one.name === chosen);
   if (!tenant) return put($("about"), "The tenant is gone.");
-  const about = ["class " + tenant.class, "user " + tenant.uid, tenant.sessions + " processes"];
+  const about = ["class " + tenant.class, "user " + tenant.uid, "processes: " + tenant.sessions];
   if (tenant.asked_share_ppm !== null) about.push("share " + percent(tenant.asked_share_ppm));
   for (const account of tenant.gpus) {
     const kinds = Object.entries(account.memory_by_kind).map(([kind, count]) => kind + " " + bytes(count));
