@@ -171,7 +171,9 @@ fn show(
                 continue;
             }
             Some(Action::Redraw) => {
-                terminal.clear()?;
+                // The function `clear` would wait for an answer of the terminal, which a slow line delays.
+                let area = terminal.get_frame().area();
+                terminal.resize(area)?;
                 continue;
             }
             Some(Action::Pause(tenant)) => {

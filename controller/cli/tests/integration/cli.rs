@@ -3,6 +3,7 @@
 
 use deepres_daemon_harness::{Daemon, wait_until};
 use deepres_model::config::{Caps, Config};
+use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
@@ -815,6 +816,28 @@ fn has_lines(terminal: &OwnedFd) -> bool {
     assert_eq!(unsafe { libc::tcgetattr(terminal.as_raw_fd(), &mut modes) }, 0);
     let needed = libc::ICANON | libc::ECHO;
     modes.c_lflag & needed == needed
+}
+
+#[test]
+fn top_stops_at_ctrl_z_with_a_restored_terminal_and_draws_anew_when_it_goes_on() {
+    let (_daemon, place) = Place::with_daemon(Daemon::start(1, Config::default()));
+    let [user, programs] = terminal();
+    let end = || Stdio::from(programs.try_clone().unwrap());
+    let mut top = place.deepres(&["top"]);
+    let mut top = top.env("TERM", "xterm").stdin(end()).stdout(end()).stderr(end()).spawn().unwrap();
+    let mut keys = File::from(user.try_clone().unwrap());
+    let mut screen = File::from(user);
+    // Nobody answers the questions of programs to the terminal.
+    std::thread::spawn(move || while screen.read(&mut [0; 4096]).is_ok_and(|bytes| bytes > 0) {});
+    wait_until(PATIENCE, || !has_lines(&programs));
+    keys.write_all(b"\x1a").unwrap();
+    wait_until(PATIENCE, || state_of(&top) == Some('T'));
+    assert!(has_lines(&programs));
+    kill(&top, libc::SIGCONT);
+    wait_until(PATIENCE, || !has_lines(&programs));
+    keys.write_all(b"\x0cq").unwrap();
+    assert_eq!(top.wait().unwrap().code(), Some(0));
+    assert!(has_lines(&programs));
 }
 
 #[test]

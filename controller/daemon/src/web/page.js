@@ -32,7 +32,8 @@ function bytes(count) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let unit = 0;
   for (; count >= 1024 && unit < 4; unit++) count /= 1024;
-  return (unit && count < 100 ? count.toFixed(1) : count.toFixed(0)) + " " + units[unit];
+  // As `deepres ps` shows it.
+  return (Number.isInteger(count) ? count : count.toFixed(1)) + " " + units[unit];
 }
 
 // ---- figures ----
@@ -53,9 +54,9 @@ function take(next) {
   for (const tenant of next.tenants)
     for (const account of tenant.gpus) {
       const name = key(tenant.name, account.gpu), before = accounts.get(name);
-      const since = (figure) => (before && elapsed > 0 ? Math.max(0, account[figure] - before[figure]) / elapsed : 0);
-      account.waiting = since("wait_ns");
-      account.sample = samples > 1 ? since("gpu_ns") * WHOLE : account.recent_share_ppm / 100;
+      const since = (figure) => (before && elapsed > 0 ? Math.max(0, figure(account) - figure(before)) / elapsed : 0);
+      account.waiting = since((one) => one.wait_ns);
+      account.sample = samples > 1 ? since((one) => one.gpu_ns) * WHOLE : account.recent_share_ppm / 100;
       told.set(name, account);
       if (!series.has(name)) series.set(name, { tenant: tenant.name, gpu: account.gpu, share: [] });
     }
@@ -339,7 +340,7 @@ async function recall() {
 function detail() {
   const tenant = status.tenants.find((one) => one.name === chosen);
   if (!tenant) return put($("about"), "The tenant is gone.");
-  const about = ["class " + tenant.class, "user " + tenant.uid, tenant.sessions + " processes"];
+  const about = ["class " + tenant.class, "user " + tenant.uid, "processes: " + tenant.sessions];
   if (tenant.asked_share_ppm !== null) about.push("share " + percent(tenant.asked_share_ppm));
   for (const account of tenant.gpus) {
     const kinds = Object.entries(account.memory_by_kind).map(([kind, count]) => kind + " " + bytes(count));
