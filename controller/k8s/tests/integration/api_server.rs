@@ -230,8 +230,10 @@ fn missing(name: &str) -> http::Response<Body> {
 }
 
 fn fault(code: StatusCode, message: &str) -> http::Response<Body> {
+    // The client takes an object for missing by the reason, and not by the code.
+    let reason = if code == StatusCode::NOT_FOUND { "NotFound" } else { "" };
     let status = json!({"apiVersion": "v1", "kind": "Status", "metadata": {}, "status": "Failure",
-        "message": message, "reason": "", "code": code.as_u16()});
+        "message": message, "reason": reason, "code": code.as_u16()});
     let mut response = found(&status);
     *response.status_mut() = code;
     response

@@ -430,7 +430,8 @@ async fn a_claim_that_cannot_be_served_fails_with_the_reason() {
     let nobodys = Claim { uid: "1".to_owned(), ..cluster.allocate(&[(&all[0], 60, GIB / 4)]) };
     assert!(cluster.try_prepare(&nobodys).await.unwrap_err().contains("another claim"));
     let missing = Claim { name: "missing".to_owned(), ..nobodys };
-    assert!(cluster.try_prepare(&missing).await.unwrap_err().contains("no such claim"));
+    let said = cluster.try_prepare(&missing).await.unwrap_err();
+    assert!(said.contains("no such claim"), "{said}");
     let strange = cluster.allocate(&[("gpu-1", 60, GIB / 4)]);
     assert!(cluster.try_prepare(&strange).await.unwrap_err().contains("does not manage the GPU GPU-1"));
     let first = cluster.allocate(&[(&all[0], 60, GIB / 4)]);
