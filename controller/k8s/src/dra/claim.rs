@@ -169,7 +169,9 @@ mod tests {
     #[test]
     fn a_claim_that_cannot_be_served_has_the_reason() {
         let good = result("a", GPU, "30");
-        assert!(read(&claim(&[good.clone()]), "12", "node-1").unwrap_err().contains("another claim"));
+        assert!(
+            read(&claim(std::slice::from_ref(&good)), "12", "node-1").unwrap_err().contains("another claim")
+        );
         let mut bare = claim(&[]);
         assert!(refused(&bare).contains("no device of deepres.dev"));
         bare.status = None;
