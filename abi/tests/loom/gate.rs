@@ -7,53 +7,15 @@
 use deepres_abi::gate::{self, ControllerGone, EXPIRED_NAP_NS, OnlyLaunch, Process};
 use deepres_abi::grant::{GateState, GrantSlot, LeaseTerms, ONE_LAUNCH};
 use deepres_abi::meter::MeterSlot;
+use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
-use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 
-use super::beside;
+use super::{Sleepers, beside};
 
 const TENANTS: usize = 2;
 /// A lease that does not expire.
 const TERMS: LeaseTerms = LeaseTerms { epoch: 0, expires_ns: u64::MAX, window_ns: u64::MAX, spin_ns: 0 };
-
-/// An object on which threads sleep, such as the queue of a futex, or an eventfd.
-#[derive(Default)]
-struct Sleepers {
-    lock: Mutex<bool>,
-    woken: Condvar,
-}
-
-impl Sleepers {
-    /// Waits as on a futex. The thread sleeps only if `holds` returns true in the moment in which
-    /// the thread falls asleep.
-    fn wait_while(&self, holds: impl Fn() -> bool) {
-        let guard = self.lock.lock().unwrap();
-        if holds() {
-            drop(self.woken.wait(guard).unwrap());
-        }
-    }
-
-    /// Wakes all sleepers.
-    fn wake(&self) {
-        drop(self.lock.lock().unwrap());
-        self.woken.notify_all();
-    }
-
-    /// A bell like an eventfd: several rings become one ring, and no ring gets lost.
-    fn ring(&self) {
-        *self.lock.lock().unwrap() = true;
-        self.woken.notify_all();
-    }
-
-    fn heard(&self) {
-        let mut guard = self.lock.lock().unwrap();
-        while !*guard {
-            guard = self.woken.wait(guard).unwrap();
-        }
-        *guard = false;
-    }
-}
 
 struct Tenant {
     slot: GrantSlot,

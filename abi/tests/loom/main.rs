@@ -15,11 +15,49 @@ mod seqlock;
 mod standalone;
 mod tally;
 
-use loom::sync::Arc;
+use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread::{self, JoinHandle};
 
 /// Runs `act` on shared memory in another thread.
 fn beside<S: 'static, T: 'static>(shared: &Arc<S>, act: impl FnOnce(&S) -> T + 'static) -> JoinHandle<T> {
     let shared = Arc::clone(shared);
     thread::spawn(move || act(&shared))
+}
+
+/// An object on which threads sleep, such as the queue of a futex, or an eventfd.
+#[derive(Default)]
+struct Sleepers {
+    lock: Mutex<bool>,
+    woken: Condvar,
+}
+
+impl Sleepers {
+    /// Waits as on a futex. The thread sleeps only if `holds` returns true in the moment in which
+    /// the thread falls asleep.
+    fn wait_while(&self, holds: impl Fn() -> bool) {
+        let guard = self.lock.lock().unwrap();
+        if holds() {
+            drop(self.woken.wait(guard).unwrap());
+        }
+    }
+
+    /// Wakes all sleepers.
+    fn wake(&self) {
+        drop(self.lock.lock().unwrap());
+        self.woken.notify_all();
+    }
+
+    /// A bell like an eventfd: several rings become one ring, and no ring gets lost.
+    fn ring(&self) {
+        *self.lock.lock().unwrap() = true;
+        self.woken.notify_all();
+    }
+
+    fn heard(&self) {
+        let mut guard = self.lock.lock().unwrap();
+        while !*guard {
+            guard = self.woken.wait(guard).unwrap();
+        }
+        *guard = false;
+    }
 }

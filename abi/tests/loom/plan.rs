@@ -4,40 +4,19 @@
 //! Only a wake-up ends a sleep here. So a lost wake-up is a deadlock, which loom reports.
 
 use deepres_abi::plan::{Cut, Place, PlanHead, PlanSlot, Progress};
+use loom::sync::Arc;
 use loom::sync::atomic::{
     AtomicBool,
     Ordering::{Acquire, Relaxed},
 };
-use loom::sync::{Arc, Condvar, Mutex};
 
-use super::beside;
+use super::{Sleepers, beside};
 
 const NUMBER: u32 = 1;
 const TENANTS: usize = 2;
 const HEAD: PlanHead = PlanHead { tenant: 0, bound_ns: u64::MAX };
 const CUT: Cut = Cut { tenant: 0, kernel: 0, other: 1, until: 1 };
 const THERE: Place = Place::At { iterations: 0, kernel: 1 };
-
-/// The queue of a futex.
-#[derive(Default)]
-struct Sleepers {
-    lock: Mutex<()>,
-    woken: Condvar,
-}
-
-impl Sleepers {
-    fn wait_while(&self, holds: impl Fn() -> bool) {
-        let guard = self.lock.lock().unwrap();
-        if holds() {
-            drop(self.woken.wait(guard).unwrap());
-        }
-    }
-
-    fn wake(&self) {
-        drop(self.lock.lock().unwrap());
-        self.woken.notify_all();
-    }
-}
 
 /// The pages of two tenants: tenant 0 waits for tenant 1.
 #[derive(Default)]
