@@ -292,6 +292,9 @@ impl Drop for Files {
             // The call may fail, because the socket may be removed already.
             let _ = std::fs::remove_file(&made.path);
         }
+        // A child process that another thread has just forked still holds the descriptor, so the
+        // descriptor's end alone would not free the lock.
+        let _ = flock(&self.lock, FlockOperation::Unlock);
     }
 }
 
@@ -394,6 +397,7 @@ fn set_mode(path: &Path, mode: u32) -> Result<(), FilesError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::net::{Shutdown, shutdown};
 
     #[test]
     fn a_dead_daemons_sockets_are_replaced_and_a_living_ones_refused() {
@@ -405,8 +409,11 @@ mod tests {
         packet::connection(&directory.tenant_socket()).unwrap();
         drop(first);
         assert!(!directory.tenant_socket().exists());
-        // A killed daemon leaves its socket like this.
-        drop(UnixListener::bind(directory.tenant_socket()).unwrap());
+        // A killed daemon leaves its socket like this. A child process of another test may hold the
+        // descriptor for a moment more.
+        let killed = UnixListener::bind(directory.tenant_socket()).unwrap();
+        shutdown(&killed, Shutdown::Both).unwrap();
+        drop(killed);
         assert!(packet::connection(&directory.tenant_socket()).is_err());
         let _second = Files::prepare(&directory, Inherited::default(), None).unwrap();
         packet::connection(&directory.tenant_socket()).unwrap();
