@@ -1,5 +1,6 @@
-/* greedy: until the end of its input, allocates as much memory as it gets, piece by piece, frees all
- * of it, and begins again. Prints each new most of the memory that it had, in bytes. */
+/* greedy: prints `ready`, and waits for a line of input. Until its input ends, it then allocates as
+ * much memory as it gets, piece by piece, frees all of it, and begins again. Prints each new most of
+ * the memory that it had, in bytes. */
 #include "driver.h"
 #include <poll.h>
 
@@ -12,6 +13,8 @@ int main(void) {
     size_t most = 0;
     struct pollfd input = {.fd = 0, .events = POLLIN};
     open_context();
+    say("ready");
+    if (getchar() != '\n') return 2;
     while (poll(&input, 1, 0) == 0) {
         size_t held = 0;
         while (held < MOST_PIECES && cu(cuMemAlloc_v2)(&pieces[held], PIECE_BYTES) == CUDA_SUCCESS) held++;

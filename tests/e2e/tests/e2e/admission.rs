@@ -136,13 +136,13 @@ fn the_memory_of_a_users_tenants_never_passes_the_cap_however_fast_they_grow() {
     const CAP_BYTES: u64 = 1 << 30;
     const PIECE_BYTES: u64 = 16 << 20;
     let (host, _daemon) = host().config("[caps]\nmemory = \"1GiB\"\n").with_daemon();
-    // Each has its part at some time, while all others ask for more.
-    let greedy = |name: &str| {
-        let mut process = host.spawn(host.run(&["--name", name], c_client("greedy"), &[]));
+    let greedy = |name: &str| host.start(host.run(&["--name", name], c_client("greedy"), &[]), "ready");
+    let mut all = ["first", "second", "third"].map(greedy);
+    // Each has its part at some time, while those before it ask for more.
+    for process in &mut all {
+        process.say("");
         process.await_line(|most| most.parse::<u64>().is_ok_and(|most| most >= CAP_BYTES / 3 - PIECE_BYTES));
-        process
-    };
-    let all = ["first", "second", "third"].map(greedy);
+    }
     thread::sleep(Duration::from_secs(2));
     for process in all {
         process.finish().success();
