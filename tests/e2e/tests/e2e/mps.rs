@@ -325,7 +325,7 @@ fn the_death_of_an_mps_server_is_told_and_breaks_nobody_else() {
 #[test]
 fn a_daemon_without_the_control_program_says_so_and_serves() {
     let host = Host::new().simgpu(SIMGPU).config("mps = \"start\"\n");
-    let daemon = host.daemon_with(&[("PATH", Path::new("/nowhere"))]);
-    assert!(daemon.stderr().contains("cannot start nvidia-cuda-mps-control"), "{}", daemon.stderr());
+    let mut daemon = host.daemon_with(&[("PATH", Path::new("/nowhere"))]);
+    daemon.await_error_line(|line| line.contains("cannot start nvidia-cuda-mps-control"));
     assert!(host.status()["daemon"]["mps_pipes"].is_null());
 }
