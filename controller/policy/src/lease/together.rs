@@ -121,11 +121,7 @@ enum Fit {
 enum State {
     /// The owners take turns. The scheduler looks at their demands from `until_ns` on.
     Apart { until_ns: u64 },
-<<<<<<< HEAD
-    /// The gates of the active owners are open, or in space the gates of a set of owners.
-=======
     /// The gates of the active owners are open, or in space a set of them may launch.
->>>>>>> h2-e2e
     Together { since_ns: u64, fit: Fit },
     /// The gates are closed, and the work in flight drains.
     Parting { closed_ns: u64, give_up_ns: u64 },
@@ -172,19 +168,6 @@ impl Company {
         matches!(self.state, State::Together { fit: Fit::Space, .. })
     }
 
-<<<<<<< HEAD
-    /// Returns whether owners use the GPU together in space, and some owners do not fit.
-    pub fn has_places(&self) -> bool {
-        self.is_in_space() && self.has_places
-    }
-
-    /// Sets whether not all active owners fit in space.
-    pub fn set_places(&mut self, has_places: bool) {
-        self.has_places = has_places;
-    }
-
-=======
->>>>>>> h2-e2e
     /// Returns whether the work in flight of several tenants drains.
     pub fn is_parting(&self) -> bool {
         matches!(self.state, State::Parting { .. })
