@@ -1,20 +1,23 @@
 /* serve: does pieces of work (requests of a server, steps of a trainer) with pauses between them,
  * and prints how long they took.
  *
- *   serve [--kernel NAME] [--kernels K] [--rate R | --gap-us US] [--seconds S] [--seed N]
- *         [--log FILE]
+ *   serve [--kernel NAME] [--kernels K] [--rate R | --every-us US | --gap-us US] [--seconds S]
+ *         [--seed N] [--log FILE]
  *
  * A piece is K launches of the kernel and a wait for them.
  *
  *   --rate R      pieces arrive as a Poisson process of R a second, even if the piece before is not
  *                 done; a piece's time counts from its arrival
+ *   --every-us US a piece arrives every US microseconds, even if the piece before is not done; a
+ *                 piece's time counts from its arrival, and a piece that is not done when the next one
+ *                 arrives is late
  *   --gap-us US   the next piece arrives US microseconds after the piece before was done
  *   --seconds S   0 (the default): runs until it is killed
  *   --log FILE    an existing file of 8-byte numbers: the number of launches, then in a ring the
  *                 time at which each launch returned (ns of CLOCK_MONOTONIC)
  *
- * Prints one JSON line: the number of pieces, their times, and the times of their first launch
- * calls, in microseconds. */
+ * Prints one JSON line: the number of pieces, the number of late ones, their times, and the times of
+ * their first launch calls, in microseconds. */
 #include "driver.h"
 #include <fcntl.h>
 #include <math.h>
@@ -50,12 +53,13 @@ static void print_times(const char *name, double *us, long count) {
 int main(int argc, char **argv) {
     const char *name = "busy_1000us", *log_file = NULL;
     double rate = 0, seconds = 0;
-    long kernels = 1, gap_us = 0, seed = 1;
+    long kernels = 1, gap_us = 0, every_us = 0, seed = 1;
     for (int i = 1; i + 1 < argc; i += 2) {
         const char *value = argv[i + 1];
         if (!strcmp(argv[i], "--kernel")) name = value;
         else if (!strcmp(argv[i], "--kernels")) kernels = atol(value);
         else if (!strcmp(argv[i], "--rate")) rate = atof(value);
+        else if (!strcmp(argv[i], "--every-us")) every_us = atol(value);
         else if (!strcmp(argv[i], "--gap-us")) gap_us = atol(value);
         else if (!strcmp(argv[i], "--seconds")) seconds = atof(value);
         else if (!strcmp(argv[i], "--seed")) seed = atol(value);
@@ -89,13 +93,15 @@ int main(int argc, char **argv) {
     srand48(seed);
     say("ready");
 
-    long count = 0;
+    long count = 0, late = 0;
     unsigned long long launches = 0;
     long long start = now_ns(), end = start + (long long)(seconds * 1e9), due = start;
     for (; count < PIECES_MAX; count++) {
-        due = rate > 0 ? due + (long long)(-log1p(-drand48()) / rate * 1e9) : now_ns() + gap_us * 1000LL;
+        if (rate > 0) due += (long long)(-log1p(-drand48()) / rate * 1e9);
+        else if (every_us > 0) due += every_us * 1000LL;
+        else due = now_ns() + gap_us * 1000LL;
         if (seconds > 0 && due >= end) break;
-        if (rate > 0 || gap_us > 0) sleep_until(due);
+        if (rate > 0 || every_us > 0 || gap_us > 0) sleep_until(due);
         long long called = now_ns();
         for (long k = 0; k < kernels; k++) {
             CHECK(launch_on(kernel, stream));
@@ -108,12 +114,13 @@ int main(int argc, char **argv) {
         }
         CHECK(cu(cuStreamSynchronize)(stream));
         took_us[count] = (now_ns() - due) / 1e3;
+        late += every_us > 0 && took_us[count] > every_us;
     }
     if (count == 0) {
         fprintf(stderr, "serve: no piece of work within the time\n");
         return 1;
     }
-    printf("{\"pieces\":%ld,\"seconds\":%.6f", count, (now_ns() - start) / 1e9);
+    printf("{\"pieces\":%ld,\"late\":%ld,\"seconds\":%.6f", count, late, (now_ns() - start) / 1e9);
     print_times("took_us", took_us, count);
     print_times("launch_us", launch_us, count);
     say("}");

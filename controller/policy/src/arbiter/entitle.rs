@@ -4,7 +4,7 @@ use super::tenant::Tenant;
 use super::{Actions, Core};
 use crate::TenantId;
 use crate::entitlement::explain::{Derivation, derive};
-use crate::entitlement::{BACK_NS, Request, entitle};
+use crate::entitlement::{BACK_NS, Entitlement, Request, entitle};
 use crate::priority::{Terms, Usage};
 use alloc::collections::BTreeMap;
 use core::time::Duration;
@@ -99,7 +99,17 @@ impl Core {
         review.requests.clear();
         review.requests.extend(self.requests(now_ns));
         entitle(&review.requests, &mut review.work, &mut review.owed);
-        for ((id, request), owed) in review.requests.iter().zip(&review.owed) {
+        review.weights.clone_from(&review.owed);
+        if self.scheduler.is_in_space() {
+            // An owner cannot use more than its part of the SMs, so others are owed the rest.
+            for (id, request) in &mut review.requests {
+                let part_ppm = self.tenants.get(id).map_or(0, Tenant::sm_ppm);
+                request.cap_ppm = if part_ppm > 0 { request.cap_ppm.min(part_ppm) } else { request.cap_ppm };
+            }
+            entitle(&review.requests, &mut review.work, &mut review.weights);
+        }
+        let shares = review.owed.iter().zip(&review.weights);
+        for ((id, request), (owed, Entitlement { weight_ppm, .. })) in review.requests.iter().zip(shares) {
             let Some(tenant) = self.tenants.get_mut(id) else { continue };
             tenant.is_lent = request.is_idle;
             tenant.owed = Some(*owed);
@@ -107,7 +117,7 @@ impl Core {
                 let sessions = tenant.sessions.keys();
                 actions.entitled.extend(sessions.map(|session| (*session, owed.ppm)));
             }
-            self.scheduler.set_standing(*id, tenant.seat.request.class, owed.weight_ppm);
+            self.scheduler.set_standing(*id, tenant.seat.request.class, *weight_ppm);
             self.scheduler.set_slo(*id, tenant.seat.slo_ns);
             self.scheduler.set_takes_turns(*id, tenant.seat.takes_turns);
         }

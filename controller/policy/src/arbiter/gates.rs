@@ -45,7 +45,7 @@ impl Core {
         let mut tenants = mem::take(&mut self.tenants);
         for (id, tenant) in tenants.iter_mut().filter(|(_, tenant)| tenant.sessions.len() > 1) {
             let grant = self.scheduler.grant(*id);
-            if matches!(grant, Grant::Leased { .. }) {
+            if matches!(grant, Grant::Leased { .. }) && self.has_turns(*id) {
                 let again_ns = tenant.turns.step(now_ns, self.tuning.grace_ns, &tenant.seen);
                 wake_ns = [wake_ns, again_ns].into_iter().flatten().min();
                 self.show(*id, tenant, grant, actions);
@@ -55,9 +55,16 @@ impl Core {
         wake_ns
     }
 
+    /// Returns whether the sessions of a tenant may take turns in the tenant's leases. The ranks of a
+    /// gang take no turns, because no arbiter knows which rank has its turn on another GPU. In space,
+    /// the tenant's part of the SMs is the sum of its sessions' parts.
+    fn has_turns(&self, id: TenantId) -> bool {
+        !self.scheduler.is_gang(id) && !self.scheduler.is_in_space()
+    }
+
     /// Sets the gates of those sessions of a tenant whose gates do not show the tenant's grant.
     fn show(&self, id: TenantId, tenant: &mut Tenant, grant: Grant, actions: &mut Actions) {
-        let takes_turns = !self.scheduler.is_gang(id);
+        let takes_turns = self.has_turns(id);
         let is_right =
             |session: &Session| session.gate == tenant.grant_of(session.seat.id, grant, takes_turns);
         if tenant.sessions.values().all(is_right) {
@@ -94,8 +101,7 @@ impl Core {
             }
             Grant::Closed | Grant::Paused => return LeaseTerms::default(),
         };
-        let sessions =
-            if tenant.turns.is_taken() && !self.scheduler.is_gang(id) { 1 } else { tenant.launching() };
+        let sessions = if tenant.turns.is_taken() && self.has_turns(id) { 1 } else { tenant.launching() };
         LeaseTerms {
             expires_ns,
             window_ns: self

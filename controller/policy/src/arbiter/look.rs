@@ -143,7 +143,9 @@ impl Core {
                 session.last = reading;
                 is_unsettled |= session.stopped.is_stopped();
             }
-            tenant.turns.observe(now_ns, elapsed_ns, grant, &tenant.seen);
+            // Sessions on parts of the SMs run at once, and each counts only its own time.
+            let turn = if self.scheduler.is_in_space() { Grant::Open } else { grant };
+            tenant.turns.observe(now_ns, elapsed_ns, turn, &tenant.seen);
             tenant.account.pass(elapsed_ns, tenant.entitled_ppm, rivals_ppm);
             let was_idle = tenant.is_present() && !tenant.account.wants;
             let mut seen = if tenant.is_present() {
@@ -188,6 +190,7 @@ impl Core {
                         ended_ns,
                         used_ns: seen.used_ns,
                         rival,
+                        awaits_set: !may_launch && self.scheduler.is_in_space(),
                         short_ns: short_pause_ns(&self.tuning),
                         slo_ns,
                     };

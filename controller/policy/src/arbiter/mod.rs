@@ -359,6 +359,8 @@ pub trait Peers {
 struct Review {
     requests: Vec<(TenantId, Request)>,
     owed: Vec<Entitlement>,
+    /// The entitlements whose weights the scheduler gets.
+    weights: Vec<Entitlement>,
     work: Work,
 }
 
@@ -541,8 +543,9 @@ impl Core {
             let (order, gangs) = peers.exchange(now_ns, post);
             self.scheduler.set_order(order, gangs);
         }
-        let before = self.scheduler.phase();
+        let (before, was_in_space) = (self.scheduler.phase(), self.scheduler.is_in_space());
         let decide_ns = self.scheduler.decide(now_ns, &self.tuning);
+        self.owes_anew |= was_in_space != self.scheduler.is_in_space();
         self.learn();
         let mut changes = core::mem::take(&mut self.changes);
         changes.extend(self.scheduler.take_changes());
@@ -607,6 +610,7 @@ impl Core {
         }
         self.review.requests.reserve(self.tenants.len());
         self.review.owed.reserve(self.tenants.len());
+        self.review.weights.reserve(self.tenants.len());
         self.review.work.reserve(self.tenants.len());
         self.changes.reserve(self.scheduler.most_changes());
         for tenant in self.tenants.values_mut() {

@@ -144,6 +144,8 @@ pub(super) struct Look {
     pub used_ns: u64,
     /// The tenant that has had the GPU since the previous look while the gate was closed.
     pub rival: Option<TenantId>,
+    /// Whether a set of tenants has had the GPU since the previous look while the gate was closed.
+    pub awaits_set: bool,
     /// The longest pause that does not end a request, ns.
     pub short_ns: u64,
     pub slo_ns: u64,
@@ -190,8 +192,10 @@ impl Requests {
         let mut running = self.burst.filter(|burst| burst.ended_ns.is_none());
         if let Some(burst) = &mut running {
             burst.worked_ns = burst.worked_ns.saturating_add(look.used_ns);
-            if let Some(rival) = look.rival {
+            if look.awaits_set || look.rival.is_some() {
                 burst.waited_ns = burst.waited_ns.saturating_add(elapsed_ns);
+            }
+            if let Some(rival) = look.rival {
                 burst.waits.add(rival, elapsed_ns);
             }
             self.burst = Some(*burst);
@@ -401,6 +405,7 @@ mod tests {
         ended_ns: None,
         used_ns: 0,
         rival: None,
+        awaits_set: false,
         short_ns: 0,
         slo_ns: 0,
     };
@@ -450,6 +455,17 @@ mod tests {
         let Served { late_waited_ns, late_worked_ns, late_rest_ns, .. } = bench.served;
         assert_eq!((late_waited_ns, late_worked_ns, late_rest_ns), (12 * MS, 3 * MS, 2 * MS));
         assert_eq!((bench.requests.attained_ppm(), bench.served.in_time), (Some(0), 0));
+    }
+
+    #[test]
+    fn a_wait_for_a_set_of_tenants_counts_as_a_wait_for_none_of_them() {
+        let mut bench = Bench::new();
+        bench.look(MS, WANTS);
+        bench.look(12 * MS, Look { awaits_set: true, ..WANTS });
+        bench.look(4 * MS, Look { ends: 1, used_ns: 3 * MS, ..RESTS });
+        bench.look(MS, RESTS);
+        let late = bench.requests.late();
+        assert_eq!((late.waited_ns, late.waited_for().count()), (12 * MS, 0));
     }
 
     #[test]

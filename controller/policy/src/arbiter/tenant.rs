@@ -266,8 +266,7 @@ impl Tenant {
     }
 
     /// Returns the grant of one session while the tenant's grant is `grant`. With `takes_turns`, a
-    /// session gets a closed gate outside its turn. The ranks of a gang take no turns, because no
-    /// arbiter knows which rank has its turn on another GPU.
+    /// session gets a closed gate outside its turn.
     pub(super) fn grant_of(&self, session: SessionId, grant: Grant, takes_turns: bool) -> Grant {
         match grant {
             Grant::Leased { .. } if takes_turns && !self.turns.admits(session) => Grant::Closed,

@@ -1,6 +1,7 @@
 use super::*;
 use crate::class::Class;
 use crate::lease::guard::DEFAULT_MAX_HARM_PPM;
+use deepres_abi::PPM;
 
 const MS: u64 = 1_000_000;
 const LIMIT_NS: u64 = 250 * MS;
@@ -13,6 +14,8 @@ struct Bench {
     readings: Readings,
     actions: Actions,
     meters: BTreeMap<SessionId, Reading>,
+    /// The parts of the SMs that sessions report, parts per million.
+    parts_ppm: BTreeMap<SessionId, u32>,
     gates: BTreeMap<SessionId, Gate>,
     answers: BTreeMap<SessionId, bool>,
     asked: Vec<SessionId>,
@@ -58,6 +61,7 @@ impl Bench {
             readings: Readings::default(),
             actions: Actions::default(),
             meters: BTreeMap::new(),
+            parts_ppm: BTreeMap::new(),
             gates: BTreeMap::new(),
             answers: BTreeMap::new(),
             asked: Vec::new(),
@@ -93,7 +97,7 @@ impl Bench {
 
     fn read(&mut self) {
         self.readings.clear();
-        let Self { core, readings, meters, asked, answers, .. } = self;
+        let Self { core, readings, meters, parts_ppm, asked, answers, .. } = self;
         for watched in core.sessions() {
             let meter = meters[&watched.session];
             if watched.at_rest != Some(&meter) {
@@ -102,6 +106,7 @@ impl Bench {
                     session: watched.session,
                     is_carried: true,
                     meter,
+                    sm_ppm: parts_ppm.get(&watched.session).copied().unwrap_or(0),
                     is_stopped: asked.contains(&watched.session).then(answer),
                     ..SessionReading::default()
                 });
@@ -328,4 +333,64 @@ fn a_paused_tenant_waits_and_is_told_so() {
     assert!(bench.core.tenant(B).is_none());
     bench.after(MS);
     assert_ne!(bench.gate(A), Grant::Paused);
+}
+
+impl Bench {
+    /// Adds a session that can use a part of the SMs. Its tenant has the session's number, below ten.
+    fn enter_on_part(&mut self, id: SessionId, percent: u32) {
+        let part_ppm = percent * (PPM / 100);
+        self.parts_ppm.insert(id, part_ppm);
+        self.meters.entry(id).or_default();
+        let tenant = TenantSeat { sm_ppm: Some(part_ppm), ..tenant(id % 10) };
+        self.turn([Order::Enter { tenant, session: session(id) }]);
+    }
+
+    /// Lets a millisecond pass, in which each of these sessions uses the GPU if its gate lets it.
+    fn pass_ms(&mut self, sessions: &[SessionId]) {
+        for id in sessions {
+            if self.gate(*id) == Grant::Closed {
+                self.waits(*id);
+                self.meter(*id).in_flight = false;
+            } else {
+                self.runs(*id, MS);
+            }
+        }
+        self.after(MS);
+    }
+}
+
+#[test]
+fn an_owner_on_a_tiny_part_is_owed_no_more_than_its_part_beside_owners_on_all_sms() {
+    const SESSIONS: [SessionId; 4] = [1, 2, 3, 4];
+    let mut bench = Bench::with(&[]);
+    [1, 1, 100, 100].into_iter().zip(SESSIONS).for_each(|(percent, id)| bench.enter_on_part(id, percent));
+    let mut had_ms = [0; 4];
+    for ms in 0..5_000 {
+        bench.pass_ms(&SESSIONS);
+        for (had_ms, id) in had_ms.iter_mut().zip(SESSIONS) {
+            *had_ms += u32::from(ms >= 1_000 && bench.gate(id) != Grant::Closed);
+        }
+    }
+    // The owners on all SMs have the GPU for half of the time, and the others run at once.
+    assert!(
+        had_ms.iter().zip([1_500, 1_500, 750, 750]).all(|(had_ms, least)| *had_ms >= least),
+        "{had_ms:?}"
+    );
+}
+
+#[test]
+fn the_sessions_of_a_tenant_on_parts_of_the_sms_run_at_once() {
+    let mut bench = Bench::with(&[]);
+    for (id, percent) in [(1, 20), (11, 20), (2, 60), (3, 60)] {
+        bench.enter_on_part(id, percent);
+    }
+    let mut had_ms = 0;
+    for ms in 0..1_000 {
+        bench.pass_ms(&[1, 11, 2, 3]);
+        if ms >= 100 {
+            assert_eq!(bench.gate(1), bench.gate(11));
+            had_ms += u32::from(bench.gate(1) != Grant::Closed);
+        }
+    }
+    assert!(had_ms > 300, "{had_ms}");
 }

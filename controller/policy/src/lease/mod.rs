@@ -262,6 +262,7 @@ impl Scheduler {
         self.changes.reserve(self.most_changes() + CHANGES_PER_TENANT);
         self.handoffs.reserve(MOST_CHANGES);
         self.guests.reserve(self.tenants.len() + 1);
+        self.company.set.reserve(self.tenants.len() + 1);
         let new = Tenant { present: false, ..Tenant::new(Rank::of(class), now_ns) };
         let tenant = self.tenants.get_or_insert(tenant, new);
         if mem::replace(&mut tenant.present, true) {
@@ -660,7 +661,7 @@ impl Scheduler {
         self.note_paces(now_ns);
         self.note_shared(elapsed_ns, now_ns);
         self.accrue(elapsed_ns);
-        self.charge_places(elapsed_ns);
+        self.charge_places(elapsed_ns, now_ns, tuning);
         self.set_clocks();
         let clocks = &mut self.clocks;
         let wants = |tenant: &Tenant| tenant.seen.wants() && !tenant.is_paused;
@@ -697,7 +698,9 @@ impl Scheduler {
                         tenant.ask(tenant.vtime, tuning);
                     }
                 }
-                tenant.charge_beside(used_ns, clock);
+                if !tenant.is_free {
+                    tenant.charge_beside(used_ns, clock);
+                }
             }
             if !wants(tenant) {
                 return;

@@ -1,25 +1,29 @@
 //! Sets of owners that use the GPU at once, each on its part of the SMs.
 //!
 //! If the parts of all active owners add up to the whole GPU at most, all of them are in the set.
-//! These owners take nothing from each other, so the scheduler charges nothing. Otherwise the
-//! scheduler chooses the set by the one rule: it goes through the owners that want the GPU in their
-//! order, and takes each owner whose part still fits.
+//! They take nothing from each other, so their gates are open, and the scheduler charges nothing.
+//! Otherwise the scheduler chooses the set by the one rule: it goes through the owners that want the
+//! GPU in their order, and takes each owner whose part still fits. Each owner of the set has a lease.
+//! So its session rings the bell at the end of a burst, and the place is free at once.
 //!
-//! The scheduler charges an owner for its *place*: the time in which the owner may use its part of
-//! the SMs, times the part. So the scheduler also charges an owner that pauses in its place, and an
-//! owner whose meter shows less than its use.
+//! The scheduler charges an owner for its *place*: the time in which the owner wants the GPU and may
+//! use its part of the SMs, times the part. So an owner whose meter shows less than it uses pays for
+//! its place too. A place is *spare* if no owner that waits would fit on the SMs without this owner
+//! and those after it in the order. An owner in a spare place takes nothing from others, so it pays
+//! only until it owes its place for a quantum. This debt keeps it behind owners that had less.
 //!
 //! The scheduler chooses anew after a quantum, or when the request of an owner that waits is due
 //! before the requests of the set. If an owner of the set pauses, the others keep their places, and
 //! an owner that waits may take the free one. An owner that loses its place keeps its part until its
 //! work in flight has drained.
 
-use super::clock::Clock;
+use super::clock::{Clock, signed};
 use super::state::{Rank, Stuck, Tenant};
 use super::together::LOOK_NS;
 use super::{DRAIN_POLL_NS, Grant, Scheduler, short_pause_ns};
 use crate::TenantId;
 use crate::tuning::Tuning;
+use core::mem;
 use deepres_abi::PPM;
 
 impl Tenant {
@@ -36,16 +40,20 @@ impl Tenant {
         self.seen.in_flight && !self.may_launch()
     }
 
-    /// Returns whether the tenant has its part of the SMs: by an open gate, or by work in flight until
-    /// the limit of the drain.
+    /// Returns whether the tenant has its part of the SMs: by its gate, or by work in flight until the
+    /// limit of the drain.
     fn occupies(&self, now_ns: u64) -> bool {
         self.may_launch() || (self.drains() && now_ns < self.drains_until_ns)
     }
 
-    /// Charges the place that the tenant had for `passed_ns`.
-    fn charge_place(&mut self, passed_ns: u64, clock: &mut Clock) {
-        let area_ns = u128::from(passed_ns) * u128::from(self.part_ppm()) / u128::from(PPM);
-        let area_ns = u64::try_from(area_ns).unwrap_or(u64::MAX);
+    /// Charges the place that the tenant had for `passed_ns`. In a spare place, the tenant pays until it
+    /// owes its place for `most_ns`.
+    fn charge_place(&mut self, passed_ns: u64, most_ns: Option<u64>, clock: &mut Clock) {
+        let mut area_ns = self.area_ns(passed_ns);
+        if let Some(most_ns) = most_ns {
+            let left_ns = self.lag_ns(clock.now()).saturating_add(signed(self.area_ns(most_ns)));
+            area_ns = area_ns.min(u64::try_from(left_ns).unwrap_or(0));
+        }
         if self.wanted {
             self.vtime += self.weighted(area_ns);
         } else {
@@ -55,121 +63,164 @@ impl Tenant {
 }
 
 impl Scheduler {
+    /// Returns whether owners use the GPU at once, each with a part of the SMs.
+    pub fn is_in_space(&self) -> bool {
+        self.company.is_in_space()
+    }
+
     /// Charges the places that owners had in the last `elapsed_ns`, unless all active owners fit.
-    pub(super) fn charge_places(&mut self, elapsed_ns: u64) {
-        if !self.company.has_places() {
+    pub(super) fn charge_places(&mut self, elapsed_ns: u64, now_ns: u64, tuning: &Tuning) {
+        if !self.company.is_in_space() {
             return;
         }
-        let clock = &mut self.clocks[Rank::Owner as usize];
-        for tenant in self.tenants.values_quietly().filter(|tenant| tenant.is_on_gpu()) {
-            tenant.charge_place(elapsed_ns, clock);
+        let Self { company, tenants, clocks, .. } = self;
+        let clock = &mut clocks[Rank::Owner as usize];
+        let (from_ns, short_ns) = (now_ns.saturating_sub(elapsed_ns), short_pause_ns(tuning));
+        let mut room_ppm = u64::from(PPM);
+        for id in &company.set {
+            let Some(tenant) = tenants.get_quietly(*id) else { continue };
+            let had = matches!(tenant.grant, Grant::Leased { .. }) || tenant.drains();
+            if had && (tenant.wanted || tenant.asks(from_ns, short_ns)) {
+                let is_spare = room_ppm < company.waits_ppm;
+                tenant.charge_place(elapsed_ns, is_spare.then_some(tuning.quantum_ns), clock);
+                room_ppm = room_ppm.saturating_sub(u64::from(tenant.part_ppm()));
+            }
         }
+        tenants.astir_with(|id, tenant| {
+            if tenant.drains() && !company.set.contains(&id) {
+                tenant.charge_place(elapsed_ns, None, clock);
+            }
+        });
     }
 
     /// Sets the gates of owners that fit in space, and returns the time of the next look, ns.
     /// `fits_whole`: the parts of all active owners fit.
     pub(super) fn space_step(&mut self, fits_whole: bool, now_ns: u64, tuning: &Tuning) -> u64 {
-        self.company.set_places(!fits_whole);
         for tenant in self.tenants.values_quietly() {
             tenant.set_free(true, now_ns);
-            tenant.is_chosen &= tenant.rank == Rank::Owner && tenant.is_here();
             if tenant.drains() && now_ns >= tenant.drains_until_ns {
                 // If no use explains this time, all owners take turns one by one.
                 tenant.stuck.get_or_insert(Stuck { since_ns: now_ns, used_ns: 0 });
             }
         }
         if fits_whole {
-            for tenant in self.tenants.values_quietly() {
-                tenant.is_chosen = tenant.is_active(now_ns);
-            }
-        } else if let Some(keeps) = self.chooses_anew(now_ns, tuning) {
-            self.choose(keeps, now_ns, tuning);
+            let active = self.tenants.iter().filter(|(_, tenant)| tenant.is_active(now_ns));
+            self.company.set.clear();
+            self.company.set.extend(active.map(|(id, _)| *id));
+            self.company.chosen_ns = 0;
+        } else {
+            let is_owner = |tenant: &Tenant| tenant.rank == Rank::Owner && tenant.is_here();
+            self.company.set.retain(|id| self.tenants.get(*id).is_some_and(is_owner));
+            self.choose(now_ns, tuning);
         }
-        let mut after = None;
-        let loses = |tenant: &Tenant| tenant.may_launch() && !tenant.is_chosen;
-        while let Some(id) = self.tenants.next_after(after, loses) {
+        let short_ns = short_pause_ns(tuning);
+        let parts = self.waiting(now_ns, short_ns).map(|(_, tenant)| u64::from(tenant.part_ppm()));
+        self.company.waits_ppm = parts.min().unwrap_or(u64::MAX);
+        if self.close_gates(now_ns) {
+            // The last readings do not show launches that passed a gate just before it closed.
+            return now_ns.saturating_add(1);
+        }
+        let term_ends_ns = self.company.chosen_ns.saturating_add(tuning.quantum_ns);
+        let expires_ns = term_ends_ns.saturating_add(tuning.lead_ns);
+        self.open_gates(if fits_whole { Grant::Open } else { Grant::Leased { expires_ns } }, now_ns);
+        if fits_whole {
+            return now_ns.saturating_add(LOOK_NS);
+        }
+        let waits = self.tenants.astir().any(|(_, tenant)| tenant.seen.waiting && !tenant.may_launch());
+        let pause_ends_ns = self
+            .members()
+            .filter(|tenant| !tenant.seen.wants() && tenant.asks(now_ns, short_ns))
+            .map(|tenant| tenant.stopped_wanting_ns.saturating_add(short_ns + 1));
+        now_ns
+            .saturating_add(if waits { DRAIN_POLL_NS } else { LOOK_NS })
+            .min(term_ends_ns)
+            .min(pause_ends_ns.min().unwrap_or(u64::MAX))
+    }
+
+    /// Closes the gates of tenants without a place. Returns whether there were any.
+    fn close_gates(&mut self, now_ns: u64) -> bool {
+        let mut has_closed = false;
+        loop {
+            let loses =
+                |(id, tenant): &(&TenantId, &Tenant)| tenant.may_launch() && !self.company.set.contains(id);
+            let Some(id) = self.tenants.iter().find(loses).map(|(id, _)| *id) else { return has_closed };
             let limit_ns = self.drain_limit_ns(id, false, now_ns);
             if let Some(tenant) = self.tenants.get_quietly(id) {
                 tenant.drains_until_ns = now_ns.saturating_add(limit_ns);
             }
             self.change(id, Grant::Closed, false);
-            after = Some(id);
+            has_closed = true;
         }
-        if after.is_some() {
-            // The last readings do not show launches that passed a gate just before it closed.
-            return now_ns.saturating_add(1);
-        }
-        let mut occupied_ppm = self.parts_ppm(|tenant| tenant.occupies(now_ns));
-        while let Some(id) = self.tenants.next_after(after, |tenant| tenant.is_chosen && !tenant.may_launch())
-        {
-            let Some(tenant) = self.tenants.get(id) else { break };
+    }
+
+    /// Gives this grant to the owners of the set, as far as the work in flight of other owners leaves
+    /// room.
+    fn open_gates(&mut self, grant: Grant, now_ns: u64) {
+        let occupied = self.tenants.values().filter(|tenant| tenant.occupies(now_ns));
+        let mut occupied_ppm = occupied.map(|tenant| u64::from(tenant.part_ppm())).sum::<u64>();
+        let set = mem::take(&mut self.company.set);
+        for id in &set {
+            let Some(tenant) = self.tenants.get(*id) else { continue };
             let more_ppm = if tenant.occupies(now_ns) { 0 } else { u64::from(tenant.part_ppm()) };
-            if occupied_ppm + more_ppm <= u64::from(PPM) {
+            if tenant.may_launch() || occupied_ppm + more_ppm <= u64::from(PPM) {
                 occupied_ppm += more_ppm;
-                self.change(id, Grant::Open, false);
+                self.change(*id, grant, matches!(tenant.grant, Grant::Leased { .. }));
             }
-            after = Some(id);
         }
-        let waits = self.tenants.values().any(|tenant| tenant.seen.waiting && !tenant.may_launch());
-        now_ns.saturating_add(if waits { DRAIN_POLL_NS } else { LOOK_NS })
+        self.company.set = set;
     }
 
-    /// Returns the sum of the parts of the SMs of some tenants, parts per million.
-    fn parts_ppm(&self, is_counted: impl Fn(&Tenant) -> bool) -> u64 {
-        self.tenants
-            .values()
-            .filter(|tenant| is_counted(tenant))
-            .map(|tenant| u64::from(tenant.part_ppm()))
-            .sum()
+    /// Returns the owners of the set.
+    fn members(&self) -> impl Iterator<Item = &Tenant> {
+        self.company.set.iter().filter_map(|id| self.tenants.get(*id))
     }
 
-    /// Returns whether to choose the set of owners anew, and if so, whether owners of the set that
-    /// still want the GPU keep their places.
-    fn chooses_anew(&mut self, now_ns: u64, tuning: &Tuning) -> Option<bool> {
+    /// Returns the owners that want the GPU and are not in the set.
+    fn waiting(&self, now_ns: u64, short_ns: u64) -> impl Iterator<Item = (TenantId, &Tenant)> {
+        let waits = move |(id, tenant): &(&TenantId, &Tenant)| {
+            tenant.asks(now_ns, short_ns) && !self.company.set.contains(id)
+        };
+        self.tenants.astir().filter(waits).map(|(id, tenant)| (*id, tenant))
+    }
+
+    /// Chooses the set of owners anew if it is time to. Otherwise gives free places to owners that wait.
+    fn choose(&mut self, now_ns: u64, tuning: &Tuning) {
         let short_ns = short_pause_ns(tuning);
         let mean = self.clocks[Rank::Owner as usize].eligible_after(0);
-        let asking = || self.tenants.values().filter(|tenant| tenant.asks(now_ns, short_ns));
-        let waiting = || asking().filter(|tenant| !tenant.is_chosen);
-        let first = waiting().min_by_key(|tenant| tenant.order(mean))?;
-        let last_due = asking().filter(|tenant| tenant.is_chosen).map(|tenant| tenant.due).max();
+        let is_over = now_ns >= self.company.chosen_ns.saturating_add(tuning.quantum_ns);
+        let first = self.waiting(now_ns, short_ns).min_by_key(|(_, tenant)| tenant.order(mean));
+        let Some((_, first)) = first else {
+            if is_over {
+                self.company.chosen_ns = now_ns;
+            }
+            return;
+        };
+        let asking = || self.members().filter(|tenant| tenant.asks(now_ns, short_ns));
         // A change of the set costs as much as a short pause.
+        let last_due = asking().map(|tenant| tenant.due).max();
         let is_first = last_due.is_some_and(|due| first.due + first.weighted(short_ns) < due);
         let preempts = first.is_owed(mean) && is_first && now_ns >= self.preempts_ns(tuning);
-        let kept_ppm = self.parts_ppm(|tenant| tenant.is_chosen && tenant.asks(now_ns, short_ns));
-        let fits = |tenant: &Tenant| kept_ppm + u64::from(tenant.part_ppm()) <= u64::from(PPM);
-        let has_room = waiting().any(fits);
-        if now_ns >= self.company.chosen_ns.saturating_add(tuning.quantum_ns) {
-            return Some(false);
-        }
-        if preempts {
-            self.preempted_ns = Some(now_ns);
-            return Some(false);
-        }
-        has_room.then_some(true)
-    }
-
-    /// Chooses the set of owners. If `keeps`, owners of the present set that want the GPU stay.
-    fn choose(&mut self, keeps: bool, now_ns: u64, tuning: &Tuning) {
-        let short_ns = short_pause_ns(tuning);
-        let mean = self.clocks[Rank::Owner as usize].eligible_after(0);
-        for tenant in self.tenants.values_quietly() {
-            tenant.is_chosen &= keeps && tenant.asks(now_ns, short_ns);
-        }
-        if !keeps {
-            self.company.chosen_ns = now_ns;
-        }
-        let mut room_ppm = u64::from(PPM).saturating_sub(self.parts_ppm(|tenant| tenant.is_chosen));
-        loop {
-            let fits = |(_, tenant): &(&TenantId, &Tenant)| {
-                let part_ppm = u64::from(tenant.part_ppm());
-                !tenant.is_chosen && part_ppm <= room_ppm && tenant.asks(now_ns, short_ns)
-            };
-            let next = self.tenants.iter().filter(fits).min_by_key(|(_, tenant)| tenant.order(mean));
-            let Some(id) = next.map(|(id, _)| *id) else { return };
-            if let Some(tenant) = self.tenants.get_quietly(id) {
-                tenant.is_chosen = true;
-                room_ppm -= u64::from(tenant.part_ppm());
+        let kept_ppm = asking().map(|tenant| u64::from(tenant.part_ppm())).sum::<u64>();
+        let mut room_ppm = u64::from(PPM).saturating_sub(kept_ppm);
+        let fits = |tenant: &Tenant, room_ppm| u64::from(tenant.part_ppm()) <= room_ppm;
+        if is_over || preempts {
+            if !is_over {
+                self.preempted_ns = Some(now_ns);
             }
+            self.company.set.clear();
+            self.company.chosen_ns = now_ns;
+            room_ppm = u64::from(PPM);
+        } else if self.waiting(now_ns, short_ns).any(|(_, tenant)| fits(tenant, room_ppm)) {
+            let asks = |tenant: &Tenant| tenant.asks(now_ns, short_ns);
+            self.company.set.retain(|id| self.tenants.get(*id).is_some_and(asks));
+        } else {
+            return;
+        }
+        loop {
+            let waiting = self.waiting(now_ns, short_ns).filter(|(_, tenant)| fits(tenant, room_ppm));
+            let Some((id, tenant)) = waiting.min_by_key(|(_, tenant)| tenant.order(mean)) else { return };
+            room_ppm -= u64::from(tenant.part_ppm());
+            self.company.set.push(id);
         }
     }
 }

@@ -75,7 +75,7 @@ pub struct Tenant {
     pub counted: VirtualTime,
     /// The tenant's lag while it does not compete, ns; negative for a debt.
     pub lag_ns: i64,
-    /// GPU time charged since the last decision to a tenant that did not compete, ns.
+    /// GPU time that the tenant used since the last decision, if it did not compete then, ns.
     pub uncounted_ns: u64,
     /// The virtual time by which the tenant's request is to be served.
     pub due: VirtualTime,
@@ -134,9 +134,6 @@ pub struct Tenant {
     pub pace: Pace,
     /// Whether the tenant takes turns with all others, because its memory follows its turns.
     pub takes_turns: bool,
-    /// Whether the tenant is in the set of owners that use the GPU at once, each on its part of the
-    /// SMs.
-    pub is_chosen: bool,
     /// Until when the work in flight of an owner that lost its place keeps its part of the SMs, ns.
     pub drains_until_ns: u64,
     /// Whether the scheduler charges no use of the GPU, because the tenant uses its own SMs.
@@ -187,7 +184,6 @@ impl Tenant {
             stuck: None,
             pace: Pace::new(now_ns),
             takes_turns: false,
-            is_chosen: false,
             drains_until_ns: 0,
             is_free: false,
             grant: Grant::Closed,
@@ -308,7 +304,7 @@ impl Tenant {
         let kept_ns = self.lag_ns.saturating_abs().saturating_sub(signed(forgotten_ns)).max(0);
         let most_ns = if ends_burst { MAX_CREDIT_NS } else { MAX_DEBT_NS };
         let mut lag_ns = (kept_ns * self.lag_ns.signum()).min(signed(most_ns));
-        let request_ns = signed(self.request_ns(tuning));
+        let request_ns = signed(self.area_ns(self.request_ns(tuning)));
         if self.has_objective() && lag_ns < request_ns {
             let part = u128::from(pause_ns) * u128::from(self.weight_ppm) / u128::from(PPM);
             let part_ns = i64::try_from(part).unwrap_or(i64::MAX);
@@ -361,6 +357,14 @@ impl Tenant {
         if self.seen.sm_ppm == 0 { PPM } else { self.seen.sm_ppm.min(PPM) }
     }
 
+    /// Returns the charge for `gpu_ns` of the tenant's time on the GPU, ns. If the tenant uses its own
+    /// SMs, the charge is an area: the time times the part of the SMs.
+    pub fn area_ns(&self, gpu_ns: u64) -> u64 {
+        let part_ppm = if self.is_free { self.part_ppm() } else { PPM };
+        let area_ns = u128::from(gpu_ns) * u128::from(part_ppm) / u128::from(PPM);
+        u64::try_from(area_ns).unwrap_or(u64::MAX)
+    }
+
     /// Begins or ends the time in which the scheduler charges no use of the GPU.
     pub fn set_free(&mut self, is_free: bool, now_ns: u64) {
         if mem::replace(&mut self.is_free, is_free) == is_free {
@@ -376,13 +380,10 @@ impl Tenant {
     /// Charges GPU time to the tenant.
     pub fn charge(&mut self, gpu_ns: u64) {
         self.largest_charge_ns = self.largest_charge_ns.max(gpu_ns);
-        if self.is_free {
-            return;
-        }
-        if self.wanted {
-            self.vtime += self.weighted(gpu_ns);
-        } else {
+        if !self.wanted {
             self.uncounted_ns = self.uncounted_ns.saturating_add(gpu_ns);
+        } else if !self.is_free {
+            self.vtime += self.weighted(gpu_ns);
         }
     }
 
@@ -461,8 +462,8 @@ impl Tenant {
     /// due earlier.
     pub fn ask(&mut self, vtime: VirtualTime, tuning: &Tuning) {
         let request_ns = self.request_ns(tuning);
-        self.ends = vtime + self.weighted(request_ns);
-        self.due = vtime + self.weighted(self.due_ns(request_ns));
+        self.ends = vtime + self.weighted(self.area_ns(request_ns));
+        self.due = vtime + self.weighted(self.area_ns(self.due_ns(request_ns)));
     }
 
     /// Returns the GPU time within which a request is due, ns.

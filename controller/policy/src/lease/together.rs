@@ -1,8 +1,8 @@
-//! Owners that use the GPU together. The scheduler opens the gates of several owners if they fit on
-//! the GPU, in one of two ways:
+//! Owners that use the GPU together. The scheduler lets several owners launch if they fit on the GPU,
+//! in one of two ways:
 //!
-//! - **In space.** Under MPS, each owner can use a part of the SMs. The scheduler opens the gates of
-//!   a set of owners whose parts add up to the whole GPU at most ([`super::space`]).
+//! - **In space.** Under MPS, each owner can use a part of the SMs. The scheduler lets a set of owners
+//!   launch whose parts add up to the whole GPU at most ([`super::space`]).
 //! - **In time.** Most programs wait for their host between two bursts of GPU work. If the owners'
 //!   demands add up to less than the GPU, each owner can have all that it wants. Turns would then
 //!   only cost hand-offs.
@@ -24,9 +24,11 @@
 
 use super::state::{Rank, SHORT_IDLE_NS, Stuck, Tenant};
 use super::{Beside, DRAIN_POLL_NS, Grant, MAX_DRAIN_NS, Scheduler, Step, ns};
+use crate::TenantId;
 use crate::entitlement::IDLE_NS;
 use crate::gang::Order;
 use crate::tuning::Tuning;
+use alloc::vec::Vec;
 use core::mem;
 use core::time::Duration;
 use deepres_abi::PPM;
@@ -119,7 +121,7 @@ enum Fit {
 enum State {
     /// The owners take turns. The scheduler looks at their demands from `until_ns` on.
     Apart { until_ns: u64 },
-    /// The gates of the active owners are open, or in space the gates of a set of owners.
+    /// The gates of the active owners are open, or in space a set of them may launch.
     Together { since_ns: u64, fit: Fit },
     /// The gates are closed, and the work in flight drains.
     Parting { closed_ns: u64, give_up_ns: u64 },
@@ -133,10 +135,13 @@ pub struct Company {
     apart_ns: u64,
     /// The end of the present time apart, ns.
     retry_ns: u64,
+    /// The owners that have places on the SMs, in the order in which the scheduler chose them.
+    pub(super) set: Vec<TenantId>,
     /// The time at which the scheduler last chose a set of owners anew, ns.
     pub(super) chosen_ns: u64,
-    /// Whether not all active owners fit in space, so that places on the SMs are scarce.
-    has_places: bool,
+    /// The least part of the SMs of an owner that waits for a place, parts per million; more than all
+    /// SMs if none waits.
+    pub(super) waits_ppm: u64,
 }
 
 impl Default for Company {
@@ -145,8 +150,9 @@ impl Default for Company {
             state: State::Apart { until_ns: 0 },
             apart_ns: SPAN_NS,
             retry_ns: 0,
+            set: Vec::new(),
             chosen_ns: 0,
-            has_places: false,
+            waits_ppm: u64::MAX,
         }
     }
 }
@@ -160,16 +166,6 @@ impl Company {
     /// Returns whether owners use the GPU together, each with a part of the SMs.
     pub fn is_in_space(&self) -> bool {
         matches!(self.state, State::Together { fit: Fit::Space, .. })
-    }
-
-    /// Returns whether owners use the GPU together in space, and some owners do not fit.
-    pub fn has_places(&self) -> bool {
-        self.is_in_space() && self.has_places
-    }
-
-    /// Sets whether not all active owners fit in space.
-    pub fn set_places(&mut self, has_places: bool) {
-        self.has_places = has_places;
     }
 
     /// Returns whether the work in flight of several tenants drains.
@@ -206,8 +202,7 @@ struct Census {
     has_solitary: bool,
     /// Whether an owner with a closed or leased gate wants the GPU.
     has_newcomer: bool,
-    /// Whether an open gate belongs to a tenant that is paused, has no sessions, or is no longer an
-    /// owner.
+    /// Whether an open gate belongs to a tenant that is paused or is no longer an owner.
     has_left: bool,
 }
 
@@ -351,6 +346,13 @@ impl Scheduler {
 
     /// Ends the present hold. Opens the gates of all active owners that fit in time.
     fn come_together(&mut self, fit: Fit, now_ns: u64) {
+        let draining = self.hold.and_then(|hold| Some((hold.tenant, hold.drain_give_up_ns?)));
+        let beside = self.beside.map(|beside| (beside.tenant, beside.until_ns));
+        for (id, until_ns) in draining.into_iter().chain(beside) {
+            if let Some(tenant) = self.tenants.get_quietly(id) {
+                tenant.drains_until_ns = until_ns;
+            }
+        }
         if let Some(hold) = self.hold.take()
             && let Some(holder) = self.tenants.get_mut(hold.tenant)
         {
@@ -359,10 +361,11 @@ impl Scheduler {
         }
         self.beside = None;
         self.company.state = State::Together { since_ns: now_ns, fit };
-        (self.company.chosen_ns, self.company.has_places) = (0, false);
-        let opens = |tenant: &Tenant| tenant.may_launch() || (fit == Fit::Time && tenant.is_active(now_ns));
-        self.set_gates(opens, Grant::Open);
-        for tenant in self.tenants.values_quietly().filter(|tenant| tenant.grant == Grant::Open) {
+        self.company.chosen_ns = 0;
+        if fit == Fit::Time {
+            self.set_gates(|tenant| tenant.may_launch() || tenant.is_active(now_ns), Grant::Open);
+        }
+        for tenant in self.tenants.values_quietly().filter(|tenant| tenant.may_launch()) {
             tenant.pace.demand_ppm = tenant.pace_ppm(now_ns).map_or(0, |ppm| ppm as u32);
             tenant.pace.begin_anew(now_ns);
         }
@@ -384,9 +387,9 @@ impl Scheduler {
         }
         let fits = match fit {
             Fit::Space => census.fits_in_space(),
-            Fit::Time => !census.has_newcomer && !self.has_answering(),
+            Fit::Time => !census.has_newcomer && !census.has_left && !self.has_answering(),
         };
-        if !fits || census.has_left || census.has_solitary || census.owners < 2 {
+        if !fits || census.has_solitary || census.owners < 2 {
             return Some(Parting::Others);
         }
         let is_harmed = census.has_slow || census.paces_ppm > MOST_PACE_PPM;
@@ -415,10 +418,8 @@ impl Scheduler {
             }
             after = Some(id);
         }
-        for tenant in self.tenants.values_quietly() {
-            tenant.is_chosen = false;
-            tenant.set_free(false, now_ns);
-        }
+        self.company.set.clear();
+        self.tenants.values_quietly().for_each(|tenant| tenant.set_free(false, now_ns));
         let give_up_ns = now_ns.saturating_add(limit_ns.min(MAX_DRAIN_NS));
         self.company.state = State::Parting { closed_ns: now_ns, give_up_ns };
     }

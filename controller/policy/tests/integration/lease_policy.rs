@@ -1,6 +1,7 @@
 //! The lease policy on a model of a GPU, in virtual time.
 
 use crate::model::{MS, Model, Program};
+use deepres_abi::PPM;
 use deepres_policy::class::Class;
 use proptest::prelude::*;
 
@@ -399,4 +400,53 @@ proptest! {
             after_ns - then_ns
         );
     }
+}
+
+/// Returns a program on a part of the SMs, in percent, that begins a burst of kernels of 1 ms every
+/// `every_ns`.
+fn on_part(percent: u32, kernels: usize, every_ns: u64) -> Program {
+    Program {
+        pause_after: Some((kernels, 0)),
+        every_ns,
+        part_ppm: percent * PPM / 100,
+        slo_ns: Some(every_ns),
+        ..Program::backlogged(PPM / 4, &[MS])
+    }
+}
+
+#[test]
+fn four_models_on_parts_of_the_sms_meet_their_deadlines_whenever_they_begin() {
+    // The case C-4 that is recalled from D-STACK.
+    let models = [
+        on_part(30, 8, 25 * MS),
+        on_part(20, 10, 25 * MS),
+        on_part(40, 28, 50 * MS),
+        on_part(50, 55, 100 * MS),
+    ];
+    for stagger_ms in 0..25 {
+        let begins_ns = |number: u64| 1 + stagger_ms * number * MS;
+        let staggered = (0..).zip(&models);
+        let programs: Vec<_> = staggered
+            .map(|(number, model)| Program { active_ns: (begins_ns(number), u64::MAX), ..model.clone() })
+            .collect();
+        let mut model = Model::new(&programs);
+        model.run_until(SECOND);
+        let before = model.late();
+        model.run_until(11 * SECOND);
+        assert_eq!(model.late(), before, "{stagger_ms} ms");
+        assert!(model.most_parts_ppm <= PPM, "{}", model.most_parts_ppm);
+    }
+}
+
+#[test]
+fn a_place_that_is_free_at_the_end_of_a_burst_is_taken_at_once() {
+    // Two owners fit beside each other, and at least one waits.
+    let burst = Program { pause_after: Some((3, MS)), slo_ns: None, ..on_part(40, 3, 0) };
+    let mut model = Model::new(&[burst.clone(), burst.clone(), burst.clone(), burst]);
+    model.run_until(SECOND);
+    let before = model.used_ns();
+    model.run_until(11 * SECOND);
+    let used = model.used_ns().iter().zip(before).map(|(after, before)| after - before).sum::<u64>();
+    let part = used as f64 / (20 * SECOND) as f64;
+    assert!(part >= 0.9, "the two places are in use for {part} of the time");
 }

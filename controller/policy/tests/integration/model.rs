@@ -1,11 +1,12 @@
 //! A model of a GPU and of tenants in virtual time, for tests of the lease policy. The tenants wait
 //! at the gate as the interposer does.
 
+use deepres_abi::PPM;
 use deepres_abi::meter::Reading;
 use deepres_policy::TenantId;
 use deepres_policy::arbiter::account::Account;
 use deepres_policy::class::Class;
-use deepres_policy::lease::{Grant, Phase, Scheduler};
+use deepres_policy::lease::{Grant, Phase, Scheduler, Seen};
 use deepres_policy::tuning::{ASSUMED_HANDOFF_NS, QuantumBounds, Tuning};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -29,6 +30,14 @@ pub struct Program {
     pub depth: usize,
     /// After this many kernels the program waits for them and pauses for this time, ns.
     pub pause_after: Option<(usize, u64)>,
+    /// The time between the beginnings of two bursts, ns, if this is longer than burst and pause. A
+    /// burst that has not ended within this time is late.
+    pub every_ns: u64,
+    /// The part of the SMs that the program has for itself, parts per million. Programs on all SMs
+    /// share them.
+    pub part_ppm: u32,
+    /// The tenant's SLO, ns.
+    pub slo_ns: Option<u64>,
     /// The beginning and the end of the time in which the program is active, ns.
     pub active_ns: (u64, u64),
     /// The function from true readings to the readings of the tenant's meter.
@@ -53,6 +62,9 @@ impl Program {
             kernels_ns: kernels_ns.to_vec(),
             depth: 64,
             pause_after: None,
+            every_ns: 0,
+            part_ppm: PPM,
+            slo_ns: None,
             active_ns: (0, u64::MAX),
             says: truth,
         }
@@ -72,6 +84,9 @@ struct Tenant {
     said: Reading,
     longest_wait_ns: u64,
     waiting_since_ns: Option<u64>,
+    /// When the work in flight on the tenant's own SMs ends, ns.
+    free_ns: u64,
+    late: usize,
 }
 
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -92,6 +107,9 @@ pub struct Model {
     now_ns: u64,
     /// The most tenants at one time whose gates were not closed.
     pub most_holders: usize,
+    /// The greatest sum of the parts of tenants whose gates were not closed or whose work was in flight,
+    /// while owners used the GPU together, parts per million.
+    pub most_parts_ppm: u32,
 }
 
 impl Model {
@@ -105,10 +123,12 @@ impl Model {
             gpu_free_ns: 0,
             now_ns: 0,
             most_holders: 0,
+            most_parts_ppm: 0,
         };
         for (id, program) in (1..).zip(programs) {
             model.scheduler.enter(id, program.class, 0);
             model.scheduler.set_standing(id, program.class, program.weight_ppm);
+            model.scheduler.set_slo(id, program.slo_ns);
             model.at(program.active_ns.0 + id, Event::Try(id));
             let tenant = Tenant {
                 program: program.clone(),
@@ -122,6 +142,8 @@ impl Model {
                 said: Reading::default(),
                 longest_wait_ns: 0,
                 waiting_since_ns: None,
+                free_ns: 0,
+                late: 0,
             };
             model.tenants.insert(id, tenant);
         }
@@ -192,8 +214,10 @@ impl Model {
         tenant.in_flight.push_back(length_ns);
         let pauses =
             tenant.program.pause_after.is_some_and(|(kernels, _)| tenant.launched.is_multiple_of(kernels));
-        self.gpu_free_ns = self.gpu_free_ns.max(now_ns) + length_ns;
-        self.at(self.gpu_free_ns + WAKE_NS, Event::Complete(id, length_ns));
+        let free_ns = if tenant.program.part_ppm < PPM { &mut tenant.free_ns } else { &mut self.gpu_free_ns };
+        *free_ns = (*free_ns).max(now_ns) + length_ns;
+        let ends_ns = *free_ns;
+        self.at(ends_ns + WAKE_NS, Event::Complete(id, length_ns));
         if !pauses {
             self.at(now_ns + LAUNCH_NS, Event::Try(id));
         }
@@ -215,7 +239,10 @@ impl Model {
         let mid_burst =
             tenant.program.pause_after.is_none_or(|(kernels, _)| !tenant.launched.is_multiple_of(kernels));
         if let Some(pause_ns) = at_pause {
-            self.at(now_ns + pause_ns, Event::Try(id));
+            let bursts = tenant.program.pause_after.map_or(0, |(kernels, _)| tenant.launched / kernels);
+            let next_ns = tenant.program.active_ns.0 + bursts as u64 * tenant.program.every_ns;
+            tenant.late += usize::from(tenant.program.every_ns > 0 && now_ns - WAKE_NS > next_ns);
+            self.at(next_ns.max(now_ns + pause_ns), Event::Try(id));
         } else if mid_burst {
             self.at(now_ns, Event::Try(id));
         }
@@ -237,7 +264,7 @@ impl Model {
             let said = (tenant.program.says)(&tenant.said, truth, now_ns);
             let before = std::mem::replace(&mut tenant.said, said);
             let seen = tenant.account.look(now_ns, false, std::iter::once((before, said)));
-            self.scheduler.observe(*id, now_ns, seen);
+            self.scheduler.observe(*id, now_ns, Seen { sm_ppm: tenant.program.part_ppm, ..seen });
         }
         let wake_ns = self.scheduler.decide(now_ns, &self.tuning);
         let changes: Vec<_> = self.scheduler.take_changes().collect();
@@ -246,8 +273,13 @@ impl Model {
                 self.at(now_ns + WAKE_NS, Event::Try(change.tenant));
             }
         }
-        if self.scheduler.phase() != Phase::Together {
-            let may_launch = |id: &&TenantId| self.scheduler.grant(**id) != Grant::Closed;
+        let may_launch = |id: &&TenantId| self.scheduler.grant(**id) != Grant::Closed;
+        if self.scheduler.phase() == Phase::Together {
+            let occupies =
+                |(id, tenant): &(&TenantId, &Tenant)| may_launch(id) || !tenant.in_flight.is_empty();
+            let parts = self.tenants.iter().filter(occupies).map(|(_, tenant)| tenant.program.part_ppm);
+            self.most_parts_ppm = self.most_parts_ppm.max(parts.sum());
+        } else {
             self.most_holders = self.most_holders.max(self.tenants.keys().filter(may_launch).count());
         }
         // The arbiter's own timer, and its tick.
@@ -271,6 +303,11 @@ impl Model {
     /// Returns the GPU time that each tenant had, ns.
     pub fn used_ns(&self) -> Vec<u64> {
         self.tenants.values().map(|tenant| tenant.used_ns).collect()
+    }
+
+    /// Returns the number of bursts of each tenant that were late.
+    pub fn late(&self) -> Vec<usize> {
+        self.tenants.values().map(|tenant| tenant.late).collect()
     }
 
     /// Returns the longest wait of each tenant at the gate so far, ns.

@@ -329,3 +329,81 @@ fn a_daemon_without_the_control_program_says_so_and_serves() {
     daemon.await_error_line(|line| line.contains("cannot start nvidia-cuda-mps-control"));
     assert!(host.status()["daemon"]["mps_pipes"].is_null());
 }
+
+/// A model as D-STACK's table is recalled: its part of the SMs, the time of a run, and the time within
+/// which each run must end. Runs consist of kernels of a millisecond.
+struct Model {
+    name: &'static str,
+    percent: u32,
+    run_ms: u32,
+    within_ms: u32,
+}
+
+/// The case C-4. In virtual time, no run is late.
+const C4: [Model; 4] = [
+    Model { name: "alexnet", percent: 30, run_ms: 8, within_ms: 25 },
+    Model { name: "mobilenet", percent: 20, run_ms: 10, within_ms: 25 },
+    Model { name: "resnet", percent: 40, run_ms: 28, within_ms: 50 },
+    Model { name: "vgg", percent: 50, run_ms: 55, within_ms: 100 },
+];
+
+/// Tests that measure. Each runs alone on the machine.
+mod measured {
+    use super::*;
+
+    /// The time for which the models run, and the part of it in which all of them surely run.
+    const RUN: Duration = Duration::from_secs(20);
+    const SETTLED: Duration = Duration::from_secs(2);
+    const MEASURED: Duration = Duration::from_secs(16);
+    /// The most late runs, as a part of all runs.
+    const LATE: f64 = 0.005;
+    /// The greatest error of the area, as a part of the area in virtual time.
+    const AREA: f64 = 0.05;
+
+    #[test]
+    #[ignore = "deep: takes long"]
+    fn four_models_in_sets_on_parts_of_the_sms_meet_their_deadlines() {
+        let kernel = |model: &Model| {
+            format!("{{ name = \"{}\", ns = 1000000, sm_ppm = {} }}", model.name, model.percent * PERCENT)
+        };
+        let kernels = C4.each_ref().map(kernel).join(", ");
+        let simgpu = format!("sm_count = 100\nlaunch_overhead_ns = 0\nkernel = [{kernels}]\n");
+        let (host, _daemon) = Host::measuring().simgpu(&simgpu).with_daemon();
+        let _mps = mps(&host);
+        let servers = C4.each_ref().map(|model| {
+            let [part, slo] = [format!("{}%", model.percent), format!("{}ms", model.within_ms)];
+            let options = ["--name", model.name, "--sm", &part, "--slo", &slo];
+            let [kernels, every_us] =
+                [model.run_ms, model.within_ms * 1_000].map(|number| number.to_string());
+            let seconds = RUN.as_secs().to_string();
+            let arguments = [
+                "--kernel",
+                model.name,
+                "--kernels",
+                &kernels,
+                "--every-us",
+                &every_us,
+                "--seconds",
+                &seconds,
+            ];
+            host.start(by_mps(&host, host.run(&options, c_client("serve"), &arguments)), "ready")
+        });
+        thread::sleep(SETTLED);
+        let area = |host: &Host| {
+            let truth = host.truth();
+            (truth.at_ns, truth.gpus[0].sm_ns)
+        };
+        let (from_ns, before_ns) = area(&host);
+        thread::sleep(MEASURED);
+        let (to_ns, after_ns) = area(&host);
+        let area = (after_ns - before_ns) as f64 / (to_ns - from_ns) as f64;
+        let said = servers.map(|server| server.finish().success().json());
+        let figure = |key: &str| said.iter().map(|said| said[key].as_f64().expect("a figure")).sum::<f64>();
+        let late = figure("late") / figure("pieces");
+        let part = |model: &Model| f64::from(model.percent * model.run_ms) / f64::from(100 * model.within_ms);
+        let virtual_area: f64 = C4.iter().map(part).sum();
+        println!("{:.2} % late, area {area:.3} of {virtual_area:.3}: {said:?}", late * 100.0);
+        assert!(late <= LATE, "{late}");
+        assert!((area / virtual_area - 1.0).abs() <= AREA, "{area}");
+    }
+}
