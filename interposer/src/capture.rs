@@ -38,8 +38,8 @@ impl Capture {
 }
 
 /// The number of active captures, a bit that says whether the interposer records the process
-/// ([`crate::record`]), and a bit that says whether the process follows a plan ([`crate::plan`]). The
-/// number and the bits share a word, so that a launch loads only one word in most cases.
+/// ([`crate::record`]), and a bit that says whether the process follows a plan ([`crate::plan`]).
+/// The number and the bits share a word, so that a launch loads only one word in most cases.
 static ACTIVE: AtomicU32 = AtomicU32::new(0);
 /// The bit of [`ACTIVE`] for a process that the interposer records.
 const RECORDED: u32 = 1 << 31;
@@ -232,8 +232,8 @@ pub fn forget_context(context: Context) {
     }
 }
 
-/// Forgets all captures, in a forked child, which has none of its parent's. Another thread of the parent
-/// may have had the lock, and then the child never gets it.
+/// Forgets all captures, in a forked child, which has none of its parent's. Another thread of the
+/// parent may have had the lock, and then the child never gets it.
 pub fn forget() {
     if let Some(mut captures) = CAPTURES.try_lock() {
         captures.clear();

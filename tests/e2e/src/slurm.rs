@@ -139,8 +139,8 @@ impl<'host> Cluster<'host> {
         let Node { slurmd, port, .. } = &mut self.nodes[node];
         if let Some(slurmd) = slurmd {
             slurmd.signal(Signal::TERM);
-            // If the signal comes while slurmd reads its configuration, or just before it waits for a
-            // connection, slurmd heeds the signal only after the next connection.
+            // If the signal comes while slurmd reads its configuration, or just before it waits for
+            // a connection, slurmd heeds the signal only after the next connection.
             eventually_within("slurmd ends", START_LIMIT, || {
                 drop(TcpStream::connect(("127.0.0.1", *port)));
                 slurmd.try_wait().is_some()
@@ -277,8 +277,8 @@ impl Drop for Cluster<'_> {
                 eprintln!("{}:\n{text}", log.path().display());
             }
         }
-        // The processes of jobs are not children of Slurm's daemons, so the jobs end first. The host
-        // kills any process that is left.
+        // The processes of jobs are not children of Slurm's daemons, so the jobs end first. The
+        // host kills any process that is left.
         let _ = self.command(0, "scancel").args(["--user", "root"]).output();
         for _ in 0..LOOKS_FOR_END {
             let left = self.command(0, "squeue").arg("--noheader").output();

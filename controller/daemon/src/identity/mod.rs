@@ -232,8 +232,8 @@ fn of_name(
 }
 
 /// Returns the identity of a process of a batch job: the job's tenant, or the tenant of the name
-/// `claim` within the job. Returns `None` for any other process. `number` is the job's number, if Slurm
-/// has told it.
+/// `claim` within the job. Returns `None` for any other process. `number` is the job's number, if
+/// Slurm has told it.
 pub fn of_job(claim: &str, facts: &Facts, number: Option<u32>) -> Option<Identity> {
     let place = facts.place.as_ref()?;
     let job = place.job()?.clone();

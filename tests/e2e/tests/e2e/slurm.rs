@@ -285,7 +285,8 @@ mod measured {
         let submit = |shards: u32, before: &str| {
             cluster.submit(0, &[&format!("--gres=shard:{shards}")], &script(before))
         };
-        // Slurm puts each job on the first GPU with room. The jobs of 10 and 20 shards fill the GPUs.
+        // Slurm puts each job on the first GPU with room. The jobs of 10 and 20 shards fill the
+        // GPUs.
         let jobs = [(30, exports.as_str()), (60, ""), (80, ""), (10, ""), (20, "")]
             .map(|(shards, before)| (u64::from(shards), submit(shards, before)));
         let pids = jobs.map(|(_, job)| started(&first, job));
@@ -347,8 +348,8 @@ mod measured {
         }
         let live = first.truth().processes.into_iter().filter(|process| deepres_e2e::alive(process.pid));
         assert_eq!(live.count(), jobs.len() - 2);
-        // Slurm makes a requeued job wait for two minutes, unless an administrator starts it. The wait
-        // begins some time after the job's end.
+        // Slurm makes a requeued job wait for two minutes, unless an administrator starts it. The
+        // wait begins some time after the job's end.
         eventually_within("the requeued job starts", SLURM_LIMIT, || {
             let state = cluster
                 .call("squeue", &["--noheader", "--format=%t", "--jobs", &requeued.to_string()])

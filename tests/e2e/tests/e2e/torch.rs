@@ -151,7 +151,8 @@ fn jobs_end_as_without_deepres_and_leave_no_memory_behind() {
                 process.signal(signal);
             }
             let Finished { code, signal, stdout, stderr } = process.finish_within(CLIENT_LIMIT);
-            // The last line of an exception is its class and its text. Texts have figures of memory.
+            // The last line of an exception is its class and its text. Texts have figures of
+            // memory.
             let error = stderr.lines().last().and_then(|line| Some(line.split_once("Error: ")?.0.to_owned()));
             (code, signal, stdout, error)
         };
