@@ -1,5 +1,5 @@
-//! A plan of a few tenants on one GPU, as shared memory carries it: the daemon gives each session
-//! the plan and the places of the other tenants, and each session tells its own place.
+//! A plan of a few tenants on one GPU, as shared memory carries it. The daemon gives each session
+//! the plan and the places of the other tenants. Each session tells its own place.
 //!
 //! No process sees another process's pages. A session writes its place into its meter page
 //! ([`Progress`]), and the daemon copies the place into the grant pages of the other sessions

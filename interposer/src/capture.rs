@@ -37,9 +37,9 @@ impl Capture {
     }
 }
 
-/// The number of active captures, a bit that says whether the interposer records the process
-/// ([`crate::record`]), and a bit that says whether the process follows a plan ([`crate::plan`]).
-/// The number and the bits share a word, so that a launch loads only one word in most cases.
+/// The number of active captures, and two bits. One says whether the interposer records the process
+/// ([`crate::record`]). The other says whether the process follows a plan ([`crate::plan`]). The
+/// number and the bits share a word, so that a launch loads only one word in most cases.
 static ACTIVE: AtomicU32 = AtomicU32::new(0);
 /// The bit of [`ACTIVE`] for a process that the interposer records.
 const RECORDED: u32 = 1 << 31;

@@ -59,8 +59,8 @@ pub fn hook_for(family: &[u8], found: usize, version: u32, per_thread: bool) -> 
     found
 }
 
-/// Returns the function that the driver chose for a look-up, by the rule of `cuGetProcAddress`: the
-/// newest variant of the driver that is no newer than `version`. Returns `None` if the driver has a
+/// Returns the function that the driver chose for a look-up: by the rule of `cuGetProcAddress`, the
+/// driver's newest variant that is no newer than `version`. Returns `None` if the driver has a
 /// variant that this deepres does not know, because the driver may have chosen it. Also returns
 /// `None` if the hooks call another library than the driver, because that library may have
 /// answered.

@@ -139,8 +139,8 @@ impl<'host> Cluster<'host> {
         let Node { slurmd, port, .. } = &mut self.nodes[node];
         if let Some(slurmd) = slurmd {
             slurmd.signal(Signal::TERM);
-            // If the signal comes while slurmd reads its configuration, or just before it waits for
-            // a connection, slurmd heeds the signal only after the next connection.
+            // If the signal comes while slurmd reads its configuration or begins to wait for a
+            // connection, slurmd heeds the signal only after the next connection.
             eventually_within("slurmd ends", START_LIMIT, || {
                 drop(TcpStream::connect(("127.0.0.1", *port)));
                 slurmd.try_wait().is_some()

@@ -71,9 +71,9 @@ pub struct Client<'a> {
     /// Folders of libraries, as LD_LIBRARY_PATH lists them. They follow the folder of the simulated
     /// GPU.
     pub libraries: &'a str,
-    /// Libraries of the program that define functions with the driver's names. Each library looks
-    /// up the driver's functions that it calls. deepres puts its hooks before the library's
-    /// functions, and such a look-up may get the driver's own function.
+    /// Libraries of the program that define functions with the driver's names. Such a library
+    /// itself looks up the driver's functions that it calls. Because the hooks of deepres come
+    /// before the library's functions, such a look-up may get the driver's own function.
     pub forwarders: &'a [&'a str],
     /// The time limit of the program.
     pub within: Duration,

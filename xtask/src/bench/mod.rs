@@ -87,11 +87,11 @@ enum Bench {
     Hook(hook::Options),
     /// Measure what deepres adds to a process's first CUDA call, with a daemon and without one
     ///
-    /// A client loads a driver that does nothing and calls cuInit. In turn it runs bare, as a
-    /// tenant of a daemon, and preloaded where no daemon runs. The output shows the medians.
+    /// A client loads a driver that does nothing and calls cuInit. The client runs in turn bare, as
+    /// a tenant of a daemon, and preloaded where no daemon runs. The output shows the medians.
     Connect(connect::Options),
-    /// Measure how much a best-effort tenant gets of another tenant's pauses, and what that costs
-    /// the other
+    /// Measure a best-effort tenant's part of another tenant's pauses, and the cost for the other
+    /// tenant
     ///
     /// A trainer with pauses and a server of requests run alone and beside a best-effort trainer. A
     /// third run replaces deepres by the simulated GPU's own time-slicing.
@@ -103,11 +103,11 @@ enum Bench {
     /// the page
     ///
     /// A thousand idle tenants are on eight simulated GPUs, each on one. The output shows the
-    /// median scrape, the bytes of its compressed answer, the CPU time of `deepres top`, and how
-    /// much ten scrapes a second delay an arbiter. With 200 tenants and Chromium, it shows the
-    /// frames that the page draws.
+    /// median scrape, the bytes of its compressed answer, and the CPU time of `deepres top`. It
+    /// also shows how much ten scrapes a second delay an arbiter. With 200 tenants and Chromium, it
+    /// shows the frames that the page draws.
     Faces(faces::Options),
-    /// Measure how long hand-offs take, and how soon a new quota holds or a waiting tenant runs
+    /// Measure how long hand-offs take, and how soon a new share holds or a waiting tenant runs
     Handoff(handoff::Options),
     /// Check that racing processes stay within their tenant's memory limit, and measure the cost
     ///

@@ -1,5 +1,6 @@
-//! `deepres slurm task-prolog`: Slurm runs it as the job's user before each task, and reads changes
-//! of the task's environment from its output (`export NAME=VALUE`, `unset NAME`, `print TEXT`).
+//! `deepres slurm task-prolog`: Slurm runs the command as the job's user before each task. From the
+//! output, Slurm reads changes of the task's environment (`export NAME=VALUE`, `unset NAME`, `print
+//! TEXT`).
 //!
 //! The variables that this command sets are the job's claim. The daemon asks Slurm itself
 //! (`daemon/slurm`), because a job can change its variables.

@@ -97,8 +97,8 @@ impl Deployed {
     }
 
     /// Takes the result of a pair of stints into account: the work with and without the plan, or
-    /// why the tenants did not follow the plan. `failures` counts the stints in a row in which they
-    /// did not.
+    /// the reason for which tenants did not follow the plan. `failures` counts the stints in a row
+    /// in which they did not.
     fn judge(&mut self, pair: Result<(Vec<f64>, Vec<f64>), String>, failures: &mut u32) {
         self.why = None;
         match pair {

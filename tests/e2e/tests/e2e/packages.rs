@@ -1,5 +1,5 @@
-//! The packages of `cargo xtask dist` on the machines of users: the Debian package under systemd,
-//! and the wheel in a Python environment of a user without root.
+//! The packages of `cargo xtask dist` on users' machines: the Debian package under systemd, and the
+//! wheel in the Python environment of a user without root.
 //!
 //! The packages are beside the product under test. `cargo xtask dist --built FOLDER` packs the
 //! product in a folder.

@@ -42,8 +42,8 @@ fn assert_granted(host: &Host, job: u32, percent: u64, memory_bytes: Option<u64>
 /// and later.
 const THIRTY_SHARDS: [&str; 2] = ["shard:30(IDX:0)", "shard:30(30/100,0/100)"];
 
-/// Writes a script that answers in the place of `scontrol`: job `job`, which Slurm also knows as
-/// `name`, has these resources, and each other question fails. Each answer adds a line to the file
+/// Writes a script that answers in the place of `scontrol`. Job `job`, which Slurm also knows as
+/// `name`, has these resources. Each other question fails. Each answer adds a line to the file
 /// `asked`. While the file `broken` exists, the script fails. Returns the value of `PATH` with the
 /// script.
 fn stand_in_for_scontrol(host: &Host, job: u32, name: &str, resources: &str) -> PathBuf {
