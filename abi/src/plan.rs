@@ -247,7 +247,7 @@ impl PlanSlot {
     }
 
     /// Holds a launch as long as the installation `number` lasts and `ask` returns a time. `ask`
-    /// gets the places of all tenants. It returns the time until which the launch waits at the
+    /// gets the places of all tenants. `ask` returns the time until which the launch waits at the
     /// latest, ns, or `None` if the launch may go. `sleep` sleeps until this time at the latest,
     /// while the count of changes is the given one.
     pub fn hold(

@@ -268,7 +268,7 @@ impl Record {
         }
     }
 
-    /// Removes the files that an earlier plugin did not finish. They have tokens.
+    /// Removes the files that an earlier plugin did not finish. Such files have tokens.
     ///
     /// # Errors
     /// The folder cannot be read, or a file cannot be removed.

@@ -139,8 +139,8 @@ pub enum SlurmError {
 
 impl JobGpus {
     /// Reads the output of `scontrol show job -d JOB`. `nodes` are the names by which this node may
-    /// be known. They matter only for a job on several nodes. Returns `None` if the job has no GPU
-    /// on this node.
+    /// be known. The names matter only for a job on several nodes. Returns `None` if the job has no
+    /// GPU on this node.
     ///
     /// # Errors
     /// [`SlurmError`] if the text does not tell.

@@ -234,8 +234,8 @@ impl<'host> Cluster<'host> {
             false => "CgroupPlugin=cgroup/v2\nIgnoreSystemd=yes\n",
         };
         write("cgroup.conf", cgroups.as_bytes(), 0o644);
-        // The hooks are those that deepres ships. They run this build's command. Slurm starts the
-        // epilog with an environment of its own, which does not name the daemon of the test.
+        // The hooks are those that deepres ships. The hooks run this build's command. Slurm starts
+        // the epilog with an environment of its own, which does not name the daemon of the test.
         let command = &artefacts().deepres;
         let folder_of_command = command.parent().unwrap_or_else(|| panic!("{}", command.display()));
         let own_path = format!("PATH={}:/usr/local/bin", folder_of_command.display());

@@ -68,8 +68,8 @@ pub struct Client<'a> {
     pub arguments: &'a [&'a str],
     /// Variables in addition to the inherited environment.
     pub variables: &'a [(&'a str, &'a str)],
-    /// Folders of libraries, as LD_LIBRARY_PATH lists them. They follow the folder of the simulated
-    /// GPU.
+    /// Folders of libraries, as LD_LIBRARY_PATH lists them. These folders follow the folder of the
+    /// simulated GPU.
     pub libraries: &'a str,
     /// Libraries of the program that define functions with the driver's names. Such a library
     /// itself looks up the driver's functions that it calls. Because the hooks of deepres come

@@ -220,8 +220,8 @@ fn a_program_of_the_shared_runtime_library_gets_what_the_reference_promises() {
 mod measured {
     use super::*;
 
-    /// The length of the measurement. It is so long that a quantum more or less at its ends changes
-    /// a share by less than a point.
+    /// The length of the measurement. The measurement is so long that a quantum more or less at its
+    /// ends changes a share by less than a point.
     const MEASURED: Duration = Duration::from_secs(6);
     /// Time within which the memory of a killed trainer is free, once its process is gone.
     const FREED_WITHIN: Duration = Duration::from_millis(100);
