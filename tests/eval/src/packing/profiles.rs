@@ -34,7 +34,7 @@ const DURATION_MS: f64 = 20_000.0;
 const HANDOFF_MS: f64 = 0.1;
 /// Rates are scaled so that the work fills this part of the GPU's area.
 const LOAD: f64 = 0.6;
-/// By how much wrong profiles are wrong.
+/// The error of wrong profiles.
 const WRONG: f64 = 0.1;
 
 /// A table of comma-separated values: its columns by name, and its rows.
