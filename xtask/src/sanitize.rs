@@ -41,9 +41,8 @@ impl Sanitizer {
 
     /// Returns the packages whose tests the sanitizer runs. The packages leave out the interposer,
     /// because its tests define `dlsym`, which sanitizers need for themselves. The fuzz targets
-    /// cover the interposer's handling of a daemon's messages.
-    /// The packages also leave out the policy, which is safe code without threads: its tests take
-    /// ten thousand cases each.
+    /// cover the interposer's handling of a daemon's messages. The packages also leave out the
+    /// policy, which is safe code without threads: its tests take ten thousand cases each.
     const fn packages(self) -> &'static [&'static str] {
         match self {
             Self::Address => &["deepres-abi", "deepres-model", "deepres-daemon", "deepres", "simgpu-engine"],
