@@ -238,8 +238,8 @@ pub struct Coverage {
     /// Look-ups that got the C library's own `dlsym` or `dlvsym`. The interposer does not see
     /// look-ups by these functions.
     pub given_lookups: AtomicU64,
-    /// Ways of look-up by which the process gets the driver's own `cuLaunchKernel`, by the session's
-    /// own attempts at its beginning.
+    /// Ways of look-up by which the process gets the driver's own `cuLaunchKernel`, by the
+    /// session's own attempts at its beginning.
     pub lost_ways: AtomicU64,
     looked_up: [AtomicU32; WORDS],
     hooked: [AtomicU32; WORDS],

@@ -203,8 +203,7 @@ pub struct LedgerGpu {
     peak_bytes: AtomicU64,
     /// The most memory for which the daemon can make room, bytes; 0 if the daemon can make no room.
     /// No session waits for more memory than this. In the ledger of the host's memory: the most
-    /// memory that all sessions of the tenant may hold beside other tenants, bytes; 0 if the daemon
-    /// sets no bound.
+    /// memory that the tenant's sessions may hold beside other tenants, bytes; 0 without a bound.
     obtainable_bytes: AtomicU64,
     /// The number of times that another tenant began to wait for memory that this tenant has.
     presses: AtomicU32,

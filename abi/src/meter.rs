@@ -382,9 +382,9 @@ impl MeterPage {
         self.ends.get(gpu)
     }
 
-    /// Returns the word with the part of a GPU's SMs that the session's process can use under MPS,
-    /// parts per million; `None` if `gpu` is no GPU index. Kernels of such processes run at once.
-    /// The word is 0 without MPS, for a process that can use all SMs, and under an older library.
+    /// Returns the word with the part of a GPU's SMs that the process can use under MPS, parts per
+    /// million. Returns `None` if `gpu` is no GPU index. Kernels of such processes run at once. The
+    /// word is 0 without MPS, for a process that can use all SMs, and under an older library.
     pub fn sm_ppm(&self, gpu: usize) -> Option<&AtomicU32> {
         self.sm_ppm.get(gpu)
     }

@@ -178,8 +178,8 @@ unsafe fn overlay<'a, P: Page>(address: *const u8, bytes: usize) -> Result<&'a P
     if bytes < size_of::<P>() || !(address as usize).is_multiple_of(align_of::<P>()) {
         return Err(LayoutError::Short(bytes, size_of::<P>()));
     }
-    // SAFETY: the memory is long enough and aligned, as just checked. It is mapped for 'a, as the
-    // caller promises. Every bit pattern is a valid `P`, as [`Page`] requires.
+    // SAFETY: the memory is long enough and aligned, as just checked. The memory is mapped for 'a,
+    // as the caller promises. Every bit pattern is a valid `P`, as [`Page`] requires.
     Ok(unsafe { &*address.cast::<P>() })
 }
 

@@ -1,10 +1,10 @@
-//! A plan of a few tenants on one GPU, as shared memory carries it: the daemon gives each session the
-//! plan and the places of the other tenants, and each session tells its own place.
+//! A plan of a few tenants on one GPU, as shared memory carries it. The daemon gives each session
+//! the plan and the places of the other tenants. Each session tells its own place.
 //!
 //! No process sees another process's pages. A session writes its place into its meter page
 //! ([`Progress`]), and the daemon copies the place into the grant pages of the other sessions
-//! ([`PlanSlot`]). A session may write any place. A wrong place makes other tenants wait for a bounded
-//! time, or not at all.
+//! ([`PlanSlot`]). A session may write any place. A wrong place makes other tenants wait for a
+//! bounded time, or not at all.
 //!
 //! A place belongs to the installation with a certain number. A reader takes a place of another
 //! installation for [`Place::Coming`]. So no word has to be cleared at a certain moment.
@@ -162,9 +162,10 @@ impl Default for PlanSlot {
 }
 
 impl PlanSlot {
-    /// Installs a plan of `tenants` tenants under `number`, which is not 0. No other installation of
-    /// the page has this number. Returns false, and leaves no plan, if the slot has no room for the
-    /// keys or cuts. Only one thread at a time may call this. The caller wakes the futex afterwards.
+    /// Installs a plan of `tenants` tenants under `number`, which is not 0. No other installation
+    /// of the page has this number. Returns false, and leaves no plan, if the slot has no room for
+    /// the keys or cuts. Only one thread at a time may call this. The caller wakes the futex
+    /// afterwards.
     #[must_use]
     pub fn install(
         &self,
@@ -209,9 +210,9 @@ impl PlanSlot {
         self.number.load(Ordering::Acquire)
     }
 
-    /// Reads the installation `number`. Calls `key` with each key and `cut` with each cut, in order.
-    /// Returns `None` if the page has another plan meanwhile. The caller then drops all that it was
-    /// told.
+    /// Reads the installation `number`. Calls `key` with each key and `cut` with each cut, in
+    /// order. Returns `None` if the page has another plan meanwhile. The caller then drops all that
+    /// it was told.
     pub fn read(&self, number: u32, mut key: impl FnMut(u64), mut cut: impl FnMut(Cut)) -> Option<PlanHead> {
         if number == 0 || self.number() != number {
             return None;
@@ -245,10 +246,10 @@ impl PlanSlot {
         &self.changes
     }
 
-    /// Holds a launch as long as the installation `number` lasts and `ask` returns a time. `ask` gets
-    /// the places of all tenants. It returns the time until which the launch waits at the latest, ns,
-    /// or `None` if the launch may go. `sleep` sleeps until this time at the latest, while the count of
-    /// changes is the given one.
+    /// Holds a launch as long as the installation `number` lasts and `ask` returns a time. `ask`
+    /// gets the places of all tenants. `ask` returns the time until which the launch waits at the
+    /// latest, ns, or `None` if the launch may go. `sleep` sleeps until this time at the latest,
+    /// while the count of changes is the given one.
     pub fn hold(
         &self,
         number: u32,
@@ -256,8 +257,8 @@ impl PlanSlot {
         mut sleep: impl FnMut(u32, u64),
     ) {
         loop {
-            // The thread reads the count before it looks. So if anything changes after the look, the
-            // sleep ends.
+            // The thread reads the count before it looks. So if anything changes after the look,
+            // the sleep ends.
             let seen = self.changes.load(Ordering::Acquire);
             if self.number() != number {
                 return;

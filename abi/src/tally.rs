@@ -2,8 +2,9 @@
 //! and another count follows for each closed segment.
 //!
 //! Only the launching thread, the *owner*, counts launches. While a segment is open, the owner
-//! counts without a read-modify-write. The owner or another thread closes the segment. That thread
-//! *accounts for* the launches since the last segment: it takes their number and their times.
+//! counts without a read-modify-write. The owner or another thread closes the segment. The closing
+//! thread *accounts for* the launches since the last segment: it takes their number and their
+//! times.
 //!
 //! If the system pre-empts the owner while the owner counts, another thread may close the segment
 //! meanwhile. The launch then comes too late for this segment, and belongs to no segment yet.

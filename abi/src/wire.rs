@@ -146,9 +146,9 @@ pub enum Role {
     /// A process asks for the memory that it holds by NVML's answer, on the one GPU in its hello.
     /// The process gets a [`View`], and the connection ends.
     Appraised = 5,
-    /// A user asks about the user's own tenants: for the status, or with a tenant's name in the
-    /// hello for the derivation of this tenant's share. The user gets a [`Notice`] with the
-    /// descriptor of a file, which has the reply as on the admin socket. The connection then ends.
+    /// A user asks about the user's own tenants: for the status, or, with a tenant's name in the
+    /// hello, for the derivation of its share. The user gets a [`Notice`] with the descriptor of a
+    /// file, which has the reply as on the admin socket. The connection then ends.
     Owner = 6,
 }
 

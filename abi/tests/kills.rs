@@ -19,7 +19,7 @@ const BEFORE_BYTES: u64 = 20;
 const OTHER_BYTES: u64 = 10;
 const VICTIM: usize = 0;
 const OTHER: usize = 1;
-/// The most instructions that the test steps. No call takes nearly so many.
+/// The most instructions that the test steps. Each call takes far fewer instructions.
 const MAX_INSTRUCTIONS: usize = 200_000;
 
 /// Returns a ledger that a forked child shares. The ledger stays mapped as long as the test runs.

@@ -37,8 +37,8 @@ impl Capture {
     }
 }
 
-/// The number of active captures, a bit that says whether the interposer records the process
-/// ([`crate::record`]), and a bit that says whether the process follows a plan ([`crate::plan`]). The
+/// The number of active captures, and two bits. One says whether the interposer records the process
+/// ([`crate::record`]). The other says whether the process follows a plan ([`crate::plan`]). The
 /// number and the bits share a word, so that a launch loads only one word in most cases.
 static ACTIVE: AtomicU32 = AtomicU32::new(0);
 /// The bit of [`ACTIVE`] for a process that the interposer records.
@@ -232,8 +232,8 @@ pub fn forget_context(context: Context) {
     }
 }
 
-/// Forgets all captures, in a forked child, which has none of its parent's. Another thread of the parent
-/// may have had the lock, and then the child never gets it.
+/// Forgets all captures, in a forked child, which has none of its parent's. Another thread of the
+/// parent may have had the lock, and then the child never gets it.
 pub fn forget() {
     if let Some(mut captures) = CAPTURES.try_lock() {
         captures.clear();

@@ -79,8 +79,8 @@ pub fn look_past() {
     }
 }
 
-/// Looks `cuLaunchKernel` up in every way in which the process may, and reports the ways that do not
-/// lead to the hook. The call takes the dynamic linker's lock, as [`look_past`] does.
+/// Looks `cuLaunchKernel` up in every way in which the process may, and reports the ways that do
+/// not lead to the hook. The call takes the dynamic linker's lock, as [`look_past`] does.
 pub fn try_look_ups() {
     IS_QUIET.set(true);
     let lost = resolve::lost_ways();

@@ -207,8 +207,8 @@ struct Around<'a> {
     /// The latest count of completions, and the time at which the thread first saw this count, ns.
     full_since: Option<(u32, u64)>,
     handlers: Handlers,
-    /// The held signals while the gate is paused. The wait may then take for ever, so the thread must
-    /// learn of each handler.
+    /// The held signals while the gate is paused. The wait may then take for ever, so the thread
+    /// must learn of each handler.
     held: RefCell<Option<HeldSignals>>,
 }
 

@@ -270,8 +270,8 @@ pub fn flush() {
     thread::close_lanes(&process.calls);
 }
 
-/// Ends the thread's open segments directly after a launch on the stream, because another tenant waits
-/// for the end of this launch and of all launches before it.
+/// Ends the thread's open segments directly after a launch on the stream. Another tenant waits for
+/// the end of this launch and of all launches before it.
 #[cold]
 pub fn end_segments(stream: Stream) {
     let Some(process) = process::current() else { return };

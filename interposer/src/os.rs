@@ -180,9 +180,9 @@ pub fn timespec(ns: u64) -> libc::timespec {
     libc::timespec { tv_sec: (ns / NS_PER_S) as i64, tv_nsec: (ns % NS_PER_S) as i64 }
 }
 
-/// While this value lives, the job's signal handlers run in the thread only during [`Self::nap`]. So the
-/// thread learns of each handler. A handler may also run just before a thread returns from a sleep on a
-/// futex, and the end of that sleep does not show it.
+/// While this value lives, the job's signal handlers run in the thread only during [`Self::nap`].
+/// So the thread learns of each handler. A handler may also run just before a thread returns from a
+/// sleep on a futex. The end of that sleep does not show the handler.
 #[derive(Debug)]
 pub struct HeldSignals {
     /// The thread's signal mask before, in the kernel's form.

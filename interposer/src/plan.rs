@@ -1,15 +1,15 @@
-//! The plan that the process follows ([`deepres_abi::plan`]): the hold of launches at its cuts, and the
-//! place that the other tenants of the plan see.
+//! The plan that the process follows ([`deepres_abi::plan`]): the hold of launches at its cuts, and
+//! the place that the other tenants of the plan see.
 //!
-//! The meter thread takes up a plan from the grant page, and sets a bit of the word that also tells of
-//! captures ([`crate::capture`]). So without a plan, a launch costs nothing more. With a plan, no launch
-//! goes at once. Each launch asks the gate of the plan ([`deepres_policy::granularity::gate`]) before it
-//! asks the gate of the lease.
+//! The meter thread takes up a plan from the grant page, and sets a bit of the word that also tells
+//! of captures ([`crate::capture`]). So without a plan, a launch costs nothing more. With a plan,
+//! no launch goes at once. Each launch asks the gate of the plan
+//! ([`deepres_policy::granularity::gate`]) before it asks the gate of the lease.
 //!
-//! The interposer counts the launches that it has submitted along a plan. Each segment knows this count
-//! from before its first launch. So the least count of all unfinished segments is the number of launches
-//! that have surely finished. After a launch for whose end other tenants wait, the thread ends its
-//! segments.
+//! The interposer counts the launches that it has submitted along a plan. Each segment knows this
+//! count from before its first launch. So the least count of all unfinished segments is the number
+//! of launches that have surely finished. After a launch for whose end other tenants wait, the
+//! thread ends its segments.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -50,8 +50,8 @@ struct Followed {
 }
 
 impl Followed {
-    /// Returns the plan with this number. Returns `None` if the slot has none, or the daemon changes the
-    /// plan at this moment.
+    /// Returns the plan with this number. Returns `None` if the slot has none, or the daemon
+    /// changes the plan at this moment.
     fn read(slot: &'static PlanSlot, progress: &'static Progress, number: u32) -> Option<Self> {
         let (mut keys, mut cuts): (Vec<u64>, Vec<Cut>) = (Vec::new(), Vec::new());
         let head = slot.read(number, |key| keys.push(key), |cut| cuts.push(cut))?;
@@ -92,8 +92,8 @@ impl Followed {
     }
 }
 
-/// Makes a launch with this key on a stream by `launch`. If the process follows a plan, first holds the
-/// launch at the plan's cuts. A captured launch does not run, so the plan does not have it.
+/// Makes a launch with this key on a stream by `launch`. If the process follows a plan, first holds
+/// the launch at the plan's cuts. A captured launch does not run, so the plan does not have it.
 #[inline(always)]
 pub fn along<T>(stream: Stream, key: u64, launch: impl FnOnce() -> T) -> T {
     if !capture::is_planned() || capture::is_active() {
@@ -143,9 +143,9 @@ fn submit(stream: Stream) {
     }
 }
 
-/// Takes up the plan of the session, or leaves it. Tells the process's place. All launches before the
-/// `finished` first ones along plans have finished. Returns whether another tenant may wait for the end
-/// of a launch under way.
+/// Takes up the plan of the session, or leaves it. Tells the process's place. All launches before
+/// the `finished` first ones along plans have finished. Returns whether another tenant may wait for
+/// the end of a launch under way.
 pub fn look(_meter: MeterThread, session: &'static Session, finished: u64) -> bool {
     let slot = session.grant().plan();
     // Without a daemon, no place of another tenant comes.
@@ -170,8 +170,8 @@ fn follow(slot: &'static PlanSlot, progress: &'static Progress, number: u32, fin
     plan.finished < plan.awaited
 }
 
-/// Forgets the parent's plan, in a forked child. Another thread may have held the lock at the fork. So
-/// the child only clears the mark, and finds no session to follow.
+/// Forgets the parent's plan, in a forked child. Another thread may have held the lock at the fork.
+/// So the child only clears the mark, and finds no session to follow.
 pub fn forget() {
     capture::set_planned(false);
 }
@@ -191,7 +191,8 @@ mod tests {
     const ON: Stream = Stream(0x5555_0000);
 
     fn made<P: Page>() -> &'static P {
-        // SAFETY: the layout is not empty. Nobody frees the memory, which is zeroed and long enough.
+        // SAFETY: the layout is not empty. Nobody frees the memory, which is zeroed and long
+        // enough.
         unsafe { page::create(alloc_zeroed(Layout::new::<P>()), size_of::<P>()) }.expect("a page")
     }
 

@@ -178,7 +178,8 @@ pub fn start() -> Result<(), Unheld> {
 }
 
 /// Returns the process's state for a call that makes a context. If the program has initialised the
-/// driver past the hook of `cuInit`, begins the session first. Without a context, no call uses the GPU.
+/// driver past the hook of `cuInit`, begins the session first. Without a context, no call uses the
+/// GPU.
 ///
 /// # Errors
 /// [`Unheld`] if the process must not use the GPU.

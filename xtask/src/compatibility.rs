@@ -2,8 +2,8 @@
 //! `docs/compatibility.md`.
 //!
 //! Each row of the page names the test that shows the row's result. The command writes the page
-//! after these tests have passed. `cargo xtask test` runs the same tests, and checks that the page
-//! matches the rows and the pinned versions.
+//! after these tests have passed. `cargo xtask test --deep` runs the same tests. `cargo xtask test`
+//! runs most of them, and checks that the page matches the rows and the pinned versions.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -263,8 +263,8 @@ const LOOK_UPS: &str = "
 
 NVIDIA's runtime library (libcudart) checks that the driver is NVIDIA's. The simulated driver fails
 libcudart's check, so programs on NVIDIA's libcudart do no GPU work on the simulated GPU. libcudart
-looks up all driver functions before the check. So the tests check two facts: deepres answers each
-look-up of a hooked function with the hook, and the program prints the same text as without deepres.
+looks up all driver functions before the check. So the tests check two facts. deepres answers each
+look-up of a hooked function with the hook. The program prints the same text as without deepres.
 ";
 const WHOLE: &str = "\n## From beginning to end\n";
 const TABLE: &str =
@@ -297,12 +297,36 @@ impl Row {
     /// Returns the row's line of the table without the last column. The last column is the day of
     /// the row's last pass.
     fn begins(&self) -> Result<String> {
-        let large = if self.reach.is_large() { " (`cargo xtask test --deep`)" } else { "" };
+        let deep = if self.is_deep()? { " (`cargo xtask test --deep`)" } else { "" };
         let version = self.version.text()?;
         Ok(format!(
-            "| {} | {version} | {} | {} | `{}`{large} |",
+            "| {} | {version} | {} | {} | `{}`{deep} |",
             self.client, self.run, self.result, self.test
         ))
+    }
+
+    /// Returns whether only the deep track runs a test of the row, by the attributes of the tests.
+    fn is_deep(&self) -> Result<bool> {
+        let (text, name) = self.source()?;
+        let mut is_ignored = false;
+        for line in text.lines().map(str::trim_start) {
+            if line.starts_with("#[") {
+                is_ignored |= line.starts_with("#[ignore");
+            } else if is_ignored && line.starts_with(&name) {
+                return Ok(true);
+            } else {
+                is_ignored = false;
+            }
+        }
+        Ok(false)
+    }
+
+    /// Returns the text of the file with the row's tests, and the beginning of the tests' lines.
+    fn source(&self) -> Result<(String, String)> {
+        let (module, name) = self.test.split_once("::").context("a row's test is in a module")?;
+        let path = crate::workspace().join("tests/e2e/tests/e2e").join(module).with_extension("rs");
+        let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        Ok((text, format!("fn {name}")))
     }
 
     /// Returns the day of the row's last pass, from a page that contains the row.
@@ -390,13 +414,20 @@ mod tests {
     }
 
     #[test]
+    fn a_row_whose_test_the_quick_track_leaves_out_says_so() {
+        let says_so = |client: &str| {
+            let row = ROWS.iter().find(|row| row.client == client).unwrap();
+            row.begins().unwrap().ends_with("(`cargo xtask test --deep`) |")
+        };
+        assert!(says_so("PyCUDA"));
+        assert!(!says_so("numba-cuda"));
+    }
+
+    #[test]
     fn every_row_has_a_version_and_a_test() {
         for row in ROWS {
             assert!(!row.version.text().unwrap().is_empty());
-            let (module, name) = row.test.split_once("::").unwrap();
-            let path = crate::workspace().join("tests/e2e/tests/e2e").join(module).with_extension("rs");
-            let text = fs::read_to_string(path).unwrap();
-            let test = format!("fn {name}");
+            let (text, test) = row.source().unwrap();
             assert!(text.lines().any(|line| line.trim_start().starts_with(&test)), "{}", row.test);
         }
     }

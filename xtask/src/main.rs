@@ -49,7 +49,7 @@ enum Task {
     /// reached
     ///
     /// The corpus is kept in target/fuzz/corpus for the next run. An input that breaks something is
-    /// put into target/fuzz/findings. It belongs into tests/fuzz/seeds once the bug is fixed.
+    /// put into target/fuzz/findings. Once the bug is fixed, put the input into tests/fuzz/seeds.
     Fuzz(fuzz::Options),
     /// Run tests under AddressSanitizer and ThreadSanitizer
     Sanitize(sanitize::Options),

@@ -2,7 +2,7 @@
 //! evaluation of policies.
 //!
 //! A recording has the script's whole life. A trace here has only the work after the script's
-//! pause, with small numbers for handles and with the time of each kernel by the cost model.
+//! pause. Its handles are small numbers, and the cost model gives the time of each kernel.
 //! docs/traces.md describes both.
 
 use std::collections::BTreeMap;

@@ -3,8 +3,8 @@
 use super::ApiId;
 
 /// Calls the given macro once with all needed functions, in the form `field: variant variant …;`.
-/// Drivers of some releases have only one variant, and any one is enough. All variants of a function
-/// have the same type.
+/// Drivers of some releases have only one variant, and any one is enough. All variants of a
+/// function have the same type.
 #[macro_export]
 macro_rules! for_each_needed_function {
     ($($callback:tt)+) => {

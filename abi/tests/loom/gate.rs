@@ -211,8 +211,8 @@ fn control(world: &World, mut holder: Option<usize>, habit: Habit) {
 /// the GPU, and its gate is in `state`.
 fn two_tenants(state: GateState, habit: Habit) {
     let mut model = loom::model::Builder::new();
-    // The bound counts switches away from a thread that could run on. It does not count switches at
-    // waits.
+    // The bound counts switches away from a thread that could run on. The bound does not count
+    // switches at waits.
     model.preemption_bound = Some(2);
     // A meter has many words, and the daemon reads all of them.
     model.max_branches = 20_000;

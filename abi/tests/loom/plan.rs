@@ -1,5 +1,5 @@
-//! The hold of a launch at a cut, under the daemon that tells the other tenant's place and withdraws
-//! the plan.
+//! The hold of a launch at a cut, under the daemon that tells the other tenant's place and
+//! withdraws the plan.
 //!
 //! Only a wake-up ends a sleep here. So a lost wake-up is a deadlock, which loom reports.
 

@@ -143,8 +143,8 @@ fn table(values: &Values) -> String {
     text
 }
 
-/// Returns the values of the running daemon, or of the files, as text for a report. Also returns the
-/// names in the values.
+/// Returns the values of the running daemon, or of the files, as text for a report. Also returns
+/// the names in the values.
 pub fn report() -> Result<(String, Vec<String>)> {
     let values = of_daemon()?;
     let named = values.settings.iter().filter(|setting| NAMING.contains(&setting.key.as_str()));

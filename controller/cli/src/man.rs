@@ -47,8 +47,8 @@ fn man(command: &clap::Command) -> Man {
     Man::new(command.clone()).source(SOURCE)
 }
 
-/// Returns the page of a command. clap_mangen itself would leave out the variables, and fill the lines
-/// of the examples.
+/// Returns the page of a command. clap_mangen itself would leave out the variables, and fill the
+/// lines of the examples.
 fn page(command: &clap::Command) -> io::Result<Vec<u8>> {
     let (man, mut page) = (man(command), Vec::new());
     man.render_title(&mut page)?;

@@ -178,8 +178,8 @@ fn show<T: serde::Serialize, W: Write>(
     }
 }
 
-/// Returns a user's name; `None` if this machine does not know the user. Asks the machine once for each
-/// user: a directory of users may answer slowly, and `deepres top` looks each second.
+/// Returns a user's name; `None` if this machine does not know the user. Asks the machine once for
+/// each user: a directory of users may answer slowly, and `deepres top` looks each second.
 fn name_of(uid: u32) -> Option<String> {
     static KNOWN: Mutex<BTreeMap<u32, Option<String>>> = Mutex::new(BTreeMap::new());
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -230,8 +230,8 @@ fn print(status: &Status, shown: Shown, out: &mut impl Write) -> io::Result<()> 
     print_others(status, shown, out)
 }
 
-/// Prints the processes that are metered from outside, and the unmanaged processes. If the user wants
-/// the whole, also prints the calls of processes to the driver.
+/// Prints the processes that are metered from outside, and the unmanaged processes. If the user
+/// wants the whole, also prints the calls of processes to the driver.
 fn print_others(status: &Status, shown: Shown, out: &mut impl Write) -> io::Result<()> {
     metered::print(status, shown, out)?;
     unmanaged::print(status, shown, out)?;
@@ -385,8 +385,8 @@ fn print_lost(status: &Status, out: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
-/// Prints rows as [`print_table`] does. Unless the user wants a wide output, cuts the last column, which
-/// has command lines, at the width of the screen. The column keeps the width of its head.
+/// Prints rows as [`print_table`] does. Unless the user wants a wide output, cuts the last column,
+/// which has command lines, at the width of the screen. The column keeps the width of its head.
 fn print_commands(mut rows: Vec<Vec<String>>, shown: Shown, out: &mut impl Write) -> io::Result<()> {
     let others = rows.first().map_or(0, Vec::len).saturating_sub(1);
     if !shown.is_wide {

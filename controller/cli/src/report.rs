@@ -140,7 +140,7 @@ fn user_of_sudo() -> Option<(u32, Option<u32>)> {
     Some((user, number("SUDO_GID")))
 }
 
-/// Writes the archive, and prints its parts. `now_s` is the time of the archive's files, s since 1970.
+/// Writes the archive, and prints its parts. `now_s` is the time of its files, s since 1970.
 fn write(file: File, parts: Vec<Part>, names: Option<&Names>, now_s: u64) -> Result<()> {
     let mut archive = Builder::new(GzEncoder::new(file, Compression::default()));
     for Part { name, content } in parts {

@@ -28,8 +28,8 @@ const ACCEPTING: &str = "/dev/btrfs-control";
 const REFUSING_KEY: &str = "nvidia=10:229";
 /// The configuration's name for [`ACCEPTING`], as if it were a device of NVIDIA.
 const ACCEPTING_KEY: &str = "nvidia=10:234";
-/// The devices to watch in the measurements in which deepres watches neither [`REFUSING`] nor
-/// [`ACCEPTING`]: as many kinds of devices as a host with NVIDIA's driver has.
+/// The devices to watch in measurements in which deepres watches neither [`REFUSING`] nor
+/// [`ACCEPTING`]. A host with NVIDIA's driver has as many kinds of devices.
 const OTHERS: [&str; 5] =
     ["nvidia=195", "nvidia-uvm=511:0", "nvidia-uvm-tools=511:1", "nvidia-caps=510", "nvidia-nvswitch=509"];
 /// The ioctl number of the command NV_ESC_RM_CONTROL.

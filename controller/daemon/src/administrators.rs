@@ -282,8 +282,8 @@ async fn change(
     }
 }
 
-/// Returns an answer, after the state file has the present allocations and plans. If the daemon cannot
-/// write the file, the log says so. An agent tells the next daemon its allocations.
+/// Returns an answer, after the state file has the present allocations and plans. If the daemon
+/// cannot write the file, the log says so. An agent tells the next daemon its allocations.
 async fn kept(answer: Result<Reply, String>, shared: &Shared) -> Reply {
     match answer {
         Ok(reply) => {

@@ -1,9 +1,10 @@
-//! The faults of GPUs: the driver lost the GPU, lists it no more or does not answer for it, or reported
-//! an error of the hardware (Xid).
+//! The faults of GPUs: the driver lost the GPU, no longer lists it, does not answer for it, or
+//! reported an error of the hardware (Xid).
 //!
-//! For each GPU, a thread asks NVML once a second. If the driver hangs at a question, it keeps only the
-//! thread of this GPU, and the GPU has a fault until the answer comes. One more thread waits for NVML's
-//! events. The thread for all other questions ([`crate::nvml`]) must answer at once, so it does neither.
+//! For each GPU, a thread asks NVML once a second. If the driver hangs at a question, it keeps only
+//! the thread of this GPU, and the GPU has a fault until the answer comes. One more thread waits
+//! for NVML's events. The thread for all other questions ([`crate::nvml`]) must answer at once, so
+//! it does neither.
 //!
 //! NVML tells the Xids of a MIG device as events of its GPU, and mostly tells the instance too. The
 //! driver says only of whole GPUs what they need.
@@ -32,7 +33,7 @@ const RETRY: Duration = Duration::from_secs(30);
 /// The Xids that a program causes, by NVIDIA's page of Xid errors. These Xids say nothing about the
 /// GPU, and NVIDIA's device plugin ignores the same Xids.
 const OF_PROGRAMS: [u64; 6] = [13, 31, 43, 45, 68, 109];
-/// What the driver says that a GPU needs, by the numbers of `nvmlDeviceGpuRecoveryAction_t`.
+/// The needs of a GPU that the driver can name, by the numbers of `nvmlDeviceGpuRecoveryAction_t`.
 const NEEDS: [Option<&str>; 5] = [
     None,
     Some("the GPU needs a reset"),
@@ -40,7 +41,7 @@ const NEEDS: [Option<&str>; 5] = [
     Some("all copies between GPUs must end"),
     Some("the GPU needs a reset after the end of its work"),
 ];
-/// What a GPU needs if the number is not in [`NEEDS`].
+/// The need of a GPU if the number is not in [`NEEDS`].
 const UNKNOWN_NEED: Option<&str> = Some("the driver asks for a recovery that deepres does not know");
 /// The number of answers in a row that a GPU needs nothing after which its Xid is no fault. The
 /// driver may tell the Xid before it knows what the GPU needs.
@@ -48,8 +49,8 @@ const CALM_ANSWERS: u32 = 10;
 /// The fault of a GPU of which NVML told nothing when the daemon started.
 pub const LOST: &str =
     "NVML told nothing of the GPU at the daemon's start: reset the GPU, and restart the daemon";
-/// The number of looks at a question without an answer after which the driver hangs. The daemon counts
-/// its looks and not the time, because a daemon that was stopped could not take an answer.
+/// The number of looks at a question without an answer after which the driver hangs. The daemon
+/// counts its looks and not the time, because a daemon that was stopped could not take an answer.
 const HANG_LOOKS: u32 = (STUCK.as_secs() / PERIOD.as_secs()) as u32;
 /// The fault of a GPU at whose question the driver hangs.
 const HANGS: &str = "the driver does not answer for the GPU";
@@ -285,7 +286,7 @@ struct Health {
     is_known: bool,
     /// Why NVML says nothing of the GPU.
     lost: Option<&'static str>,
-    /// What the GPU needs, as the driver says.
+    /// The need of the GPU, as the driver says.
     needs: Option<&'static str>,
     xid: Option<u64>,
     /// The number of answers since the Xid that the GPU needs nothing.
@@ -299,8 +300,8 @@ impl Health {
         }
     }
 
-    /// Notes NVML's answer for the GPU, with the number of what the GPU needs. A GPU that comes back
-    /// was reset, and forgets its Xid.
+    /// Notes NVML's answer for the GPU, with the number of what the GPU needs. A GPU that comes
+    /// back was reset, and forgets its Xid.
     fn note_answer(&mut self, answer: Result<Option<usize>, NvmlError>) {
         match answer {
             Ok(needs) => {

@@ -42,8 +42,8 @@ pub struct Gpu {
     pub simulated: bool,
     /// The GPU's memory, bytes.
     pub memory_bytes: u64,
-    /// The number of the GPU's device file, as in `/dev/nvidia0`; `None` for a MIG device, or if NVML
-    /// does not tell it.
+    /// The number of the GPU's device file, as in `/dev/nvidia0`; `None` for a MIG device, or if
+    /// NVML does not tell it.
     pub minor: Option<u32>,
     /// The root of the GPU's tree of PCI Express, as the kernel names it: `pci0000:00`.
     pub pcie_root: Option<String>,
@@ -99,8 +99,8 @@ impl Gpu {
         })
     }
 
-    /// Returns the stand-in for a GPU of which NVML told nothing. Its UUID is no GPU's, and not zero,
-    /// because a UUID of zeros stands for no GPU.
+    /// Returns the stand-in for a GPU of which NVML told nothing. Its UUID is no GPU's, and not
+    /// zero, because a UUID of zeros stands for no GPU.
     pub fn lost(number: usize) -> Self {
         let uuid = LOST_UUID | number as u128;
         Self {
@@ -116,12 +116,13 @@ impl Gpu {
         }
     }
 
-    /// Returns all GPUs of the host, in NVML's order, but at most as many as pages have slots. A GPU
-    /// that the driver lost, or that needs a reset, is [lost](Self::lost). Waits for NVML for a limited
-    /// time.
+    /// Returns all GPUs of the host, in NVML's order, but at most as many as pages have slots. A
+    /// GPU that the driver lost, or that needs a reset, is [lost](Self::lost). Waits for NVML for a
+    /// limited time.
     ///
     /// # Errors
-    /// [`GpuError`], which names the missing part. NVML fails for another reason, or all GPUs are lost.
+    /// [`GpuError`], which names the missing part. NVML fails for another reason, or all GPUs are
+    /// lost.
     pub fn all() -> Result<Vec<Self>, GpuError> {
         nvml::gpus()
     }
@@ -135,8 +136,9 @@ impl Gpu {
         nvml::topology(gpus.iter().map(|gpu| gpu.uuid_text.clone()).collect())
     }
 
-    /// Returns the places of GPUs in the order of their device files. Slurm numbers the GPUs of a node
-    /// in this order. MIG devices are left out, because `deepres slurm gres-conf` gives Slurm none.
+    /// Returns the places of GPUs in the order of their device files. Slurm numbers the GPUs of a
+    /// node in this order. MIG devices are left out, because `deepres slurm gres-conf` gives Slurm
+    /// none.
     pub fn by_device_file<'a>(gpus: impl IntoIterator<Item = &'a Self>) -> Vec<usize> {
         let whole = gpus.into_iter().enumerate().filter(|(_, gpu)| !gpu.is_mig());
         by_minor(whole.map(|(place, gpu)| (place, gpu.minor)))
@@ -148,8 +150,8 @@ impl Gpu {
     }
 }
 
-/// The GPUs that the daemon manages, by their numbers, each with its arbiter, their topology and their
-/// faults.
+/// The GPUs that the daemon manages, by their numbers, each with its arbiter, their topology and
+/// their faults.
 #[derive(Debug, Default)]
 pub struct Gpus(Vec<(Gpu, Arbiter)>, Option<Topology>, Faults);
 
@@ -280,8 +282,8 @@ pub async fn answers<T>(pending: Vec<oneshot::Receiver<T>>) -> Option<Vec<T>> {
     answers.into_iter().collect()
 }
 
-/// Returns the numbers of these GPUs in the order of their device files. A GPU without a known device
-/// file has the first that no other GPU has. So a lost GPU moves no other.
+/// Returns the numbers of these GPUs in the order of their device files. A GPU without a known
+/// device file has the first that no other GPU has. So a lost GPU moves no other.
 fn by_minor(gpus: impl Iterator<Item = (usize, Option<u32>)>) -> Vec<usize> {
     let gpus: Vec<_> = gpus.collect();
     let mut free = (0..).filter(|minor| !gpus.iter().any(|(_, own)| *own == Some(*minor)));
@@ -305,8 +307,8 @@ fn places<'a>(gpus: impl Iterator<Item = &'a Gpu>, topology: &Topology) -> Vec<G
     gpus.enumerate().map(place).collect()
 }
 
-/// Reads `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`, or `MIG-…`. Returns the bytes in the order of the
-/// digits.
+/// Reads `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`, or `MIG-…`. Returns the bytes in the order of
+/// the digits.
 fn parse_uuid(text: &str) -> Option<Uuid> {
     let digits = text.strip_prefix(UUID_PREFIX).or_else(|| text.strip_prefix(MIG_PREFIX))?;
     let digits: String = digits.chars().filter(|digit| *digit != '-').collect();

@@ -54,8 +54,8 @@ const BACKLOG: i32 = 16;
 /// The mode of the page's Unix socket: only the daemon's user and root may connect.
 const SOCKET_MODE: Mode = Mode::RUSR.union(Mode::WUSR);
 /// The most events that wait for a page: the first two, which go out together. While the page reads
-/// none, the daemon leaves out further events. So a page on a slow line shows late figures, but none
-/// that waited for long.
+/// none, the daemon leaves out further events. So a page on a slow line shows late figures, but
+/// none that waited for long.
 const WAITING_EVENTS: usize = 2;
 /// The most events in a row that the daemon leaves out for a page. The daemon then ends the page's
 /// connection, because the page is gone. An event comes each second, and a history of 1,000 tenants
@@ -91,7 +91,8 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Sends an event, or leaves the event out if others wait. Returns whether the page still reads.
+    /// Sends an event, or leaves the event out if others wait. Returns whether the page still
+    /// reads.
     pub fn send(&mut self, event: Bytes) -> bool {
         self.left_out = if self.events.try_send(event).is_ok() { 0 } else { self.left_out + 1 };
         self.left_out <= MOST_LEFT_OUT

@@ -1,5 +1,6 @@
 //! The log of processes whose look-ups of `cuLaunchKernel` do not all lead to deepres' hook. Each
-//! session tries the look-ups at its beginning and reports the number of the others in its meter page.
+//! session tries the look-ups at its beginning and reports the number of the others in its meter
+//! page.
 
 use crate::Shared;
 use crate::identity::source::Source;
@@ -26,8 +27,8 @@ pub async fn serve(shared: Rc<Shared>) {
     }
 }
 
-/// Returns the sessions with such look-ups that are not in `told`. `told` then has the sessions of all
-/// such processes.
+/// Returns the sessions with such look-ups that are not in `told`. `told` then has the sessions of
+/// all such processes.
 fn news<'a>(
     tenants: &'a [TenantStatus],
     told: &mut BTreeSet<u64>,

@@ -63,8 +63,8 @@ impl<P: Page> SharedPage<P> {
             )?
         };
         let shared = Self { address, descriptor, page: PhantomData };
-        // SAFETY: the memory was mapped just now. It is zero as a new memfd, writable, and stays
-        // mapped until `shared` is dropped.
+        // SAFETY: the memory was mapped just now. The memory is zero as a new memfd, writable, and
+        // stays mapped until `shared` is dropped.
         unsafe { page::create::<P>(shared.address.cast(), size_of::<P>()) }.map_err(io::Error::other)?;
         fcntl_add_seals(&shared.descriptor, writer.seals())?;
         Ok(shared)
@@ -73,7 +73,7 @@ impl<P: Page> SharedPage<P> {
     /// Returns the page, as it is mapped in this process.
     pub fn page(&self) -> &P {
         // SAFETY: the page is mapped from `create` until drop, with the right size and alignment.
-        // It consists of atomics only, so any bytes are valid.
+        // The page consists of atomics only, so any bytes are valid.
         unsafe { &*self.address.cast::<P>() }
     }
 }

@@ -1,10 +1,10 @@
 //! Checks the claims of Slurm jobs: asks Slurm which part of the GPUs a job has.
 //!
 //! A job could change the variables that `deepres slurm task-prolog` set for it. The daemon trusts
-//! only facts that the job cannot change: the kernel says which job a process belongs to, because
-//! Slurm's root process made the job's cgroup. Slurm's controller says what the job has. The daemon
-//! asks `scontrol show job -d` once for each job, when the job's first process comes. If Slurm
-//! gives no answer, the daemon asks again later ([`serve`]).
+//! only facts that the job cannot change. The kernel names the job of a process, because Slurm's
+//! root process made the job's cgroup. Slurm's controller says what the job has. The daemon asks
+//! `scontrol show job -d` once for each job, when the job's first process comes. If Slurm gives no
+//! answer, the daemon asks again later ([`serve`]).
 
 use crate::Shared;
 use crate::gpus::Gpus;

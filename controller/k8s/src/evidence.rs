@@ -145,8 +145,8 @@ impl Evidence {
         self.0.keys().flatten().map(String::as_str)
     }
 
-    /// Returns whether the checkpoint has a container that PodResources does not list: an init
-    /// container, or a container whose end the kubelet has not written yet.
+    /// Returns whether the checkpoint has a container that PodResources does not list. Such a
+    /// container is an init container, or the kubelet has not written its end yet.
     pub fn is_doubtful(&self) -> bool {
         self.0.values().any(|holders| holders.in_checkpoint.len() > holders.listed.len())
     }

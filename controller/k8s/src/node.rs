@@ -149,9 +149,9 @@ impl State {
         self.records.iter().filter_map(|held| held.record.part())
     }
 
-    /// Returns the places of the records with parts, in the order in which containers start: those
-    /// that do not wait, and then the longest wait first. Records that an earlier plugin left are
-    /// of one age, so the name decides.
+    /// Returns the places of the records with parts, in the order in which containers start: first
+    /// the containers that do not wait, then the longest wait first. Records that an earlier plugin
+    /// left are of one age, so the name decides.
     fn in_order(&self) -> Vec<usize> {
         let mut places: Vec<usize> =
             (0..self.records.len()).filter(|place| self.records[*place].record.part().is_some()).collect();
@@ -276,9 +276,10 @@ pub struct Node {
     /// When the plugin began.
     began: Instant,
     /// The connection to the kubelet. When a kubelet lists its pods, it forgets the devices that it
-    /// is giving to a container at that moment, and would give them again (`UpdateAllocatedDevices`
-    /// in the kubelet's devicemanager). So the plugin asks for a list only while the kubelet gives
-    /// no devices. Before the list is there, the plugin chooses no devices for the next container.
+    /// is giving to a container at that moment. The kubelet would give them again
+    /// (`UpdateAllocatedDevices` in its devicemanager). So the plugin asks for a list only while
+    /// the kubelet gives no devices. Before the list is there, the plugin chooses no devices for
+    /// the next container.
     kubelet: Mutex<Option<Client>>,
     giving: std::sync::Mutex<Giving>,
 }

@@ -20,8 +20,8 @@ use std::path::{Path, PathBuf};
 /// The beginning and the ending of the files' names.
 const FILE_PREFIX: &str = "deepres-k8s-";
 const FILE_ENDING: &str = ".json";
-/// The beginning of the name of a file that is not complete. No runtime reads it, because it lacks the
-/// ending.
+/// The beginning of the name of a file that is not complete. No runtime reads it, because it lacks
+/// the ending.
 const UNFINISHED_PREFIX: &str = ".deepres-k8s-";
 /// The beginning of the devices' names.
 const DEVICE_PREFIX: &str = "k8s-";
@@ -268,7 +268,7 @@ impl Record {
         }
     }
 
-    /// Removes the files that an earlier plugin did not finish. They have tokens.
+    /// Removes the files that an earlier plugin did not finish. Such files have tokens.
     ///
     /// # Errors
     /// The folder cannot be read, or a file cannot be removed.

@@ -145,8 +145,8 @@ pub fn numbers(answer: &str) -> impl Iterator<Item = u32> {
     answer.lines().filter_map(|pid| pid.trim().parse().ok())
 }
 
-/// Returns the number of clients of all servers of the MPS control daemon in the directory; `None`
-/// if the control program does not tell until `deadline`.
+/// Returns the number of clients of all servers of the MPS control daemon in the directory. Returns
+/// `None` if the control program does not tell until `deadline`.
 pub fn clients(directory: &Path, deadline: Instant) -> Option<usize> {
     let ask = |command: &str| ask_until(directory, command, deadline);
     let servers = ask("get_server_list")?;

@@ -15,8 +15,8 @@ const THREADS_FIELD: usize = 17;
 /// Position of the start time in /proc/PID/stat, counted from the field after the command's name.
 const START_FIELD: usize = 19;
 
-/// The most threads of a process whose states are read. A stop signal stops all threads of a process,
-/// except those that wait for a device. A process may have any number of threads.
+/// The most threads of a process whose states are read. A stop signal stops all threads of a
+/// process, except those that wait for a device. A process may have any number of threads.
 const MOST_THREADS: usize = 16;
 /// The text that the kernel appends to the path of a program whose file is gone.
 const GONE: &[u8] = b" (deleted)";
@@ -78,8 +78,8 @@ impl ProcessKey {
         is_sent && self.is_alive()
     }
 
-    /// Returns whether one of the first threads of the process is stopped. If the very first thread has
-    /// ended, the others show whether the process is stopped.
+    /// Returns whether one of the first threads of the process is stopped. If the very first thread
+    /// has ended, the others show whether the process is stopped.
     fn are_threads_stopped(self) -> bool {
         let threads = std::fs::read_dir(format!("/proc/{}/task", self.pid)).into_iter().flatten().flatten();
         let ids = threads.filter_map(|thread| thread.file_name().to_str()?.parse().ok());

@@ -1,4 +1,4 @@
-//! The file of a profile (TOML): what `deepres profile` measured of a program. The evaluation of
+//! The file of a profile (TOML), with the measurements of `deepres profile`. The evaluation of
 //! packing reads the same file, and its scenarios have the same points.
 
 use deepres_policy::packing::profile::{Measured, Unfit};

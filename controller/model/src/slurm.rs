@@ -50,13 +50,14 @@ const MOST_GPUS: usize = 1024;
 pub enum JobName {
     /// The job's number.
     Number(u32),
-    /// The SLUID of a run of the job. From release 26.05, Slurm names the cgroups of version 2 after
-    /// it. After a requeue, the job keeps its number and has another SLUID.
+    /// The SLUID of a run of the job. From release 26.05, Slurm names the cgroups of version 2
+    /// after it. After a requeue, the job keeps its number and has another SLUID.
     Sluid(String),
 }
 
 impl JobName {
-    /// Reads the name of a job's cgroup, `job_7` or `sEKNKTV3WPV500`; `None` if the cgroup is no job's.
+    /// Reads the name of a job's cgroup, `job_7` or `sEKNKTV3WPV500`; `None` if the cgroup is no
+    /// job's.
     pub fn of_cgroup(name: &str) -> Option<Self> {
         if let Some(digits) = name.strip_prefix(JOB_PREFIX) {
             let is_number =
@@ -70,8 +71,8 @@ impl JobName {
         is_sluid.then(|| Self::Sluid(name.to_owned()))
     }
 
-    /// Returns the number of the job of this name. `answer` is what `scontrol show job -d` prints under
-    /// the name. Its first line is Slurm's own, whatever lines the user chose.
+    /// Returns the number of the job of this name. `answer` is what `scontrol show job -d` prints
+    /// under the name. Its first line is Slurm's own, whatever lines the user chose.
     pub fn number_in(&self, answer: &str) -> Option<u32> {
         match self {
             Self::Number(number) => Some(*number),
@@ -94,8 +95,8 @@ impl fmt::Display for JobName {
 pub enum Amount {
     /// The job has all of each GPU.
     Whole,
-    /// The job has this number of shards, of all GPUs together. If Slurm tells that some of the GPUs
-    /// have more shards than others, the rest above the least does not count.
+    /// The job has this number of shards, of all GPUs together. If Slurm tells that some of the
+    /// GPUs have more shards than others, the rest above the least does not count.
     Shards(u32),
 }
 
@@ -138,8 +139,8 @@ pub enum SlurmError {
 
 impl JobGpus {
     /// Reads the output of `scontrol show job -d JOB`. `nodes` are the names by which this node may
-    /// be known. They matter only for a job on several nodes. Returns `None` if the job has no GPU
-    /// on this node.
+    /// be known. The names matter only for a job on several nodes. Returns `None` if the job has no
+    /// GPU on this node.
     ///
     /// # Errors
     /// [`SlurmError`] if the text does not tell.
@@ -169,9 +170,9 @@ impl JobGpus {
         }
     }
 
-    /// Reads a list of resources such as `gpu:h100:2(IDX:0-1),nic:1(IDX:0)`. Up to release 23.02, Slurm
-    /// lists shards as `shard:30(IDX:1)`, and later as `shard:30(0/100,30/100)`: the shards of the job
-    /// and of each GPU of the node.
+    /// Reads a list of resources such as `gpu:h100:2(IDX:0-1),nic:1(IDX:0)`. Up to release 23.02,
+    /// Slurm lists shards as `shard:30(IDX:1)`, and later as `shard:30(0/100,30/100)`: the shards
+    /// of the job and of each GPU of the node.
     fn of_resources(text: &str) -> Result<Option<Self>, Unreadable> {
         let mut found: Option<Self> = None;
         for resource in split_outside(text, ['(', ')']) {
@@ -269,8 +270,8 @@ fn split_outside(text: &str, [open, close]: [char; 2]) -> impl Iterator<Item = &
     .filter(|part| !part.is_empty())
 }
 
-/// Reads the shards of a job on each GPU of a node, such as `0/100,30/100`. Returns the places of the
-/// job's GPUs, and the shards by which each has as many as the GPU with the fewest.
+/// Reads the shards of a job on each GPU of a node, such as `0/100,30/100`. Returns the places of
+/// the job's GPUs, and the shards by which each has as many as the GPU with the fewest.
 fn shards_of_each(text: &str) -> Result<(Vec<usize>, u32), Unreadable> {
     let mut found = Vec::new();
     for (place, part) in text.split(',').enumerate() {
@@ -432,7 +433,8 @@ JobId=9 ArrayJobId=7 ArrayTaskId=0 JobName=job.sh
         }
         assert_eq!(serde_json::to_string(&JobName::Number(7)).unwrap(), "7");
         assert_eq!((run.to_string().as_str(), run.number_in(ONE_NODE)), (sluid, Some(1)));
-        // Under the SLUID of a heterogeneous job's first part, Slurm shows all parts, the first part first.
+        // Under the SLUID of a heterogeneous job's first part, Slurm shows all parts, the first
+        // part first.
         let het =
             "JobId=4 HetJobId=4 HetJobOffset=0 JobName=a\nJobId=5 HetJobId=4 HetJobOffset=1 JobName=b\n";
         assert_eq!(run.number_in(het), Some(4));

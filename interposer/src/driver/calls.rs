@@ -211,8 +211,8 @@ impl Calls {
         count
     }
 
-    /// Returns whether the process's contexts on a device run under MPS. A driver older than CUDA 12.1
-    /// does not answer, and the result is false.
+    /// Returns whether the process's contexts on a device run under MPS. A driver older than CUDA
+    /// 12.1 does not answer, and the result is false.
     pub fn is_under_mps(&self, ordinal: usize) -> bool {
         let Some((ask, device)) = self.attribute.zip(i32::try_from(ordinal).ok()) else { return false };
         let mut value = 0;

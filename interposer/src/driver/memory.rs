@@ -1,5 +1,5 @@
-//! Driver calls of deepres about memory: the place of an address, pools, and the memory of graphs. A
-//! driver without the functions for pools or graphs has no such memory.
+//! Driver calls of deepres about memory: the place of an address, pools, and the memory of graphs.
+//! A driver without the functions for pools or graphs has no such memory.
 
 use std::ops::Range;
 use std::ptr::null_mut;
@@ -28,8 +28,8 @@ pub fn device_at(address: CUdeviceptr) -> Option<i32> {
     describe(address, 3).0
 }
 
-/// Returns the answer of [`device_at`], and the addresses for which the answer is the same: those of
-/// the allocation at `address`. The range is empty if the driver knows no allocation there.
+/// Returns the answer of [`device_at`], and the addresses for which the answer is the same: those
+/// of the allocation at `address`. The range is empty if the driver knows no allocation there.
 pub fn allocation_at(address: CUdeviceptr) -> (Option<i32>, Range<CUdeviceptr>) {
     describe(address, 5)
 }

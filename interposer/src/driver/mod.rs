@@ -108,16 +108,16 @@ pub fn is_initialised() -> bool {
     real!(cuDeviceGetCount).is_some_and(|ask| unsafe { ask(&mut count) } == CUDA_SUCCESS)
 }
 
-/// Returns an address inside the driver that the hooks call; `None` if they call a library that only
-/// forwards to the driver.
+/// Returns an address inside the driver that the hooks call; `None` if they call a library that
+/// only forwards to the driver.
 pub fn address_inside() -> Option<usize> {
     let inside = INSTANCE.load(Ordering::Acquire);
     let is_driver = elf::Object::containing(inside).as_ref().is_some_and(is_driver);
     (is_driver && behind().is_none()).then_some(inside)
 }
 
-/// Returns whether the hooks call a driver, and the table has all variants of `family` that this driver
-/// exports.
+/// Returns whether the hooks call a driver, and the table has all variants of `family` that this
+/// driver exports.
 pub fn has_no_unknown_variant(family: &[u8]) -> bool {
     let instance = elf::Object::containing(INSTANCE.load(Ordering::Acquire));
     let Some((driver, family)) = instance.filter(is_driver).zip(std::str::from_utf8(family).ok()) else {

@@ -50,8 +50,8 @@ fn sum(sizes: *const usize, count: usize) -> u64 {
 /// Returns a list of the caller. Returns `None` if no list is there.
 ///
 /// # Safety
-/// Unless the pointer is null, the caller of the hook passes a list of this length for the driver
-/// to read, and the list outlives `'a`.
+/// Unless the pointer is null, the hook's caller passes a list of this length for the driver to
+/// read. The list outlives `'a`.
 unsafe fn list<'a, T>(first: *const T, length: usize) -> Option<&'a [T]> {
     let is_there = !first.is_null() && first.is_aligned() && length <= isize::MAX as usize / size_of::<T>();
     // SAFETY: the pointer is not null, and the caller guarantees the rest.
@@ -234,8 +234,8 @@ fn kind_and_size(copy: &CUDA_MEMCPY3D_BATCH_OP, devices: &mut Devices) -> (Kind,
 }
 
 /// Makes a batch on `stream`, and returns the result. If all copies have the same kind, makes the
-/// batch by `call`. Otherwise makes a batch of each kind by `part`, which gets the numbers of the
-/// copies and the place for the number of a copy that failed. The caller of the hook gets that
+/// batch by `call`. Otherwise makes a batch of each kind by `part`. `part` gets the numbers of the
+/// copies, and the place for the number of a copy that failed. The caller of the hook gets that
 /// number at `failed`, unless `failed` is null.
 fn in_batches<B: Batch>(
     (of, stream): (Hooked, Stream),

@@ -133,8 +133,8 @@ impl KernelCall {
     }
 
     /// Makes the launch by `call`, through gate and meter, in a thread that is marked as inside a
-    /// hook. If the process writes a trace, writes the launch to the trace. If the process follows a
-    /// plan, holds the launch at the plan's cuts. Returns the result.
+    /// hook. If the process writes a trace, writes the launch to the trace. If the process follows
+    /// a plan, holds the launch at the plan's cuts. Returns the result.
     fn make_inside(self, call: &mut dyn FnMut() -> CUresult) -> CUresult {
         record::launch(self.api, self.on, self.function, self.grid, self.block, self.shared_bytes);
         let launch = self.launch();

@@ -73,7 +73,7 @@ fn retain(
     end: impl FnOnce(Context),
 ) -> (CUresult, Option<Context>) {
     let Ok(ordinal) = usize::try_from(device) else { return make() };
-    // The lock orders this call with the calls that end the primary context. Those calls check
+    // The lock orders this call with the calls that end the primary context. The ending calls check
     // afterwards whether the context is still active. If deepres refuses memory to a new context,
     // the lock also covers the end of that context.
     let _uncancelled = os::uncancelled();

@@ -264,7 +264,7 @@ impl Graphs {
 
     /// Returns an estimate of the memory of a device's graphs, for a driver that does not report
     /// this memory. The estimate has the charge as reserved memory. While any memory of a launch is
-    /// still allocated, the estimate also has all of the charge as used memory, so none of it as
+    /// still allocated, the estimate takes the whole charge for used memory, and nothing of it for
     /// spare memory.
     fn likely_stock(&self, held: &Held) -> Stock {
         let is_any_live = lock(&self.live).values().any(|is_there| *is_there);

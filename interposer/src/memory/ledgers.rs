@@ -133,8 +133,8 @@ impl Ledger {
         host.account(self.slot).filter(|_| self.slot < host.slots())
     }
 
-    /// Returns the most host memory that the tenant may reserve beside other tenants, bytes. Returns
-    /// `None` if the daemon sets no bound.
+    /// Returns the most host memory that the tenant may reserve beside other tenants, bytes.
+    /// Returns `None` if the daemon sets no bound.
     pub fn host_bound_bytes(&self) -> Option<u64> {
         Some(self.page.host().obtainable_bytes()).filter(|bytes| *bytes != 0)
     }

@@ -431,7 +431,7 @@ fn range_of(seen_bytes: u64, [least, most]: [u64; 2], managed_bytes: u64, beside
 }
 
 /// Returns the charge of `held_bytes`, adjusted by the ranges of two figures: a charge outside both
-/// ranges moves to the nearer end of the nearer range.
+/// ranges moves to the nearest end of a range.
 fn adjusted(held_bytes: u64, one: (u64, u64), other: (u64, u64)) -> u64 {
     held_bytes.clamp(one.0.min(other.0), one.1.max(other.1))
 }

@@ -30,12 +30,12 @@ const LONG_NS: u64 = ns(Duration::from_micros(500));
 const SPELL_EVERY_NS: u64 = ns(Duration::from_millis(8));
 /// The number by which [`SPELL_EVERY_NS`] is divided to get the length of a spell.
 const SPELL_PART: u64 = 5;
-/// The length of the first part of a spell, ns. The spell ignores work in this part, because
-/// launches of older segments may run at the same time, and the meter did not measure these
-/// launches one by one.
+/// The length of the first part of a spell, ns. The spell ignores work in this part. Launches of
+/// older segments may run at the same time, and the meter did not measure these launches one by
+/// one.
 const SETTLING_NS: u64 = ns(Duration::from_micros(500));
 /// The length of the last part of a spell, ns. The spell ignores work in this part, because the
-/// meter thread may not yet have seen the end of other work that ran at the same time.
+/// meter thread may not yet have seen the end of other work at that time.
 const TRAILING_NS: u64 = ns(Duration::from_micros(300));
 /// The weight that the results of earlier spells keep after each new spell. So about 16 spells
 /// count.

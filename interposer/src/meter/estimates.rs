@@ -120,8 +120,8 @@ impl Estimates {
         self.place(key).map(Place::mean_ns)
     }
 
-    /// Returns the mean time of a launch with this key, ns, if the table has a measurement of it and
-    /// not only bounds.
+    /// Returns the mean time of a launch with this key, ns, if the table has a measurement of it
+    /// and not only bounds.
     pub fn measured_ns(&self, key: u64) -> Option<u64> {
         let is_measured = self.history(key)?.is_measured.load(Ordering::Relaxed);
         self.get(key).filter(|_| is_measured)
@@ -161,8 +161,9 @@ impl Estimates {
     }
 
     /// Records that a launch took `took_ns`, beside other tenants' work. The time may include their
-    /// turns, so it is a bound. The least of [`BESIDE`] times includes no turn of others as a rule. If
-    /// it is above the mean, it counts as a measurement, because the launch takes longer than before.
+    /// turns, so it is a bound. The least of [`BESIDE`] times includes no turn of others as a rule.
+    /// If it is above the mean, it counts as a measurement, because the launch takes longer than
+    /// before.
     pub fn beside(&self, meter: MeterThread, key: u64, took_ns: u64) {
         self.bound(meter, key, took_ns);
         let Some(history) = self.history(key) else { return };

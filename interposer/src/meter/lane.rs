@@ -110,8 +110,8 @@ impl Lane {
         Some(Stream(self.stream.load(Ordering::Acquire))).filter(|stream| stream.0 != 0)
     }
 
-    /// Returns whether only the owner thread can record the end of a segment, and no other thread can
-    /// query the stream. The handle of a per-thread default stream names another stream in each
+    /// Returns whether only the owner thread can record the end of a segment, and no other thread
+    /// can query the stream. The handle of a per-thread default stream names another stream in each
     /// thread. The handle of the legacy stream names a green context's stream only in the thread to
     /// which the green context is current.
     fn is_assumed(&self) -> bool {

@@ -2,8 +2,8 @@
 //! ([`Kind::Dependent`](super::segment::Kind::Dependent)).
 //!
 //! A lane that ends a segment after a launch cannot know whether the next launch is dependent. So
-//! the lane notes the kernel after which a dependent launch found the segment ended. From then on, no
-//! segment ends right after that kernel.
+//! the lane notes the kernel after which a dependent launch found the segment ended. From then on,
+//! no segment ends right after that kernel.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -132,8 +132,8 @@ struct Meter {
     /// Without a daemon: the time at which the meter thread must next act as the arbiter, ns.
     turn_at_ns: Option<u64>,
     appraisals: Appraisals,
-    /// Of the launches that the process submitted along plans, the number of first ones that have all
-    /// finished, as the present look shows. 0 if the look cannot see a context.
+    /// Of the launches that the process submitted along plans, the number of first ones that have
+    /// all finished, as the present look shows. 0 if the look cannot see a context.
     finished: u64,
     /// Whether another tenant of the plan may wait for the end of a launch under way.
     is_awaited: bool,

@@ -337,7 +337,8 @@ fn uuid_of(device: Device) -> Option<Uuid> {
     parse(CStr::from_bytes_until_nul(&text).ok()?.to_str().ok()?)
 }
 
-/// Reads a UUID of the form `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`, or `MIG-…` for a MIG device.
+/// Reads a UUID of the form `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`, or `MIG-…` for a MIG
+/// device.
 fn parse(text: &str) -> Option<Uuid> {
     let mut uuid = Uuid::default();
     let digits = text.strip_prefix("GPU-").or_else(|| text.strip_prefix("MIG-"))?;

@@ -171,8 +171,8 @@ impl Encoder {
         }
     }
 
-    /// Adds the mean times of the launches so far, as far as `mean_ns` knows them by the launch's
-    /// key, and as far as a chunk of `most_bytes` has room.
+    /// Adds the mean times of the launches so far, if `mean_ns` knows them by the launch's key, and
+    /// a chunk of `most_bytes` has room.
     pub fn means(&mut self, mean_ns: impl Fn(u64) -> Option<u64>, most_bytes: usize) {
         let most_bytes = most_bytes.saturating_sub(size_of::<ChunkHead>() + MAX_RECORD_BYTES);
         for key in std::mem::take(&mut self.keys) {

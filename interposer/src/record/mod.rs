@@ -1,8 +1,8 @@
-//! Recording: writes the job's calls of the driver into a trace (`deepres run --record`), or into an
-//! excerpt for the daemon ([`deepres_abi::excerpt`]). [`deepres_abi::recording`] is the format.
+//! Recording: writes the job's calls of the driver into a trace (`deepres run --record`), or into
+//! an excerpt for the daemon ([`deepres_abi::excerpt`]). [`deepres_abi::recording`] is the format.
 //!
-//! Each thread puts its calls into a ring of its own, and the recording thread encodes the calls
-//! and writes them to the trace and to the excerpt. Without a recording, a launch costs nothing more:
+//! Each thread puts its calls into a ring of its own. The recording thread encodes the calls, and
+//! writes them to the trace and to the excerpt. Without a recording, a launch costs nothing more:
 //! the word that tells of captures ([`crate::capture`]) also tells of a recording.
 
 mod encode;
@@ -287,9 +287,9 @@ pub fn follow(stream: Stream) {
     }
 }
 
-/// Records a function's name, and the number of its blocks that run at once, the first time that this
-/// thread launches the function with this block. The question for the name may load the function,
-/// but the launch would load it anyway.
+/// Records a function's name and the number of its blocks that run at once, when this thread first
+/// launches the function with this block. The question for the name may load the function, but the
+/// launch would load it anyway.
 fn describe(api: ApiId, function: CUfunction, block: [u32; 3], shared_bytes: u32) {
     let Some(recording) = current() else { return };
     if matches!(api, ApiId::cuGraphLaunch | ApiId::cuGraphLaunch_ptsz) {

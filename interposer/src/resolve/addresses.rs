@@ -1,8 +1,8 @@
 //! Maps an address that `cuGetProcAddress` returned to the hook of exactly that function.
 //!
-//! The drivers that the authors know return the addresses of their exports, so that the address names
-//! the function. A driver may return other addresses, for example of internal functions, or of a
-//! library behind it. The name and the version then name the function.
+//! The drivers that the authors know return the addresses of their exports, so that the address
+//! names the function. A driver may return other addresses, for example of internal functions, or
+//! of a library behind it. The name and the version then name the function.
 
 use deepres_abi::driver::{self as table, ApiId, StreamKind};
 
@@ -16,8 +16,8 @@ use crate::hooks;
 /// two variants share an address, this flag decides between them.
 ///
 /// Otherwise the address alone decides, so the hook has the ABI that the driver chose, for any
-/// version. If no export of the driver has the address, name and version decide ([`by_name`]). If they
-/// cannot, returns the address unchanged. The function never guesses.
+/// version. If no export of the driver has the address, name and version decide ([`by_name`]). If
+/// they cannot, returns the address unchanged. The function never guesses.
 pub fn hook_for(family: &[u8], found: usize, version: u32, per_thread: bool) -> usize {
     let (mut is_hooked_family, mut chosen) = (false, None);
     for id in table::variants(family).chain(table::by_symbol(family)) {
@@ -59,10 +59,11 @@ pub fn hook_for(family: &[u8], found: usize, version: u32, per_thread: bool) -> 
     found
 }
 
-/// Returns the function that the driver chose for a look-up, by the rule of `cuGetProcAddress`: the
-/// newest variant of the driver that is no newer than `version`. Returns `None` if the driver has a
+/// Returns the function that the driver chose for a look-up: by the rule of `cuGetProcAddress`, the
+/// driver's newest variant that is no newer than `version`. Returns `None` if the driver has a
 /// variant that this deepres does not know, because the driver may have chosen it. Also returns
-/// `None` if the hooks call another library than the driver, because that library may have answered.
+/// `None` if the hooks call another library than the driver, because that library may have
+/// answered.
 fn by_name(family: &[u8], version: u32, per_thread: bool) -> Option<ApiId> {
     let has = |id| driver::address(id) != 0;
     table::resolve_among(family, version, per_thread, has).filter(|_| driver::has_no_unknown_variant(family))

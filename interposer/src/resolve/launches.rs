@@ -1,7 +1,7 @@
 //! Looks `cuLaunchKernel` up as the process does.
 //!
-//! A look-up ends at the hook only if the driver, the other preloaded libraries and their order are as
-//! deepres expects. So each session tries every way of look-up once, at its beginning.
+//! A look-up ends at the hook only if the driver, the other preloaded libraries and their order are
+//! as deepres expects. So each session tries every way of look-up once, at its beginning.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::null_mut;
@@ -22,9 +22,9 @@ type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 type ProcAddress = [usize; 2];
 
 /// Returns the names of the ways of look-up by which the process gets the driver's own
-/// `cuLaunchKernel`. A library that the process loaded before this one may give a function of its own,
-/// which calls the hook. Behind a library that forwards to the driver, the answer depends on the asker,
-/// so the function tries nothing.
+/// `cuLaunchKernel`. A library that the process loaded before this one may give a function of its
+/// own, which calls the hook. Behind a library that forwards to the driver, the answer depends on
+/// the asker, so the function tries nothing.
 pub fn lost_ways() -> Vec<&'static str> {
     let (Some(inside), Some(dlsym)) = (driver::address_inside(), elf::find(|object| object.symbol(c"dlsym")))
     else {
@@ -58,8 +58,8 @@ fn ask([newer, older]: ProcAddress, flags: u64) -> usize {
     if !is_known || newer | older == 0 {
         return 0;
     }
-    // SAFETY: a look-up by this name found the function, so it has the type of this name in the table.
-    // All results have room, and the name is terminated.
+    // SAFETY: a look-up by this name found the function, so it has the type of this name in the
+    // table. All results have room, and the name is terminated.
     let result = unsafe {
         if newer == 0 {
             let ask = std::mem::transmute::<usize, pfn::cuGetProcAddress>(older);

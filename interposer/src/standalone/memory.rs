@@ -22,6 +22,7 @@ pub fn page<P: Page>() -> io::Result<&'static P> {
     if address == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the code has just mapped the memory. It is zero and writable, and no code unmaps it.
+    // SAFETY: the code has just mapped the memory. The memory is zero and writable, and no code
+    // unmaps it.
     unsafe { page::create::<P>(address.cast(), bytes) }.map_err(io::Error::other)
 }

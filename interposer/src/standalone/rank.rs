@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use deepres_abi::meter::Reading;
 use deepres_abi::standalone::StandaloneGpu;
 
-/// The rank counts as spinning if its work exceeds the usual time by more than the usual time
-/// divided by this number, plus the delay of a look. The lengths of a kernel vary less.
+/// The rank counts as spinning if its work exceeds the usual time by more than the usual time over
+/// this number, plus a look's delay. The lengths of a kernel vary less.
 const USUAL_PER_SPIN: u64 = 2;
 /// The longest spin of one rank for a second rank, ns. Within this time, the second rank can
 /// launch.

@@ -29,8 +29,8 @@ use rustix::net::{
 };
 use zerocopy::IntoBytes as _;
 
-/// The daemon's index of the GPU. It is not 0, so that a wrong ordinal in its place makes a test
-/// fail.
+/// The daemon's index of the GPU. The index is not 0, so that a wrong ordinal in its place makes a
+/// test fail.
 const GPU: usize = 3;
 /// The longest time that a step may take before a test fails.
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -906,7 +906,8 @@ impl World {
         for context in &self.held[Contexts] {
             insist(&|| Ok(cu!(cuCtxDestroy_v2(*context as CUcontext))))?;
         }
-        // Memory from pools belongs to no context. It is freed in a context that captures nothing.
+        // Memory from pools belongs to no context. The test frees such memory in a context that
+        // captures nothing.
         insist(&|| Ok(cu!(cuDevicePrimaryCtxReset_v2(0))))?;
         let mut last = null_mut();
         must!(cuDevicePrimaryCtxRetain(&mut last, 0));

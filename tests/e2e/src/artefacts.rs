@@ -33,8 +33,8 @@ pub struct Artefacts {
     pub deepres: PathBuf,
     /// Path of the preloaded library.
     pub library: PathBuf,
-    /// Folder with the simulated `libcuda.so.1` and `libnvidia-ml.so.1`, for LD_LIBRARY_PATH, and the
-    /// stand-in for MPS.
+    /// Folder with the simulated `libcuda.so.1` and `libnvidia-ml.so.1`, for LD_LIBRARY_PATH, and
+    /// the stand-in for MPS.
     pub simgpu: PathBuf,
 }
 

@@ -2,15 +2,15 @@
 //!
 //! The hypervisor of a virtual machine gives an idle CPU to other machines. On a busy host, the
 //! hypervisor returns the CPU about a millisecond after a timer should have woken it. A GPU's own
-//! clock does not wait for the CPU. Therefore the tests ask the kernel to tolerate no latency of its
-//! idle states (Documentation/power/pm_qos_interface.rst). An idle CPU then polls instead of going
-//! to sleep. A thread of the test that wakes up runs at once, as on a machine of its own.
+//! clock does not wait for the CPU. Therefore the tests ask the kernel to tolerate no latency of
+//! its idle states (Documentation/power/pm_qos_interface.rst). An idle CPU then polls instead of
+//! going to sleep. A thread of the test that wakes up runs at once, as on a machine of its own.
 //!
 //! If the process lacks the right to ask, a thread of the lowest policy (SCHED_IDLE, sched(7)) uses
-//! the spare time of each CPU. Such a thread is worse: with autogroups (sched(7)), the kernel gives it
-//! the weight of its whole session against threads of other sessions. These wait for milliseconds.
-//! The thread does not yield, because under Linux 6.18 a thread that yielded again and again kept
-//! kernel threads from running for a minute (compare the kernel's commit 1319ea57529e).
+//! the spare time of each CPU. Such a thread is worse: with autogroups (sched(7)), the kernel gives
+//! it the weight of its whole session against threads of other sessions. Those threads then wait
+//! for milliseconds. The thread does not yield: under Linux 6.18, a thread that yielded again and
+//! again kept kernel threads from running for a minute (compare the kernel's commit 1319ea57529e).
 
 use std::io::Write as _;
 use std::{fs, hint, io, mem, sync::OnceLock, thread};

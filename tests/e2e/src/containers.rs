@@ -131,8 +131,8 @@ impl<'host> Containers<'host> {
         self.start_bare(&given.iter().map(String::as_str).collect::<Vec<_>>(), users, program)
     }
 
-    /// Starts a container with a fresh Debian 12 without anything of deepres, in which systemd runs.
-    /// The container has the users of the machine.
+    /// Starts a container with a fresh Debian 12 without anything of deepres, in which systemd
+    /// runs. The container has the users of the machine.
     #[track_caller]
     pub fn start_system(&self, options: &[&str]) -> Container {
         let root = system_root().unwrap_or_else(|error| panic!("the system's root: {error:#}"));

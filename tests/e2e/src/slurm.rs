@@ -139,7 +139,7 @@ impl<'host> Cluster<'host> {
         let Node { slurmd, port, .. } = &mut self.nodes[node];
         if let Some(slurmd) = slurmd {
             slurmd.signal(Signal::TERM);
-            // If the signal comes while slurmd reads its configuration, or just before it waits for a
+            // If the signal comes while slurmd reads its configuration or begins to wait for a
             // connection, slurmd heeds the signal only after the next connection.
             eventually_within("slurmd ends", START_LIMIT, || {
                 drop(TcpStream::connect(("127.0.0.1", *port)));
@@ -234,8 +234,8 @@ impl<'host> Cluster<'host> {
             false => "CgroupPlugin=cgroup/v2\nIgnoreSystemd=yes\n",
         };
         write("cgroup.conf", cgroups.as_bytes(), 0o644);
-        // The hooks are those that deepres ships. They run this build's command. Slurm starts the
-        // epilog with an environment of its own, which does not name the daemon of the test.
+        // The hooks are those that deepres ships. The hooks run this build's command. Slurm starts
+        // the epilog with an environment of its own, which does not name the daemon of the test.
         let command = &artefacts().deepres;
         let folder_of_command = command.parent().unwrap_or_else(|| panic!("{}", command.display()));
         let own_path = format!("PATH={}:/usr/local/bin", folder_of_command.display());
@@ -277,8 +277,8 @@ impl Drop for Cluster<'_> {
                 eprintln!("{}:\n{text}", log.path().display());
             }
         }
-        // The processes of jobs are not children of Slurm's daemons, so the jobs end first. The host
-        // kills any process that is left.
+        // The processes of jobs are not children of Slurm's daemons, so the jobs end first. The
+        // host kills any process that is left.
         let _ = self.command(0, "scancel").args(["--user", "root"]).output();
         for _ in 0..LOOKS_FOR_END {
             let left = self.command(0, "squeue").arg("--noheader").output();

@@ -2,18 +2,18 @@
 //! simulated GPU.
 //!
 //! The runtime (`tests/simgpu/runtime`) and the functions of the compute libraries that a training
-//! needs (`tests/simgpu/libs`) are ours. For each compute library that a framework uses, this module
-//! makes a facade: a library of NVIDIA's name with NVIDIA's symbol versions. A facade needs
+//! needs (`tests/simgpu/libs`) are ours. For each compute library that a framework uses, this
+//! module makes a facade: a library of NVIDIA's name with NVIDIA's symbol versions. A facade needs
 //! `libsimgpu_libs.so`, and answers all other functions that the framework uses with an error of
 //! NVIDIA's library.
 //!
 //! PyTorch's libraries import the functions. TensorFlow opens NVIDIA's libraries by name and looks
-//! the functions up, without versions. TensorFlow is built for CUDA 12, so it opens `libcudart.so.12`.
-//! This library too is a facade, of the stand-in for CUDA 13. The facade refuses the functions whose
-//! arguments CUDA 13 changed.
+//! the functions up, without versions. TensorFlow is built for CUDA 12, so it opens
+//! `libcudart.so.12`. This library too is a facade, of the stand-in for CUDA 13. The facade refuses
+//! the functions whose arguments CUDA 13 changed.
 //!
-//! The folder of the stand-ins belongs into LD_LIBRARY_PATH. PyTorch's libraries look in the folders
-//! of NVIDIA's packages first, so NVIDIA's packages must be absent. TensorFlow looks in
+//! The folder of the stand-ins belongs into LD_LIBRARY_PATH. PyTorch's libraries look in the
+//! folders of NVIDIA's packages first, so NVIDIA's packages must be absent. TensorFlow looks in
 //! LD_LIBRARY_PATH first.
 
 use std::{
@@ -121,7 +121,8 @@ struct Import {
 /// Returns the functions of NVIDIA's libraries that a library imports.
 fn imports_of(library: &Path) -> Result<Vec<Import>> {
     let file = File::open(library).with_context(|| format!("cannot open {}", library.display()))?;
-    // PyTorch's largest library has half a gigabyte, of which this function reads the symbols alone.
+    // PyTorch's largest library has half a gigabyte, of which this function reads the symbols
+    // alone.
     let data = &ReadCache::new(file);
     let header = FileHeader64::<Endianness>::parse(data)?;
     let endian = header.endian()?;
@@ -155,7 +156,8 @@ fn is_nvidias(library: &str) -> bool {
         && !library.starts_with("libcuda.")
 }
 
-/// Writes the list of the imports of PyTorch's libraries to [`IMPORTS`] in the environment's folder.
+/// Writes the list of the imports of PyTorch's libraries to [`IMPORTS`] in the environment's
+/// folder.
 pub(crate) fn note_imports(environment: &Venv) -> Result<()> {
     let mut imports = BTreeSet::new();
     let libraries = environment.packages()?.join("torch/lib");

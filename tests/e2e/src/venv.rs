@@ -109,14 +109,15 @@ pub fn pycuda(clients: &Venv, driver: &Path) -> Result<Venv> {
     with_requirements("venv-pycuda", "requirements-pycuda.txt", &recipe)
 }
 
-/// Returns the environment with PyTorch and without NVIDIA's libraries, for the stand-ins. Makes the
-/// environment first if the cache lacks it.
+/// Returns the environment with PyTorch and without NVIDIA's libraries, for the stand-ins. Makes
+/// the environment first if the cache lacks it.
 pub fn torch_alone() -> Result<Venv> {
     let recipe = Recipe { options: &["--no-deps"], then: Some(stand_ins::note_imports), ..Recipe::default() };
     with_requirements("venv-torch-alone", "requirements-torch-alone.txt", &recipe)
 }
 
-/// Returns the environment with a Jupyter kernel. Makes the environment first if the cache lacks it.
+/// Returns the environment with a Jupyter kernel. Makes the environment first if the cache lacks
+/// it.
 pub fn jupyter() -> Result<Venv> {
     with_requirements("venv-jupyter", "requirements-jupyter.txt", &Recipe::default())
 }

@@ -68,12 +68,12 @@ pub struct Client<'a> {
     pub arguments: &'a [&'a str],
     /// Variables in addition to the inherited environment.
     pub variables: &'a [(&'a str, &'a str)],
-    /// Folders of libraries, as LD_LIBRARY_PATH lists them. They follow the folder of the simulated
-    /// GPU.
+    /// Folders of libraries, as LD_LIBRARY_PATH lists them. These folders follow the folder of the
+    /// simulated GPU.
     pub libraries: &'a str,
-    /// Libraries of the program that define functions with the driver's names. Each library looks
-    /// up the driver's functions that it calls. deepres puts its hooks before the library's
-    /// functions, and such a look-up may get the driver's own function.
+    /// Libraries of the program that define functions with the driver's names. Such a library
+    /// itself looks up the driver's functions that it calls. Because the hooks of deepres come
+    /// before the library's functions, such a look-up may get the driver's own function.
     pub forwarders: &'a [&'a str],
     /// The time limit of the program.
     pub within: Duration,

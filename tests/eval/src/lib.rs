@@ -1,7 +1,8 @@
 //! Evaluates policies that share a GPU, in virtual time. `cargo xtask eval` prints the results. The
 //! end-to-end tests compare the results with the same scenarios in real time. `cargo xtask eval
-//! --placement` evaluates policies that choose GPUs, `--packing` policies that share the SMs,
-//! `--cluster` a day on a cluster, and `--plans` plans for tenants that repeat themselves.
+//! --placement` evaluates policies that choose GPUs, and `--packing` policies that share the SMs.
+//! `--cluster` evaluates a day on a cluster, and `--plans` plans for tenants that repeat
+//! themselves.
 
 pub mod bars;
 pub mod beside;

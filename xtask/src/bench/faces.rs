@@ -1,5 +1,5 @@
-//! `cargo xtask bench faces`: the cost of a scrape of the metrics, and of `deepres top`, the delay
-//! of an arbiter by scrapes, and the size and the frames of the page.
+//! `cargo xtask bench faces`: the cost of a scrape of the metrics and of `deepres top`, the delay
+//! of an arbiter by scrapes, and the size of the page.
 
 use std::fs;
 use std::io::{Read as _, Write as _};

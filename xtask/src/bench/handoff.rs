@@ -55,9 +55,8 @@ struct Report {
     handoff_us: Quantiles,
     handoffs: u64,
     quantum_us: f64,
-    /// Mean idle time of the GPU for a hand-off, between the work of one tenant and the work of the
-    /// next, by the simulated GPU's record. The time does not include the GPU's switches between
-    /// contexts.
+    /// Mean idle time of the GPU in a hand-off, between the work of two tenants, by the simulated
+    /// GPU's record. The time does not include the GPU's switches between contexts.
     idle_per_handoff_us: f64,
     /// Idle time between a tenant's work and its own next work, for each hand-off. In this time the
     /// program waited for its results.
@@ -86,7 +85,7 @@ pub fn run(options: &Options) -> Result<impl super::Report> {
 impl super::Report for Report {
     fn bars(&self) -> Vec<(String, bool)> {
         vec![
-            bar("a new quota within 10 ms (99 %)", self.set_reaction_ms.p99 <= 10.0),
+            bar("a new share within 10 ms (99 %)", self.set_reaction_ms.p99 <= 10.0),
             bar("a waiting tenant within 10 ms (99 %)", self.waiting_reaction_ms.p99 <= 10.0),
             bar("at most 2 % of the quantum idle in a hand-off", self.idle_fraction_of_quantum <= 0.02),
         ]
@@ -99,7 +98,7 @@ impl super::Report for Report {
             "{} hand-offs of {:.0} µs (median) to {:.0} µs (99 %)\n\
          the GPU idles for {:.0} µs in each, {:.2} % of the quantum of {:.1} ms, and switches for {:.0} µs\n\
          the GPU idles for another {:.0} µs in each while a tenant waits for its own results\n\
-         a new quota: first launch after {:.1} ms (median) to {:.1} ms (99 %)\n\
+         a new share: first launch after {:.1} ms (median) to {:.1} ms (99 %)\n\
          a waiting tenant beside a best-effort holder with kernels of {:.1} ms: {:.1} ms (median) to {:.1} ms (99 %)",
             report.handoffs,
             handoff_us.p50,
@@ -183,7 +182,7 @@ fn settings(kit: &Kit) -> Result<Quantiles> {
         kit.interrupt.sleep(SETTING_HOLDS)?;
         let first_ns = logs[major]
             .first_after(in_force_ns)?
-            .with_context(|| format!("{} launched nothing under its new quota", names[major]))?;
+            .with_context(|| format!("{} launched nothing under its new share", names[major]))?;
         reactions_ms.push((first_ns - asked_ns) as f64 / NS_PER_MS);
     }
     clients.iter_mut().try_for_each(|client| client.still_runs())?;

@@ -87,11 +87,11 @@ enum Bench {
     Hook(hook::Options),
     /// Measure what deepres adds to a process's first CUDA call, with a daemon and without one
     ///
-    /// A client loads a driver that does nothing and calls cuInit. In turn it runs bare, as a
-    /// tenant of a daemon, and preloaded where no daemon runs. The output shows the medians.
+    /// A client loads a driver that does nothing and calls cuInit. The client runs in turn bare, as
+    /// a tenant of a daemon, and preloaded where no daemon runs. The output shows the medians.
     Connect(connect::Options),
-    /// Measure how much a best-effort tenant gets of another tenant's pauses, and what that costs
-    /// the other
+    /// Measure a best-effort tenant's part of another tenant's pauses, and the cost for the other
+    /// tenant
     ///
     /// A trainer with pauses and a server of requests run alone and beside a best-effort trainer. A
     /// third run replaces deepres by the simulated GPU's own time-slicing.
@@ -103,11 +103,11 @@ enum Bench {
     /// the page
     ///
     /// A thousand idle tenants are on eight simulated GPUs, each on one. The output shows the
-    /// median scrape, the bytes of its compressed answer, the CPU time of `deepres top`, and how
-    /// much ten scrapes a second delay an arbiter. With 200 tenants and Chromium, it shows the
-    /// frames that the page draws.
+    /// median scrape, the bytes of its compressed answer, and the CPU time of `deepres top`. The
+    /// output also shows how much ten scrapes a second delay an arbiter. With 200 tenants and
+    /// Chromium, it shows the frames that the page draws.
     Faces(faces::Options),
-    /// Measure how long hand-offs take, and how soon a new quota holds or a waiting tenant runs
+    /// Measure how long hand-offs take, and how soon a new share holds or a waiting tenant runs
     Handoff(handoff::Options),
     /// Check that racing processes stay within their tenant's memory limit, and measure the cost
     ///
@@ -115,8 +115,8 @@ enum Bench {
     /// fast as they can. Some of the processes are killed during the race.
     ///
     /// The report counts breaches: moments at which more than the limit was held, by the clients'
-    /// own record or by the simulated GPU's. It also counts false refusals: requests that would
-    /// have fitted at every moment of their call.
+    /// own record or by the simulated GPU's. The report also counts false refusals: requests that
+    /// would have fitted at every moment of their call.
     ///
     /// The time of an allocation and its free is measured as in `bench hook`, under a limit.
     Memory(memory::Options),
@@ -132,8 +132,9 @@ enum Bench {
     /// Measure how exact shares of GPU time are, and what sharing costs
     ///
     /// Two or three backlogged tenants share a simulated GPU, for each choice of shares and work.
-    /// The output compares the GPU time used with the entitlement and with the meter. It also
-    /// compares the work done with one tenant alone, and one tenant alone with the bare driver.
+    /// The output compares the GPU time used with the entitlement and with the meter. The output
+    /// also compares the work done with one tenant alone, and one tenant alone with the bare
+    /// driver.
     Share(share::Options),
     /// Measure how long many processes that start at once wait until they are served
     ///

@@ -31,8 +31,8 @@ enum Case {
     HostBound,
     /// One trainer with small kernels, which reads each tenth loss
     HostBoundAhead,
-    /// Two trainers with small kernels at once. The fluid limit gives both the speed that each has
-    /// on a GPU of its own at the same time, because together they need less than the whole GPU
+    /// Two trainers with small kernels at once. In the fluid limit, both have the speed that each
+    /// has on a GPU of its own, because together they need less than the whole GPU
     Together,
 }
 
@@ -58,7 +58,7 @@ impl Case {
 /// Options of `cargo xtask bench torch`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// What to measure (default: everything)
+    /// Cases to measure (default: all)
     cases: Vec<Case>,
     /// Number of pairs of runs of each case: one run with deepres and one without
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1_000))]

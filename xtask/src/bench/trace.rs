@@ -50,8 +50,8 @@ pub fn run() -> Result<impl super::Report> {
 /// The report covers the tracepoints, which the daemon uses.
 impl Serialize for Report {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        // The report counts the events that the command loses. It does not count the events that
-        // the ring could not take.
+        // The report counts the events that the command loses. The report does not count the events
+        // that the ring could not take.
         let figure = |field: &str| match field {
             "lost_at_1e5_per_s" => &self.all["lost_by_trace"],
             _ => &self.ways[0][field],

@@ -41,8 +41,8 @@ struct Tenant {
     client: &'static str,
     /// The tenant's entitlement, as a part of the GPU.
     entitled_share: f64,
-    /// Due share: the entitlement in the time in which both tenants had work, and the whole GPU in
-    /// the time in which only this tenant had work.
+    /// Due share: the entitlement while both tenants had work, and the whole GPU while only this
+    /// tenant had work.
     due_share: f64,
     /// The share by the meter of deepres.
     metered_share: f64,

@@ -1,9 +1,9 @@
-//! `cargo xtask dist`: builds the product for users, so that it runs on old distributions, and
-//! packs it: a package for Debian, a wheel for pip and an archive.
+//! `cargo xtask dist`: builds the product for users, also of old distributions, and packs it: a
+//! package for Debian, a wheel for pip and an archive.
 //!
 //! The linker is zig's (from PyPI; cargo-zigbuild calls it). This linker links against the symbol
 //! versions of a chosen glibc, with any glibc on the build machine. Two builds of one commit give
-//! the same bytes: paths of the build machine do not reach the product, and all packed files have
+//! the same bytes. Paths of the build machine do not reach the product, and all packed files have
 //! the time of the commit (or `SOURCE_DATE_EPOCH`).
 
 mod contents;

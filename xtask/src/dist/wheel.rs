@@ -1,6 +1,6 @@
-//! The package for pip: the program becomes a script of the Python environment, and the library
-//! goes into the environment's `lib/deepres`, where the program looks for it. The wheel has no
-//! Python code.
+//! The package for pip. The program becomes a script of the Python environment. The library goes
+//! into the environment's `lib/deepres`, where the program looks for it. The wheel has no Python
+//! code.
 
 use std::fs::File;
 use std::io::Write as _;

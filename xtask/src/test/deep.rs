@@ -9,7 +9,7 @@ use deepres_e2e::{containers, venv};
 
 use super::tally::Tally;
 use super::{EndToEnd, cargo_tests, heading, measured, models, prepare, program, together};
-use crate::sanitize::{self, Sanitizer};
+use crate::sanitize::Sanitizer;
 use crate::{build, command, dist, ebpf, eval, fuzz};
 
 /// The time that each fuzz target runs, s.
@@ -64,7 +64,7 @@ pub fn run(tally: &mut Tally) -> Result<()> {
                 "ThreadSanitizer needs the source of the standard library; run `rustup component add rust-src`"
             );
         }
-        cargo_tests(tally, &mut sanitizer.tests()?, &["--skip", sanitize::LEFT_OUT])?;
+        cargo_tests(tally, &mut sanitizer.tests()?, &[])?;
     }
     Ok(())
 }

@@ -29,9 +29,9 @@ pub struct Options {
     /// Run only tests whose name contains NAME, and no other checks.
     #[arg(long, value_name = "NAME", conflicts_with = "deep")]
     filter: Option<String>,
-    /// Run the deep track, and note a pass in docs/deep-check.md. It runs every test on the product
-    /// as `cargo xtask dist` makes it, and adds sanitizers and longer fuzzing. It also adds
-    /// PyTorch, TensorFlow and JAX from PyPI (some 20 GB in the cache).
+    /// Run the deep track, and note a pass in docs/deep-check.md. The deep track runs every test on
+    /// the product as `cargo xtask dist` makes it, and adds sanitizers and fuzzing. The deep track
+    /// also adds PyTorch, TensorFlow and JAX from PyPI (some 20 GB in the cache).
     #[arg(long)]
     deep: bool,
 }

@@ -24,8 +24,8 @@ pub fn checks() -> Vec<Check> {
     [module(), gpus(), devices(), mps()].into_iter().chain(checkpoints()).chain(of_file).collect()
 }
 
-/// Returns the file of the driver that programs find; `None` if they find none. Another process loads
-/// the driver, so that the driver is never in this process.
+/// Returns the file of the driver that programs find; `None` if they find none. Another process
+/// loads the driver, so that the driver is never in this process.
 fn library() -> Option<PathBuf> {
     let mut program = Command::new(std::env::current_exe().ok()?);
     program.args(["has-library", DRIVER_LIBRARY]).stdin(Stdio::null()).stderr(Stdio::null());

@@ -1,5 +1,5 @@
-//! `deepres doctor --driver FILE`: checks a driver's libcuda.so without a GPU. The checks read the file
-//! and load nothing.
+//! `deepres doctor --driver FILE`: checks a driver's libcuda.so without a GPU. The checks read the
+//! file and load nothing.
 
 use super::Check;
 use anyhow::{Context, Result};

@@ -9,7 +9,7 @@ use deepres_policy::packing::knapsack::WHOLE_PERCENT;
 use deepres_policy::packing::profile::{Profile as Fit, Unfit};
 use std::io::{self, Write};
 
-/// The host bounds a request that takes this many times its GPU time.
+/// The host limits the speed of a request that takes this many times its GPU time.
 const HOST_BOUND: f64 = 1.5;
 /// The width of the chart of a batch, columns.
 const CHART: usize = 20;
@@ -75,14 +75,14 @@ impl<'a> Curve<'a> {
         each.max_by(|one, other| one.efficacy.total_cmp(&other.efficacy))
     }
 
-    /// Returns the warnings about programs that the host bounds.
+    /// Returns the warnings about programs whose speed the host limits.
     pub fn warnings(&self) -> Vec<String> {
         let widest = self.batches.iter().filter_map(|batch| self.profile.widest(*batch));
         let bound = widest.filter(|point| point.ms + point.host_ms() > HOST_BOUND * point.ms);
         let warning = |point: &Point| {
             format!(
-                "with batch {}, a request takes {}, and its GPU time is {}: the host bounds the program, so a smaller \
-                 part of the SMs is no gain beside sharing in time",
+                "with batch {}, a request takes {}, and its GPU time is {}: the host limits the program, so a \
+                 smaller part of the SMs gains no more than turns on the whole GPU",
                 point.batch,
                 ms(point.ms + point.host_ms()),
                 ms(point.ms)

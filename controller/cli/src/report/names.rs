@@ -132,7 +132,8 @@ fn collect(value: &Value, names: &mut BTreeSet<String>) {
     }
 }
 
-/// Returns the names in a log: the values of the fields in [`NAMED`], and single words in backquotes.
+/// Returns the names in a log: the values of the fields in [`NAMED`], and single words in
+/// backquotes.
 fn logged(log: &str) -> impl Iterator<Item = String> {
     let fields = log.lines().flat_map(fields);
     // Of the parts of a line between backquotes, every second is quoted.

@@ -10,7 +10,7 @@ use deepres_policy::packing::knapsack::WHOLE_PERCENT;
 use std::ffi::OsString;
 use std::path::Path;
 
-/// Returns the profile in the file for the daemon; with `is_auto`, sets the wish for a part of the
+/// Returns the profile in the file for the daemon. With `is_auto`, sets the wish for a part of the
 /// SMs by the profile, and prints the part.
 ///
 /// # Errors

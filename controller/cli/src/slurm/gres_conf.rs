@@ -42,8 +42,8 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 /// Returns the lines. The GPUs come in the order of their device files, because the daemon and the
-/// list of links rely on this order. MIG devices have no line: several share the device file of their
-/// GPU, and Slurm gives a job a device file as a whole.
+/// list of links rely on this order. MIG devices have no line: several share the device file of
+/// their GPU, and Slurm gives a job a device file as a whole.
 fn lines(args: &Args, gpus: &[Gpu], topology: &Topology, cores: &Cores) -> Result<String> {
     let mut files: Vec<(u32, usize)> = Vec::new();
     let (parts, whole): (Vec<_>, Vec<_>) = gpus.iter().enumerate().partition(|(_, gpu)| gpu.is_mig());

@@ -1,5 +1,6 @@
-//! `deepres slurm task-prolog`: Slurm runs it as the job's user before each task, and reads changes
-//! of the task's environment from its output (`export NAME=VALUE`, `unset NAME`, `print TEXT`).
+//! `deepres slurm task-prolog`: Slurm runs the command as the job's user before each task. From the
+//! output, Slurm reads changes of the task's environment (`export NAME=VALUE`, `unset NAME`, `print
+//! TEXT`).
 //!
 //! The variables that this command sets are the job's claim. The daemon asks Slurm itself
 //! (`daemon/slurm`), because a job can change its variables.
@@ -25,8 +26,8 @@ const SHARDS_VARIABLE: &str = "SLURM_SHARDS_ON_NODE";
 /// Variable with the number of GPUs of a task's job or step on this node. A step without GPUs lacks
 /// the variable.
 const GPUS_VARIABLE: &str = "SLURM_GPUS_ON_NODE";
-/// Variables with the places of a task's GPUs in Slurm's list of the node's GPUs: of its step, and of
-/// its job. The list has the order of the device files, whose numbers may have gaps.
+/// Variables with the places of a task's GPUs in Slurm's list of the node's GPUs: of its step, and
+/// of its job. The list has the order of the device files, whose numbers may have gaps.
 const PLACES_VARIABLES: [&str; 2] = ["SLURM_STEP_GPUS", "SLURM_JOB_GPUS"];
 /// Variable with the number of a task's step. The batch script of a job is no numbered step.
 const STEP_VARIABLE: &str = "SLURM_STEP_ID";
@@ -68,7 +69,8 @@ pub fn run() -> ExitCode {
 }
 
 /// If the task preloads libraries, starts this command anew without them, and returns only after a
-/// failure. Under the interposer of an outer job, NVML would show that job's part of a GPU as the GPU.
+/// failure. Under the interposer of an outer job, NVML would show that job's part of a GPU as the
+/// GPU.
 fn start_without_preload() -> Option<Error> {
     let preload = std::env::var_os(PRELOAD_VARIABLE)?;
     let program = match std::env::current_exe() {

@@ -171,7 +171,8 @@ fn show(
                 continue;
             }
             Some(Action::Redraw) => {
-                // The function `clear` would wait for an answer of the terminal, which a slow line delays.
+                // The function `clear` would wait for an answer of the terminal, which a slow line
+                // delays.
                 let area = terminal.get_frame().area();
                 terminal.resize(area)?;
                 continue;

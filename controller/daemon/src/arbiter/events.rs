@@ -8,7 +8,7 @@
 //!
 //! The arbiter never reads a bell, because the tenant could make the read block. The counter of a
 //! bell therefore stays above 0. So the set reports a bell once more when the arbiter listens to it
-//! again, and the ringer pays for one look that may see nothing new.
+//! again. The ringer pays for one look that may see nothing new.
 //!
 //! Many ringers together could make the arbiter look without a pause, each at its pace. So after an
 //! answer, the arbiter answers no bell for as long as the look took. One look answers all bells

@@ -204,10 +204,10 @@ enum Command {
 /// The time for which this thread asks to run at once, ns: the least that Linux takes.
 const SLICE_NS: u64 = 100_000;
 
-/// Asks the system to run this thread soon whenever it wakes, for short times. An arbiter works for some
-/// ten microseconds at a time, and the GPU may idle until it does. From version 6.12 on, Linux lets a
-/// thread that asks for a shorter time than the running thread take its place at once. Other versions
-/// ignore the question.
+/// Asks the system to run this thread soon whenever it wakes, for short times. An arbiter works for
+/// some ten microseconds at a time, and the GPU may idle until it does. From version 6.12 on, Linux
+/// lets a thread that asks for a shorter time than the running thread take its place at once. Other
+/// versions ignore the question.
 fn ask_for_short_slices() {
     // SAFETY: all zeroes are a valid value of this plain structure.
     let mut attributes = unsafe { std::mem::zeroed::<libc::sched_attr>() };

@@ -21,8 +21,8 @@ const ID_DIGITS: usize = 64;
 const POD_UID_DIGITS: std::ops::RangeInclusive<usize> = 32..=36;
 /// Suffix that the kernel adds to the path of a removed cgroup.
 const REMOVED: &str = " (deleted)";
-/// The end of the name of a slice, in which systemd keeps cgroups. An administrator chooses the slice
-/// of Slurm.
+/// The end of the name of a slice, in which systemd keeps cgroups. An administrator chooses the
+/// slice of Slurm.
 const SLICE: &str = ".slice";
 /// Slurm's cgroup (version 1) on a host with one Slurm daemon.
 const SLURM: &str = "slurm";
@@ -85,9 +85,10 @@ impl Place {
         if let Kind::Slurm { job } = &self.kind { Some(job) } else { None }
     }
 
-    /// Returns whether root's Slurm on this machine made the cgroup of a job. Only root makes cgroups
-    /// directly below a slice, except in the slice of users. Root in a container can make cgroups with
-    /// the same names, but only inside the container. `home` is the daemon's own container.
+    /// Returns whether root's Slurm on this machine made the cgroup of a job. Only root makes
+    /// cgroups directly below a slice, except in the slice of users. Root in a container can make
+    /// cgroups with the same names, but only inside the container. `home` is the daemon's own
+    /// container.
     pub fn is_of_roots_slurm(&self, home: Option<&Self>) -> bool {
         let below = home.and_then(|home| self.path.strip_prefix(home.path.as_str()));
         let mut components = below.unwrap_or(&self.path).split('/').skip(1);
@@ -102,8 +103,8 @@ impl Place {
             }
     }
 
-    /// Returns the name under which Slurm knows this node, if the cgroup's path has it. The path has
-    /// the name if several Slurm daemons may run on one host.
+    /// Returns the name under which Slurm knows this node, if the cgroup's path has it. The path
+    /// has the name if several Slurm daemons may run on one host.
     pub fn slurm_node(&self) -> Option<&str> {
         let mut components = self.path.split('/').filter(|_| self.job().is_some());
         components.find_map(|component| {
@@ -219,8 +220,8 @@ fn pod(component: &str, above: &[&str]) -> Option<String> {
 /// Returns the name of the Slurm job whose cgroup has this name.
 ///
 /// - v1: `slurm/uid_N/job_N`; with several Slurm daemons on a host `slurm_HOST/…`
-/// - v2: `slurmstepd.scope/job_N`; with several daemons `HOST_slurmstepd.scope/…`; from release 26.05
-///   `slurmstepd.scope/SLUID`, unless `cgroup.conf` has `CgroupJobIdPaths=yes`
+/// - v2: `slurmstepd.scope/job_N`; with several daemons `HOST_slurmstepd.scope/…`; from release
+///   26.05 `slurmstepd.scope/SLUID`, unless `cgroup.conf` has `CgroupJobIdPaths=yes`
 fn job(component: &str, above: &[&str]) -> Option<JobName> {
     let is_slurm = match above {
         [.., root, user] if user.starts_with("uid_") => *root == SLURM || root.starts_with(SLURM_OF_NODE),

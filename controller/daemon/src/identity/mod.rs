@@ -214,7 +214,7 @@ fn of_name(
     let extent = names.extent_of(claim, facts);
     let found = Found::Name { within: extent.as_ref().map(|extent| extent.name.clone()) };
     // A process that had a session returns to the same tenant, even if the rules have changed since
-    // (another configuration, an older daemon). A process also stays in its tenant if a process of
+    // (another configuration, an older daemon). A process also belongs to a tenant if a process of
     // the tenant starts it in a container under the same name, or as another user.
     let own = facts.process.iter().cloned();
     let is_of_job = |process: &Process| facts.process.as_ref().is_some_and(|own| may_start(process, own));
@@ -232,8 +232,8 @@ fn of_name(
 }
 
 /// Returns the identity of a process of a batch job: the job's tenant, or the tenant of the name
-/// `claim` within the job. Returns `None` for any other process. `number` is the job's number, if Slurm
-/// has told it.
+/// `claim` within the job. Returns `None` for any other process. `number` is the job's number, if
+/// Slurm has told it.
 pub fn of_job(claim: &str, facts: &Facts, number: Option<u32>) -> Option<Identity> {
     let place = facts.place.as_ref()?;
     let job = place.job()?.clone();

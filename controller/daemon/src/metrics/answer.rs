@@ -48,8 +48,8 @@ impl Asked {
     /// Returns the time at which the next request probably comes, and the time after which the
     /// requests repeat. The first request tells neither.
     ///
-    /// Two clients may take turns, because Prometheus often runs twice. So the requests repeat after
-    /// two of them: also those of one client.
+    /// Two clients may take turns, because Prometheus often runs twice. So the requests repeat
+    /// after two of them: also those of one client.
     fn next(&self) -> Option<(Instant, Duration)> {
         match *self {
             Self(_, None, _) => None,

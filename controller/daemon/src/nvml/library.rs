@@ -72,7 +72,8 @@ impl Library {
     pub fn instance_of(&self, device: &Device<'_>) -> Instance {
         [&self.raw.nvmlDeviceGetGpuInstanceId, &self.raw.nvmlDeviceGetComputeInstanceId].map(|ask| {
             let (ask, mut number) = (ask.as_ref().ok()?, NO_INSTANCE);
-            // SAFETY: the handle is only passed to NVML, which outlives it, and the result has room.
+            // SAFETY: the handle is only passed to NVML, which outlives it, and the result has
+            // room.
             nvml_try(unsafe { ask(device.handle(), &mut number) }).ok()?;
             told(number)
         })

@@ -215,8 +215,8 @@ fn describe(device: &Device<'_>, driver_version: Option<&str>) -> Result<Gpu, Gp
     })
 }
 
-/// Returns the MIG devices of a GPU, which programs use instead of the GPU. The list is empty if the
-/// GPU is not in MIG mode, or has no MIG device that NVML describes.
+/// Returns the MIG devices of a GPU, which programs use instead of the GPU. The list is empty if
+/// the GPU is not in MIG mode, or has no MIG device that NVML describes.
 fn parts(
     library: &Library,
     device: &Device<'_>,
@@ -229,11 +229,12 @@ fn parts(
     described.filter_map(or_warn).collect()
 }
 
-/// Returns the GPUs by their numbers. A GPU that the driver lost, or that needs a reset, only keeps its
-/// number. Of a GPU that fell off the bus, drivers often report an unknown error.
+/// Returns the GPUs by their numbers. A GPU that the driver lost, or that needs a reset, only keeps
+/// its number. Of a GPU that fell off the bus, drivers often report an unknown error.
 ///
 /// # Errors
-/// The first other error, which may pass until the next start. The first error, if all GPUs are lost.
+/// The first other error, which may pass until the next start. The first error, if all GPUs are
+/// lost.
 fn numbered(described: Vec<Result<Gpu, GpuError>>) -> Result<Vec<Gpu>, GpuError> {
     if !described.iter().any(Result::is_ok) {
         return described.into_iter().collect();

@@ -16,8 +16,8 @@ const PCI_DEVICES: &str = "/sys/bus/pci/devices";
 /// Most NUMA nodes of which NVML is asked. Linux has 1,024 at most.
 const MOST_NODES: usize = 1024;
 
-/// Reads the topology of the GPUs with these UUIDs. A part that NVML does not tell is left out. A GPU
-/// that NVML does not know is far from all others.
+/// Reads the topology of the GPUs with these UUIDs. A part that NVML does not tell is left out. A
+/// GPU that NVML does not know is far from all others.
 pub fn read(library: &Library, uuids: &[String]) -> Topology {
     let (nvml, raw) = (&library.nvml, &library.raw);
     let devices: Vec<Option<Device<'_>>> =
@@ -104,8 +104,8 @@ fn numa_node(device: &Device<'_>) -> Option<u32> {
     near.next().filter(|_| near.next().is_none())
 }
 
-/// Returns the root of the tree of PCI Express with the device at this address, which NVML writes as
-/// `00000000:3B:00.0`.
+/// Returns the root of the tree of PCI Express with the device at this address, which NVML writes
+/// as `00000000:3B:00.0`.
 pub fn pcie_root(address: &str) -> Option<String> {
     pcie_root_in(Path::new(PCI_DEVICES), address)
 }

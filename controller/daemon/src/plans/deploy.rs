@@ -1,10 +1,10 @@
 //! Lets tenants follow a plan, and measures whether the plan is better than no plan.
 //!
 //! In a stint *with* the plan, the daemon installs the plan in the grant pages of the tenants'
-//! sessions. A thread for each tenant copies the tenant's place from its meter page into the grant pages
-//! of the others. In the next stint, there is no plan. The work of both stints is a pair of the trial
-//! ([`deepres_policy::granularity::trial`]). A plan that is kept stays on for longer, and the daemon goes
-//! on measuring.
+//! sessions. A thread for each tenant copies the tenant's place from its meter page into the grant
+//! pages of the others. In the next stint, there is no plan. The work of both stints is a pair of
+//! the trial ([`deepres_policy::granularity::trial`]). A plan that is kept stays on for longer, and
+//! the daemon goes on measuring.
 
 use super::Known;
 use crate::Shared;
@@ -28,24 +28,26 @@ use std::time::Duration;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
-/// The length of a stint, in iterations of all tenants. A stint then has at most 3 % of its work too
-/// much or too little at its two ends.
+/// The length of a stint, in iterations of all tenants. A stint then has at most 3 % of its work
+/// too much or too little at its two ends.
 const STINT_ITERATIONS: u32 = 32;
 /// The shortest stint. The counts of a meter are up to a segment late, which is 0.1 % of this time.
 const LEAST_STINT: Duration = Duration::from_millis(500);
-/// The iterations within which a tenant finds its iteration and meets the others. To find an iteration
-/// takes two at most, and to meet the others takes another one. One more is left for a slow start.
+/// The iterations within which a tenant finds its iteration and meets the others. To find an
+/// iteration takes two at most, and to meet the others takes another one. One more is left for a
+/// slow start.
 const SETTLE_ITERATIONS: u32 = 4;
 /// The length of a stint with a plan that is kept, in stints. The stint without the plan then costs
 /// an eighth of the gain.
 const KEPT_STINTS: u32 = 7;
-/// Pause between two looks at the tenants' places and sessions. A tenant that departs tells the others
-/// by itself, so no tenant waits for this look.
+/// Pause between two looks at the tenants' places and sessions. A tenant that departs tells the
+/// others by itself, so no tenant waits for this look.
 const LOOK: Duration = Duration::from_millis(50);
-/// The longest sleep of a thread that relays places, after which it looks whether the plan has ended.
+/// The longest sleep of a thread that relays places, after which it looks whether the plan has
+/// ended.
 const RELAY_NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-/// The longest wait of a launch at its cuts, ns. A launch that waits for room in its own window waits as
-/// long.
+/// The longest wait of a launch at its cuts, ns. A launch that waits for room in its own window
+/// waits as long.
 const MOST_BOUND_NS: f64 = 1e9;
 
 /// A plan that an administrator has turned on.
@@ -94,8 +96,9 @@ impl Deployed {
         }
     }
 
-    /// Takes the result of a pair of stints into account: the work with and without the plan, or why
-    /// the tenants did not follow the plan. `failures` counts the stints in a row in which they did not.
+    /// Takes the result of a pair of stints into account: the work with and without the plan, or
+    /// the reason for which tenants did not follow the plan. `failures` counts the stints in a row
+    /// in which they did not.
     fn judge(&mut self, pair: Result<(Vec<f64>, Vec<f64>), String>, failures: &mut u32) {
         self.why = None;
         match pair {
@@ -245,8 +248,8 @@ impl Installation {
                         wake(page);
                     }
                 }
-                // A session may change its page without pause. A place that lasts for less than a switch
-                // serves no cut.
+                // A session may change its page without pause. A place that lasts for less than a
+                // switch serves no cut.
                 thread::sleep(Duration::from_nanos(Search::default().switch_ns));
                 // The wait ends early if the place has changed since the reading.
                 let _ = futex::wait(progress.changes(), futex::Flags::empty(), seen, Some(&RELAY_NAP));

@@ -1,9 +1,10 @@
 //! Learns the iterations of tenants, searches plans for tenants that run at once, and lets tenants
 //! follow a plan ([`deploy`]; docs/granularity.md).
 //!
-//! An administrator asks the daemon to learn a tenant. The daemon then asks the tenant's sessions for
-//! an excerpt of their calls ([`deepres_abi::excerpt`]). A session may write any excerpt. So the daemon
-//! reads excerpts of a bounded size, from a bounded number of sessions, on another thread.
+//! An administrator asks the daemon to learn a tenant. The daemon then asks the tenant's sessions
+//! for an excerpt of their calls ([`deepres_abi::excerpt`]). A session may write any excerpt. So
+//! the daemon reads excerpts of a bounded size, from a bounded number of sessions, on another
+//! thread.
 
 mod deploy;
 
@@ -123,8 +124,8 @@ impl Plans {
         self.deployed.iter().filter(|(_, deployed)| deployed.is_on()).filter_map(saved).collect()
     }
 
-    /// Restores the plans that tenants followed under the previous daemon, except the plans of tenants
-    /// that this daemon does not know. The caller calls [`resume`] afterwards.
+    /// Restores the plans that tenants followed under the previous daemon, except the plans of
+    /// tenants that this daemon does not know. The caller calls [`resume`] afterwards.
     pub(crate) fn restore(&mut self, saved: Vec<SavedPlan>, registry: &Registry) {
         for SavedPlan { uuid, tenants, plan } in saved {
             let Some(gpu) = registry.gpus().number_named(&uuid) else { continue };
@@ -146,8 +147,8 @@ impl Plans {
         }
     }
 
-    /// Returns a number that no excerpt and no installation has. The number differs from those of an
-    /// earlier daemon, whose excerpts a session may have begun.
+    /// Returns a number that no excerpt and no installation has. The number differs from those of
+    /// an earlier daemon, whose excerpts a session may have begun.
     fn next_number(&mut self) -> u32 {
         let before = if self.number == 0 { (monotonic_ns() >> 20) as u32 } else { self.number };
         self.number = before.wrapping_add(1).max(1);
@@ -241,8 +242,8 @@ fn found_status(gpu: usize, of: &[Known], plan: Option<&Result<Plan, String>>) -
     }
 }
 
-/// Returns what the daemon knows of a tenant. If the tenants that run at once have changed, begins a
-/// search.
+/// Returns what the daemon knows of a tenant. If the tenants that run at once have changed, begins
+/// a search.
 ///
 /// # Errors
 /// There is no such tenant.
@@ -416,8 +417,8 @@ fn lesson_of(excerpts: &[Vec<u8>]) -> Result<Learned, String> {
     Ok(Learned { kernels: iteration.kernels(), status: iteration_status(&process, &iteration) })
 }
 
-/// Reads an excerpt that a session wrote. Returns whether the excerpt has an iteration. For the fuzz
-/// target.
+/// Reads an excerpt that a session wrote. Returns whether the excerpt has an iteration. For the
+/// fuzz target.
 pub fn reads(excerpt: &[u8]) -> bool {
     lesson_of(&[excerpt.to_vec()]).is_ok()
 }
@@ -460,9 +461,9 @@ fn iteration_status(process: &Process, iteration: &Iteration) -> IterationStatus
     }
 }
 
-/// Begins a search for each GPU on which the known tenants that run at once have changed. Kernels of
-/// several tenants run at once only under MPS, and only processes with a part of the SMs tell that
-/// they are under MPS.
+/// Begins a search for each GPU on which the known tenants that run at once have changed. Kernels
+/// of several tenants run at once only under MPS, and only processes with a part of the SMs tell
+/// that they are under MPS.
 fn consider(shared: &Rc<Shared>) {
     let mut plans = shared.plans.borrow_mut();
     plans.forget(&shared.registry.borrow());
@@ -518,8 +519,8 @@ fn together(registry: &Registry, lessons: &BTreeMap<String, Lesson>) -> BTreeMap
     together
 }
 
-/// Returns the kernels of tenants for the search, with widths of the whole GPU. Returns the reason if
-/// the daemon does not search.
+/// Returns the kernels of tenants for the search, with widths of the whole GPU. Returns the reason
+/// if the daemon does not search.
 fn searchable(tenants: &[Beside]) -> Result<Vec<Vec<Kernel>>, String> {
     if tenants.len() > MOST_TENANTS {
         return Err(format!(

@@ -549,8 +549,8 @@ fn with_tracing(attach: impl FnOnce() -> Result<(), KernelError> + Send) -> Resu
 /// Moves the calling thread into a mount namespace of its own, and mounts the tracing file system
 /// there.
 fn mount_tracing() -> std::io::Result<()> {
-    // SAFETY: the thread only attaches programs and then ends. It shares descriptors with the
-    // process's other threads, and this call leaves them shared.
+    // SAFETY: the thread only attaches programs and then ends. The thread shares descriptors with
+    // the process's other threads, and this call leaves them shared.
     unsafe { unshare_unsafe(UnshareFlags::NEWNS) }?;
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
     Ok(mount("nodev", TRACING_PLACES[0], "tracefs", MountFlags::empty(), None)?)

@@ -68,8 +68,8 @@ impl Modules {
     }
 
     fn among(folder: &Path) -> Self {
-        // When the kernel loads a module, it makes a new folder. It reuses the inode number of the
-        // old folder only after all other numbers.
+        // When the kernel loads a module, it makes a new folder. The kernel reuses the inode number
+        // of the old folder only after all other numbers.
         let loaded = DRIVERS.into_iter().filter_map(|name| {
             let folder = std::fs::metadata(folder.join(name)).ok()?;
             Some((name, folder.ino(), folder.ctime_nsec()))

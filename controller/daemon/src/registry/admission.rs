@@ -320,8 +320,8 @@ impl Registry {
         of_job.unwrap_or_else(|| self.identify(claim(hello), &guest.facts))
     }
 
-    /// Returns the part of the GPUs that a cluster gave to the tenant of this key: by the
-    /// allocation of a node's agent, or by Slurm.
+    /// Returns the part of the GPUs that a cluster gave to this key's tenant: by the allocation of
+    /// a node's agent, or by Slurm.
     fn allotment_of(&self, guest: &Guest, key: &Key) -> Option<Allotment> {
         let by_agent = self.allocations.of_key(key).map(|allocation| Allotment {
             job: None,

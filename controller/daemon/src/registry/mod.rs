@@ -232,9 +232,9 @@ impl Registry {
         there.find_map(|(_, tenant)| tenant.terms.allotment())
     }
 
-    /// Returns whether the daemon checks the claims of the processes at a place: in the cgroups of
-    /// root's Slurm jobs, unless the configuration turns the check off. A daemon inside a job
-    /// serves that job, and the job is the whole machine for it.
+    /// Returns whether the daemon checks the claims of the processes at a place. The daemon does so
+    /// in the cgroups of root's Slurm jobs, unless the configuration turns the check off. A daemon
+    /// inside a job serves that job, and the job is the whole machine for it.
     pub fn checks_job_at(&self, place: &Place) -> bool {
         let home = self.home.as_ref();
         self.config.slurm.check_claims && home != Some(place) && place.is_of_roots_slurm(home)

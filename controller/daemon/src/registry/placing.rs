@@ -1,8 +1,8 @@
 //! Chooses the GPUs of a job that asks for a number of GPUs.
 //!
-//! The daemon knows the promises on each GPU: the shares and memory limits of the tenants for which
-//! it chose the GPU, and of all other tenants with sessions on the GPU. A GPU with a fault gets no
-//! job.
+//! The daemon knows the promises on each GPU. The promises are the shares and memory limits of the
+//! tenants for which it chose the GPU, and of all other tenants with sessions there. A GPU with a
+//! fault gets no job.
 
 use super::waiting::{Lack, Waiter};
 use super::{Refused, Registry};

@@ -343,8 +343,8 @@ async fn bring_back(name: &str, shared: &Rc<Shared>) -> Result<bool, String> {
             Ok(Back::NoRoom) => {
                 movers.push(mover);
                 if let Some(away) = shared.residency.borrow_mut().away.get_mut(name) {
-                    // The daemon treats processes that are back as new processes. They may have to
-                    // follow the tenant again.
+                    // The daemon treats processes that are back as new processes. Such processes
+                    // may have to follow the tenant again.
                     away.processes.retain(|process| movers.iter().any(|mover| mover.moves(process.pid)));
                     away.stage = Stage::There(movers);
                 }

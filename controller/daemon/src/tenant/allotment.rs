@@ -9,8 +9,7 @@ use deepres_policy::class::Class;
 use serde::{Deserialize, Serialize};
 
 /// The part of the GPUs that a cluster's scheduler gave to a job. The part bounds the job's wishes
-/// in the place of the user's caps of share, memory and class, and replaces wishes that the job
-/// leaves out.
+/// in place of the user's caps of share, memory and class, and replaces wishes that are missing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Allotment {
     /// The number of the Slurm job; `None` for the allocation of a node's agent.

@@ -8,8 +8,8 @@ const MOST_PROCESSES: usize = 5;
 /// The most unmanaged processes that the page lists.
 const MOST_UNMANAGED: usize = 20;
 
-/// Declares the figures of a struct of the status. A figure is a field of the struct, or the result of
-/// a function of the struct.
+/// Declares the figures of a struct of the status. A figure is a field of the struct, or the result
+/// of a function of the struct.
 macro_rules! figures {
     ($($name:ident of $of:ty { $($field:ident $(: |$one:ident| $value:expr)?),+ $(,)? })+) => {$(
         struct $name<'a>(&'a $of);

@@ -51,8 +51,8 @@ const ORDER_LIMIT: Duration = Duration::from_secs(8);
 pub const MAX_STREAMS: usize = 8;
 const NS_PER_MS: u64 = 1_000_000;
 
-/// The content security policy of the page: the page loads nothing from other servers, runs only
-/// its own script, and no other page can frame it.
+/// The content security policy of the page. The page loads nothing from other servers, and runs
+/// only its own script. No other page can frame it.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 /// Headers of every answer: other pages may not read, frame or keep it.

@@ -479,7 +479,7 @@ mod measured {
         let caused = log.lines().filter(|line| line.contains("refused") || line.contains("session ")).count();
         assert_eq!(caused, 20, "{log}");
         // For each of the hundred attempts, the daemon logs the begin and the end of the session.
-        // It logs one refusal, because all refusals have the same reason.
+        // The daemon logs one refusal, because all refusals have the same reason.
         assert!(log.contains("lines were left out") && log.contains("lines=181"), "{log}");
         assert_eq!(log.lines().filter(|line| line.contains("refused")).count(), 1, "{log}");
     }

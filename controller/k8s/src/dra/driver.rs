@@ -18,9 +18,9 @@ use tokio::net::UnixListener;
 use tokio::time::sleep;
 use tonic::Status;
 
-/// The ends of the sockets' names, after the driver's name. The kubelet sends the percent-encoded path of
-/// a socket as the authority of its calls (`encodeAuthority` in grpc-go). HTTP allows such a text only
-/// before an `@`, and the server refuses other authorities.
+/// The ends of the sockets' names, after the driver's name. The kubelet sends the percent-encoded
+/// path of a socket as the authority of its calls (`encodeAuthority` in grpc-go). HTTP allows such
+/// a text only before an `@`, and the server refuses other authorities.
 const REGISTRATION_ENDING: &str = "@reg.sock";
 const SOCKET_ENDING: &str = "@dra.sock";
 

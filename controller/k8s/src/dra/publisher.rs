@@ -216,8 +216,8 @@ impl Publisher {
         }
     }
 
-    /// Returns the UID of the node. A node that somebody deleted comes back with another UID, and the API
-    /// server deletes the slices of the earlier node.
+    /// Returns the UID of the node. A node that somebody deleted comes back with another UID, and
+    /// the API server deletes the slices of the earlier node.
     async fn uid(&self) -> Result<String, ApiError> {
         Ok(within(self.nodes.get(&self.node)).await?.metadata.uid.unwrap_or_default())
     }

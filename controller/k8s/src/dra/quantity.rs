@@ -6,7 +6,7 @@ const BINARY: [(&str, u32); 6] = [("Ki", 10), ("Mi", 20), ("Gi", 30), ("Ti", 40)
 const DECIMAL: [(&str, i32); 10] =
     [("", 0), ("n", -9), ("u", -6), ("m", -3), ("k", 3), ("M", 6), ("G", 9), ("T", 12), ("P", 15), ("E", 18)];
 
-/// Returns the value of a quantity, rounded up to a whole number; `None` if the text is no
+/// Returns the value of a quantity, rounded up to a whole number. Returns `None` if the text is no
 /// quantity, or the value is negative or too large.
 pub fn value(text: &str) -> Option<u64> {
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());

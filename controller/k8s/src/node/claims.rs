@@ -134,7 +134,7 @@ impl Node {
             let memory = grant.gpus.iter().filter_map(|gpu| state.memory.get(gpu)).min();
             grant.memory_bytes = grant.memory_bytes.min(memory.copied().unwrap_or(u64::MAX));
         }
-        // The scheduler may have given the claim anew. What it had before is over.
+        // The scheduler may have given the claim anew. The claim's earlier records are over.
         let is_over = |record: &Record| !grants.iter().any(|grant| grant.is_of(record));
         self.end_claim(&mut state, claim, is_over).await?;
         let mut devices = Vec::new();

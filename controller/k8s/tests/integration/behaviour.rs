@@ -425,7 +425,8 @@ async fn the_fault_of_a_gpu_reaches_the_kubelet_and_goes_again() {
     let ill: String = node.gpus(&pod.containers[0]).into_iter().next().unwrap();
     let faults = &node.daemon().faults;
     faults.set(&ill, Some("it fell off the bus"));
-    // The scheduler counts the 60 of the pod still. All devices but those of the pod are healthy.
+    // The scheduler still counts the pod's 60 devices. All devices but those of the pod are
+    // healthy.
     node.until("the pod's devices are unhealthy", || node.kubelet.allocatable(SHARE) == 140).await;
     let start = tokio::spawn(node.kubelet.start_pod("a"));
     let next = node.kubelet.admit(Pod::of_shares("b", 30)).await.unwrap();

@@ -327,7 +327,7 @@ impl Kubelet {
         self.state.lock().unwrap()
     }
 
-    /// Returns the number of healthy devices: what the node's status says at this moment.
+    /// Returns the number of healthy devices, as the node's status says at this moment.
     pub fn allocatable(&self, resource: &str) -> usize {
         self.state().healthy(resource).len()
     }

@@ -696,8 +696,8 @@ status! {
         pub container: Option<Container>,
         /// The process's command line, shortened.
         pub client: String => "COMMAND",
-        /// Number of ways of look-up by which the process gets the driver's own `cuLaunchKernel` instead
-        /// of deepres' hook. The launches of such a process bypass deepres.
+        /// Number of ways of look-up by which the process gets the driver's own `cuLaunchKernel`
+        /// instead of deepres' hook. The launches of such a process bypass deepres.
         #[serde(default)]
         pub lost_ways: u64,
         /// The session's state on each GPU.

@@ -29,23 +29,23 @@ impl Lane {
         self.close_if(calls, |_| true, End::Record);
     }
 
-    /// Closes the open segment as [`Self::close`] does, for the thread `thread`, at a moment at which
-    /// the program puts nothing on the stream. If no end event may go on the stream then, leaves the
-    /// segment open.
+    /// Closes the open segment as [`Self::close`] does, for the thread `thread`, at a moment at
+    /// which the program puts nothing on the stream. If no end event may go on the stream then,
+    /// leaves the segment open.
     pub fn close_late(&self, calls: &Calls, thread: u32) {
         if self.may_end_late(thread) {
             self.close(calls);
         }
     }
 
-    /// Returns whether the thread `thread` may record an end event on the stream at a moment at which
-    /// the program puts nothing on the stream. There are two exceptions:
+    /// Returns whether the thread `thread` may record an end event on the stream at a moment at
+    /// which the program puts nothing on the stream. There are two exceptions:
     ///
     /// - On the legacy stream, an end event would order the blocking streams among each other, at a
     ///   moment that the program did not choose. If a blocking stream waits for the host, the host
     ///   may then wait for ever for another blocking stream.
-    /// - A per-thread default stream has the same handle in each thread, but the handle names another
-    ///   stream there. So only the owner thread can record on the stream.
+    /// - A per-thread default stream has the same handle in each thread, but the handle names
+    ///   another stream there. So only the owner thread can record on the stream.
     pub fn may_end_late(&self, thread: u32) -> bool {
         match self.stream() {
             Some(Stream::LEGACY) => false,

@@ -57,8 +57,8 @@ impl OpenSegment {
         self.planned_before.store(plan::submitted(), Ordering::Relaxed);
     }
 
-    /// Returns the number of launches that the process had submitted along plans before the segment's
-    /// first launch.
+    /// Returns the number of launches that the process had submitted along plans before the
+    /// segment's first launch.
     pub(super) fn planned_before(&self) -> u64 {
         self.planned_before.load(Ordering::Relaxed)
     }

@@ -256,8 +256,8 @@ impl LaneOwner {
         let known_ns = self.gpu.estimates.get(launch.key).or(joined_ns);
         let is_settled = self.gpu.estimates.settled(launch.key).or(joined_ns).is_some();
         let is_dependent = launch.kind == Kind::Dependent;
-        // While the GPU is contended, another tenant may wait for the end of a segment that only the
-        // owner thread can record.
+        // While the GPU is contended, another tenant may wait for the end of a segment that only
+        // the owner thread can record.
         let is_awaited = contended.is_some() && self.is_assumed();
         let alone = is_awaited
             || match launch.kind {
@@ -339,8 +339,8 @@ impl LaneOwner {
 
     /// Returns the number of launches in the open segment from which on a launch without a settled
     /// estimate ends the segment. On the legacy stream, a segment may have to end without an event
-    /// ([`Lane::may_end_late`]). If the stream may wait for others, the meter thread then charges only
-    /// estimates, so each launch without one is measured alone.
+    /// ([`Lane::may_end_late`]). If the stream may wait for others, the meter thread then charges
+    /// only estimates, so each launch without one is measured alone.
     fn unknown_apart(self) -> u32 {
         let is_unmeasured = self.stream() == Some(Stream::LEGACY) && self.context.lanes() > 1;
         if is_unmeasured { 1 } else { UNKNOWN_APART }
@@ -501,8 +501,8 @@ impl LaneOwner {
     /// Ends the open segment after its last launch: closes the segment, or lets the segment grow if
     /// the ring has no room.
     pub fn end(self, calls: &Calls) {
-        // The owner thread closes two kinds of segment even without room. The meter thread would only
-        // assume the end of some segments, and a segment of copies must not take in kernels.
+        // The owner thread closes two kinds of segment even without room. The meter thread would
+        // only assume the end of some segments, and a segment of copies must not take in kernels.
         if self.open.is_copy() || self.has_room(calls) || self.is_assumed() {
             self.close(calls);
         } else {

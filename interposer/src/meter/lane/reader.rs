@@ -158,9 +158,9 @@ impl Lane {
     ///
     /// The meter thread records no end event on the default streams ([`Self::may_end_late`]). A
     /// segment on the legacy stream is complete once the stream has no work left. The meter thread
-    /// cannot query the default streams for which [`Self::is_assumed`] holds. The meter thread takes a
-    /// segment there as complete once all segments before it are complete and its usual time has
-    /// passed.
+    /// cannot query the default streams for which [`Self::is_assumed`] holds. The meter thread
+    /// takes a segment there as complete once all segments before it are complete and its usual
+    /// time has passed.
     pub(super) fn close_stale(
         &self,
         _meter: MeterThread,

@@ -67,8 +67,8 @@ impl Lane {
             && self.others_of_stream().all(|other| !other.is_computing() || other.number() > self.number())
     }
 
-    /// Returns when the work of the stream before `start_ns` ended, as far as the processed segments
-    /// of all its lanes show it. Both times are ns on the process's time line.
+    /// Returns when the work of the stream before `start_ns` ended, as far as the processed
+    /// segments of all its lanes show it. Both times are ns on the process's time line.
     pub fn previous_end_of_stream_ns(&self, locked: &Inner, start_ns: i64) -> Option<i64> {
         // The meter thread may have processed later segments of other lanes already.
         let others = self.others_of_stream().filter_map(|other| other.previous_end_ns(locked));
@@ -104,8 +104,8 @@ impl LaneOwner {
     /// launches of such a segment may lie among the launches of the own segment. The meter thread
     /// then charges both segments by the estimates of their launches.
     ///
-    /// Of two threads that open segments at once, at least one finds the other's segment: each opens
-    /// its segment before it looks.
+    /// Of two threads that open segments at once, at least one finds the other's segment: each
+    /// opens its segment before it looks.
     pub(super) fn note_others(self) {
         for other in self.others_of_stream().filter(|other| other.is_open()) {
             other.note_wait();

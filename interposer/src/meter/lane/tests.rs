@@ -255,8 +255,8 @@ fn known_kernels_are_counted_by_what_they_take_and_an_unknown_one_is_timed() {
     assert_eq!(lane.ring.waiting(), closed + 2, "what was open, and the unknown one");
 }
 
-/// Launches the two by turns, and returns the number of times at which a marker was between the first
-/// and the second.
+/// Launches the two by turns, and returns the number of times at which a marker was between the
+/// first and the second.
 fn parted(calls: &Calls, lane: LaneOwner, pair: [Launch; 2], contended: Option<u64>) -> usize {
     const PAIRS: usize = 2_000;
     let (mut parted, mut launched, mut seen) = (0, 0, 0);

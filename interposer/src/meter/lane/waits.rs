@@ -61,9 +61,9 @@ impl Waits {
 
 impl Lane {
     /// Records that the stream is about to wait for something else, such as a host function or
-    /// another stream, in all lanes of the stream. With `ends`, ends the open segments here, because
-    /// the GPU is contended. Otherwise the meter thread charges their launches by their estimates.
-    /// The caller puts the wait on the stream.
+    /// another stream, in all lanes of the stream. With `ends`, ends the open segments here,
+    /// because the GPU is contended. Otherwise the meter thread charges their launches by their
+    /// estimates. The caller puts the wait on the stream.
     pub fn interrupt_stream(&self, calls: &Calls, ends: bool) {
         self.interrupt(calls, ends);
         self.others_of_stream().for_each(|other| other.interrupt(calls, ends));

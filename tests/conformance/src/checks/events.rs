@@ -176,8 +176,8 @@ fn an_event_is_asked_from_a_thread_without_its_context(facts: &mut Facts) -> Res
     Ok(())
 }
 
-/// The gate of deepres lets sets and copies within the device wait as it lets kernels wait, and
-/// does not let copies to the device wait.
+/// The gate of deepres makes sets and copies within the device wait, as it makes kernels wait. The
+/// gate does not make copies to the device wait.
 fn sets_and_copies_within_the_device_wait_for_the_sms_and_copies_to_the_device_do_not(
     facts: &mut Facts,
 ) -> Result<(), Stop> {

@@ -118,8 +118,8 @@ fn all_that_is_shown_as_free_can_be_had_at_once_and_the_limit_answers_before_the
     }
 }
 
-/// Takes most of the limit from a pool that keeps its memory, gives it back to the pool, and then
-/// asks the pool for small pieces. Prints the pool's reserved memory after each piece, MiB.
+/// Takes most of the limit from a pool that keeps its memory, and gives it back. Then asks the pool
+/// for small pieces. Prints the pool's reserved memory after each piece, MiB.
 const SMALL_PIECES: &str = r#"
 import ctypes
 cuda, here, pool = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_void_p()

@@ -125,7 +125,7 @@ fn contexts_that_nvml_does_not_report_in_time_count_once_it_does() {
 }
 
 /// A green context with 64 SMs. `rounds` launches four kernels on the default stream of the green
-/// context and two on another stream, one of these while the green context is not current.
+/// context and two on another stream. One of the two comes while the green context is not current.
 const GREEN: &str = r#"
 whole, part = (c_uint64 * 18)(), (c_uint64 * 18)()
 must(cuda.cuDeviceGetDevResource(0, whole, 1))

@@ -10,8 +10,8 @@ use deepres_e2e::prelude::*;
 const SETTLES_WITHIN: Duration = Duration::from_secs(10);
 /// Kinds of files that the client has.
 const KINDS: [&str; 3] = ["0", "1", "2"];
-/// The most CPU time in an idle second, ms. A process that sleeps takes some ms. A thread that polls
-/// without a pause takes the whole second.
+/// The most CPU time in an idle second, ms. A process that sleeps takes some ms. A thread that
+/// polls without a pause takes the whole second.
 const IDLE_CPU_MS: u64 = 400;
 
 /// Asserts that the client closed a descriptor of deepres, stayed idle, and kept its limit.

@@ -126,8 +126,8 @@ fn objects_made_and_ended_over_and_over_leave_nothing_behind() {
     /// Runs of the rounds. One run that leaves little memory is enough, because some objects are
     /// created once, whenever more work than before is in flight.
     const RUNS: u64 = 4;
-    /// The most memory that may be left, KiB. A lane alone takes about 13 KiB. The rest is memory that
-    /// is allocated once and reused, and the simulated driver's records of destroyed objects.
+    /// The most memory that may be left, KiB. A lane alone takes about 13 KiB. The rest is memory
+    /// that is allocated once and reused, and the simulated driver's records of destroyed objects.
     const LEFT_KIB: i64 = 4 * ROUNDS as i64;
     let (host, _daemon) = Host::new().with_daemon();
     let command = host.run(&["--name", "cycles", "--memory", "4GiB"], "python3", &[]);

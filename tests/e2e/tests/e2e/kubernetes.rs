@@ -15,7 +15,7 @@ use tokio::runtime::Runtime;
 /// Folder in which container runtimes look for CDI specifications. The machine's restart empties
 /// it.
 const SPECIFICATIONS: &str = "/run/cdi";
-/// Time of a measurement. A hundred quanta pass in it.
+/// Time of a measurement: at least 80 quanta, because a quantum is at most 50 ms.
 const MEASURED: Duration = Duration::from_secs(4);
 /// Time after which both clients are connected, metered and past their first launches.
 const SETTLED: Duration = Duration::from_millis(700);

@@ -1,5 +1,5 @@
-//! The packages of `cargo xtask dist` on the machines of users: the Debian package under systemd, and
-//! the wheel in a Python environment of a user without root.
+//! The packages of `cargo xtask dist` on users' machines: the Debian package under systemd, and the
+//! wheel in the Python environment of a user without root.
 //!
 //! The packages are beside the product under test. `cargo xtask dist --built FOLDER` packs the
 //! product in a folder.
@@ -40,7 +40,8 @@ struct System<'a> {
 }
 
 impl<'a> System<'a> {
-    /// Starts the system and the daemon's environment of the simulated GPU, and adds a user `alice`.
+    /// Starts the system and the daemon's environment of the simulated GPU, and adds a user
+    /// `alice`.
     fn start(host: &'a Host, containers: &'a Containers<'a>, volumes: &[&Path]) -> Self {
         let state = host.state_dir().display().to_string();
         let simgpu = artefacts().simgpu.display().to_string();

@@ -1,5 +1,5 @@
-//! The daemon learns a tenant's iteration from the tenant's launches, and searches plans for tenants
-//! that run at once (`deepres plan`).
+//! The daemon learns a tenant's iteration from the tenant's launches, and searches plans for
+//! tenants that run at once (`deepres plan`).
 
 use deepres_e2e::prelude::*;
 
@@ -23,8 +23,8 @@ const ONE_STREAM: [&str; 4] = ["busy_200us", "busy_1000us", "sync", "wait:2000"]
 /// A GPU of 10 SMs, each of which runs one block at once.
 const NARROW: &str = "sm_count = 10\nblocks_per_sm = 1\nlaunch_overhead_ns = 0\n\
                       kernel = [{ name = \"busy_500us\", ns = 500000 }]\n";
-/// A program whose kernels use 2 and 8 SMs by turns, five of each. The first kernel uses 3 SMs. If two
-/// such programs run in step, their wide kernels meet.
+/// A program whose kernels use 2 and 8 SMs by turns, five of each. The first kernel uses 3 SMs. If
+/// two such programs run in step, their wide kernels meet.
 const BY_TURNS: [&str; 21] = [
     "blocks:3",
     "busy_500us",

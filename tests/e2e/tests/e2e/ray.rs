@@ -1,5 +1,5 @@
-//! The hook of Ray's workers sets the share of a task before the task's first line. Stand-ins take the
-//! place of Ray's modules.
+//! The hook of Ray's workers sets the share of a task before the task's first line. Stand-ins take
+//! the place of Ray's modules.
 
 use std::fs;
 

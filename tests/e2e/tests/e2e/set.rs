@@ -93,7 +93,7 @@ mod measured {
             for (name, share) in settings {
                 host.call(&["set", name, "--share", &format!("{share}%")]).success();
             }
-            // Comparable systems take 5 s until a new quota shows. Here the very next second must
+            // Comparable systems take 5 s until a new share shows. Here the very next second must
             // show it.
             thread::sleep(Duration::from_millis(10));
             let window = Window::measure(&host, Duration::from_secs(1));

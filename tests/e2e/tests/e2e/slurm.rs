@@ -42,8 +42,8 @@ fn assert_granted(host: &Host, job: u32, percent: u64, memory_bytes: Option<u64>
 /// and later.
 const THIRTY_SHARDS: [&str; 2] = ["shard:30(IDX:0)", "shard:30(30/100,0/100)"];
 
-/// Writes a script that answers in the place of `scontrol`: job `job`, which Slurm also knows as
-/// `name`, has these resources, and each other question fails. Each answer adds a line to the file
+/// Writes a script that answers in the place of `scontrol`. Job `job`, which Slurm also knows as
+/// `name`, has these resources. Each other question fails. Each answer adds a line to the file
 /// `asked`. While the file `broken` exists, the script fails. Returns the value of `PATH` with the
 /// script.
 fn stand_in_for_scontrol(host: &Host, job: u32, name: &str, resources: &str) -> PathBuf {
@@ -285,7 +285,8 @@ mod measured {
         let submit = |shards: u32, before: &str| {
             cluster.submit(0, &[&format!("--gres=shard:{shards}")], &script(before))
         };
-        // Slurm puts each job on the first GPU with room. The jobs of 10 and 20 shards fill the GPUs.
+        // Slurm puts each job on the first GPU with room. The jobs of 10 and 20 shards fill the
+        // GPUs.
         let jobs = [(30, exports.as_str()), (60, ""), (80, ""), (10, ""), (20, "")]
             .map(|(shards, before)| (u64::from(shards), submit(shards, before)));
         let pids = jobs.map(|(_, job)| started(&first, job));
@@ -347,8 +348,8 @@ mod measured {
         }
         let live = first.truth().processes.into_iter().filter(|process| deepres_e2e::alive(process.pid));
         assert_eq!(live.count(), jobs.len() - 2);
-        // Slurm makes a requeued job wait for two minutes, unless an administrator starts it. The wait
-        // begins some time after the job's end.
+        // Slurm makes a requeued job wait for two minutes, unless an administrator starts it. The
+        // wait begins some time after the job's end.
         eventually_within("the requeued job starts", SLURM_LIMIT, || {
             let state = cluster
                 .call("squeue", &["--noheader", "--format=%t", "--jobs", &requeued.to_string()])

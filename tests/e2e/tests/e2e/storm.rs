@@ -145,9 +145,9 @@ mod measured {
     /// The time in which a run measures.
     const WINDOW: Duration = Duration::from_secs(5);
 
-    /// Returns the 99th percentile of the waits of a server's launches, ms, the part of the GPU time
-    /// that [`NOBODY`] had, in percent, and the arbiter's turns. Beside the server, one backlogged job
-    /// of root and one of [`NOBODY`] run, and with `is_attacked` also the rest of the attack.
+    /// Returns the 99th percentile of the waits of a server's launches, ms, the GPU time of
+    /// [`NOBODY`], percent, and the arbiter's turns. Beside the server, one backlogged job of root
+    /// and one of [`NOBODY`] run, and with `is_attacked` also the rest of the attack.
     fn run(is_attacked: bool) -> ([f64; 2], u64) {
         let host = Host::measuring();
         host.let_all_users_in();

@@ -177,7 +177,8 @@ fn two_tenants_that_have_nothing_to_do_are_not_moved_every_turn() {
     const LOOKED_FOR: Duration = Duration::from_secs(8);
     let (host, daemon) = Host::of_one_gib().config("suspend_turn_ms = 200\n").with_daemon();
     let idle = |name: &str| {
-        // The client launches nothing. It keeps its memory and waits for the end of its input.
+        // The client launches nothing. The client keeps its memory and waits for the end of its
+        // input.
         let variables = [("DEEPRES_TENANT", name), ("DEEPRES_OVERSUBSCRIBE", "suspend")];
         let mut client = Calls::start(&host, &variables);
         client.does(&format!("linear('held', {})", 608 * MIB));

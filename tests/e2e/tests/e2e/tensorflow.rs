@@ -36,8 +36,8 @@ fn keras_trains_as_without_deepres_and_survives_its_own_out_of_memory() {
 mod measured {
     use super::*;
 
-    /// The length of the measurement. It is so long that a lease more or less at its ends makes no
-    /// difference.
+    /// The length of the measurement. The measurement is so long that a lease more or less at its
+    /// ends makes no difference.
     const MEASURED: Duration = Duration::from_secs(12);
 
     #[test]

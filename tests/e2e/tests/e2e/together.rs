@@ -136,8 +136,8 @@ fn a_call_that_is_refused_among_others_in_flight_counts_on_no_gpu() {
 
 #[test]
 fn a_closed_gate_on_one_gpu_holds_the_whole_call_back() {
-    /// The most rounds. By chance, a round's calls wait a short or a long time for the second GPU. The
-    /// test repeats rounds until a call had to wait long enough.
+    /// The most rounds. By chance, a round's calls wait a short or a long time for the second GPU.
+    /// The test repeats rounds until a call had to wait long enough.
     const ROUNDS: u64 = 10;
     const CALLS: u64 = 6;
     const WAITED_NS: u64 = 100_000_000;
@@ -190,8 +190,8 @@ fn a_closed_gate_on_one_gpu_holds_the_whole_call_back() {
     drop(other);
     await_launches(&host, calls);
     assert_eq!(ran(&host, pid), [calls; 2]);
-    // The wait for one GPU does not count as use of the other. On the second GPU the tenant's kernels
-    // took turns with a long kernel of the other tenant, and no meter shows the slices.
+    // The wait for one GPU does not count as use of the other. On the second GPU the tenant's
+    // kernels took turns with a long kernel of the other tenant, and no meter shows the slices.
     await_charges_within(&host, calls, [10, 3]);
     process.finish().success();
 }

@@ -151,7 +151,8 @@ fn jobs_end_as_without_deepres_and_leave_no_memory_behind() {
                 process.signal(signal);
             }
             let Finished { code, signal, stdout, stderr } = process.finish_within(CLIENT_LIMIT);
-            // The last line of an exception is its class and its text. Texts have figures of memory.
+            // The last line of an exception is its class and its text. Texts have figures of
+            // memory.
             let error = stderr.lines().last().and_then(|line| Some(line.split_once("Error: ")?.0.to_owned()));
             (code, signal, stdout, error)
         };
@@ -219,8 +220,8 @@ fn a_program_of_the_shared_runtime_library_gets_what_the_reference_promises() {
 mod measured {
     use super::*;
 
-    /// The length of the measurement. It is so long that a quantum more or less at its ends changes
-    /// a share by less than a point.
+    /// The length of the measurement. The measurement is so long that a quantum more or less at its
+    /// ends changes a share by less than a point.
     const MEASURED: Duration = Duration::from_secs(6);
     /// Time within which the memory of a killed trainer is free, once its process is gone.
     const FREED_WITHIN: Duration = Duration::from_millis(100);

@@ -61,8 +61,8 @@ fn assert_every_way_is_counted_beside(preloaded: &[&Path]) {
 }
 
 /// One library finds the real `dlsym` by its version, as tracers do. This look-up must find the
-/// hook too. The other library gets `dlsym` by the C library's handle, and so bypasses the libraries
-/// in between.
+/// hook too. The other library gets `dlsym` by the C library's handle, and so bypasses the
+/// libraries in between.
 #[test]
 fn a_client_is_counted_beside_a_library_that_wraps_dlsym_in_either_order() {
     for wraps in ["wrapnext", "wraphandle"] {

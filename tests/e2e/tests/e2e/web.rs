@@ -1,4 +1,4 @@
-//! The daemon's page in Debian's Chromium: what it shows, its keys, and pages of strangers beside it.
+//! The daemon's page in Debian's Chromium: its content, its keys, and pages of strangers beside it.
 
 use std::fs;
 use std::io::{Read as _, Write as _};

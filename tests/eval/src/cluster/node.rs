@@ -32,7 +32,7 @@ impl Held {
 #[derive(Debug)]
 pub struct Plugin {
     shares: Shares,
-    /// The containers. Those that wait come last, the longest wait first.
+    /// The containers. Containers that wait come last, the longest wait first.
     held: Vec<Held>,
     /// The devices that the kubelet believes to be given.
     given: Slots,

@@ -1,4 +1,4 @@
-//! The bars of packing: what deepres must reach, relative to what can be reached.
+//! The bars of packing. Each bar is a part of the best possible figure.
 
 use super::Row;
 

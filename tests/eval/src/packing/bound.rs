@@ -13,9 +13,9 @@ const MOST_STEPS: u64 = 2_000_000;
 /// Figures that differ by less are equal.
 const NEGLIGIBLE: f64 = 1e-9;
 
-/// Returns the greatest value of `gain` times x, over all x of at least 0 for which each row of
-/// `rows` times x is at most its limit. The limits are at least 0. Returns nothing if there is no
-/// greatest value.
+/// Returns the greatest value of `gain` times x. x is at least 0, and each row of `rows` times x is
+/// at most the row's limit. The limits are at least 0. Returns nothing if there is no greatest
+/// value.
 ///
 /// This is the simplex method in a table, with Bland's rule. Policies do not use it.
 fn greatest(gain: &[f64], rows: &[Vec<f64>], limits: &[f64]) -> Option<f64> {
@@ -218,8 +218,8 @@ struct Search<'a> {
 
 impl Search<'_> {
     /// Returns whether the runs of `left` can all be in time from `now_ms` on, beside the runs that
-    /// go on: pairs of a job and its end, ms. A run begins when another ends or when it comes.
-    /// Returns nothing if the search takes too long.
+    /// go on (pairs of job and end, ms). A run begins when another ends or when it comes. Returns
+    /// nothing if the search takes too long.
     fn fits(&mut self, now_ms: f64, left: usize, going: &mut Vec<(usize, f64)>) -> Option<bool> {
         if left == 0 {
             return Some(true);

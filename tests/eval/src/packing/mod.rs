@@ -227,8 +227,8 @@ pub fn ours() -> Result<Vec<Scenario>> {
     scenario::all()?.iter().map(|file| Scenario::read(file)).collect()
 }
 
-/// Returns the rows of deepres and of the ideal schedule for all subsets of at least two models of
-/// the table: with the owed runs alone, and with tenants that always have work.
+/// Returns the rows of deepres and of the ideal schedule for all subsets of at least two models.
+/// The rows come with the owed runs alone, and with tenants that always have work.
 ///
 /// # Errors
 /// The table is no table.

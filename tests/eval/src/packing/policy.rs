@@ -182,7 +182,8 @@ impl<'a> Deepres<'a> {
                 profile,
                 batches: &tenant.batches,
                 parts_percent: &tenant.parts,
-                // A tenant without requests runs when others leave room, so the narrowest part.
+                // A tenant without requests runs when others leave room, so it gets the narrowest
+                // part.
                 rate_hz: if is_service(tenant) { known.rate_hz } else { f64::MIN_POSITIVE },
                 slo_ns: tenant.slo_ms * MS,
                 pause_ns: tenant.pause_ms * MS,

@@ -34,7 +34,7 @@ const DURATION_MS: f64 = 20_000.0;
 const HANDOFF_MS: f64 = 0.1;
 /// Rates are scaled so that the work fills this part of the GPU's area.
 const LOAD: f64 = 0.6;
-/// By how much wrong profiles are wrong.
+/// The error of wrong profiles.
 const WRONG: f64 = 0.1;
 
 /// A table of comma-separated values: its columns by name, and its rows.
@@ -487,8 +487,8 @@ fn traces(folder: &Path) -> Result<Vec<Scenario>> {
 const RUNS_IN_SLO: f64 = 2.0;
 
 /// Returns the scenario of the profiles in this folder; `None` if the folder has none. If a profile
-/// has no rate, the function chooses the rates of all programs: together they fill a fixed part of
-/// the GPU's area, in equal parts.
+/// has no rate, the function chooses the rates of all programs. Together the programs fill a fixed
+/// part of the GPU's area, in equal parts.
 fn own(folder: &Path) -> Result<Option<Scenario>> {
     let entries = std::fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))?;
     let paths: Result<Vec<_>, _> = entries.map(|entry| entry.map(|entry| entry.path())).collect();

@@ -267,9 +267,8 @@ impl Text {
         self.gpus.iter().position(same).map(|first| first as u32)
     }
 
-    /// Returns the common ancestor of two GPUs with NVLinks between them. In a tree, of the levels
-    /// of two devices to a third, the higher is the level of the two devices, unless both levels
-    /// are equal.
+    /// Returns the common ancestor of two GPUs with NVLinks between them. In a tree, two devices
+    /// have levels to a third. If the levels differ, the higher is the level of the two devices.
     fn ancestor(&self, a: &str, b: &str) -> Level {
         let mut at_most = match (self.numa_node(a), self.numa_node(b)) {
             (Some(one), Some(other)) if one == other => Level::Node,

@@ -1,4 +1,4 @@
-//! The bars of plans: what deepres must reach, relative to what can be reached.
+//! The bars of plans. Each bar is a part of the best possible figure.
 
 use super::Row;
 

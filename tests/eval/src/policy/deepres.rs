@@ -91,7 +91,7 @@ impl Process {
     }
 
     /// Counts the end of a kernel. The meter shows the time in which the kernel was at the front of
-    /// the stream: if the hardware took turns with other tenants, their turns too.
+    /// the stream, with the turns of other tenants in this time.
     fn finish(&mut self, now_ns: u64, length_ns: u64, is_idle: bool) {
         let front_ns = mem::replace(&mut self.front_ns, now_ns);
         self.in_flight -= 1;

@@ -181,8 +181,8 @@ fn hooked() -> impl Iterator<Item = ApiId> {
     ApiId::ALL.into_iter().filter(|id| forwarded::reason(*id).is_none())
 }
 
-/// Returns the hooked functions to which the simulated driver gives errors. A rule counts all calls of
-/// its function, and deepres itself looks functions up when a session begins.
+/// Returns the hooked functions to which the simulated driver gives errors. A rule counts all calls
+/// of its function, and deepres itself looks functions up when a session begins.
 fn failing() -> impl Iterator<Item = ApiId> {
     hooked().filter(|id| !matches!(id, ApiId::cuGetProcAddress | ApiId::cuGetProcAddress_v2))
 }

@@ -7,8 +7,8 @@ use deepres_model::admin::Request;
 const TOKEN: &str = "Cgd4Zf1v";
 
 /// The first byte chooses between the metrics and the page, and the rest is what the client sends.
-/// Whatever the client sends, the server answers in HTTP or not at all. It passes on no change
-/// without the token.
+/// For any bytes of the client, the server answers in HTTP or not at all. The server passes on no
+/// change without the token.
 pub fn run(data: &[u8]) {
     let Some((service, input)) = data.split_first() else { return };
     let is_page = service & 1 == 1;

@@ -16,8 +16,8 @@ const SESSIONS: usize = 2;
 const MAX_STEPS: usize = 256;
 /// Longest time between two looks, ns: a year, as after a machine slept for long.
 const MAX_PAUSE_NS: u64 = 1 << 55;
-/// Time without a daemon after which everything is forgiven, ns. It is longer than tenants wait for
-/// a heartbeat.
+/// Time without a daemon after which everything is forgiven, ns. Tenants wait for a heartbeat for
+/// less time.
 const SILENCE_NS: u64 = 300_000_000;
 /// Most looks that may each request another one at once. With more, the arbiter would spin.
 const MAX_ROUNDS: usize = 16;

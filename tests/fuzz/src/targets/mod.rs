@@ -20,7 +20,7 @@ pub mod welcome;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
-/// Returns the folder of a target. It lies in a folder of this process that an exit handler
+/// Returns the folder of a target. The folder lies in a folder of this process that an exit handler
 /// removes, because libFuzzer drops nothing.
 fn folder(target: &str) -> PathBuf {
     static ALL: LazyLock<PathBuf> = LazyLock::new(|| {

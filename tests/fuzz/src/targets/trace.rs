@@ -1,4 +1,5 @@
-//! Records of the kernel programs. They describe the data that any process passes to the driver.
+//! Records of the kernel programs. The records describe the data that any process passes to the
+//! driver.
 
 use deepres_daemon::trace::decode::{decode, event_of};
 use deepres_daemon::trace::summary::Summary;

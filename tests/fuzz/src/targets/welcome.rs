@@ -22,8 +22,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::LazyLock;
 use zerocopy::IntoBytes;
 
-/// Backlog of the socket. It is more than the connections that wait at once, because each input
-/// accepts its own.
+/// Backlog of the socket. Fewer connections wait at once, because each input accepts its own.
 const BACKLOG: i32 = 16;
 const GPUS: usize = 3;
 /// Most parts of a page that an input overwrites.
@@ -99,8 +98,8 @@ fn answer(process: &OwnedFd, input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Returns a descriptor for this place. It is usually the right page, and sometimes another page or
-/// no page at all.
+/// Returns a descriptor for this place. The descriptor is usually of the right page, and sometimes
+/// of another page or of no page at all.
 fn descriptor(number: usize, input: &mut Unstructured<'_>) -> Result<OwnedFd> {
     let place = if input.ratio(1, 8)? { input.arbitrary::<u8>()?.into() } else { number };
     match place {

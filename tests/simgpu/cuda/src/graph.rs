@@ -688,8 +688,8 @@ pub fn release_user_object(handle: usize, count: u32) -> Result<()> {
     };
     if is_last {
         USER_OBJECTS.remove(handle);
-        // SAFETY: the client passed this destructor for this data. It is called once, when the last
-        // reference is gone.
+        // SAFETY: the client passed this destructor for this data. The code calls the destructor
+        // once, when the last reference is gone.
         unsafe { (object.destroy)(object.data as *mut std::ffi::c_void) };
     }
     Ok(())

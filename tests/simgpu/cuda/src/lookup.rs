@@ -1,6 +1,6 @@
 //! cuGetProcAddress: the choice of a function's variant by name, version and flags. With the
-//! variable `SIMGPU_STUBS`, the answers are the addresses of stubs that jump to the exports, as a
-//! driver might answer that is only a loader of another library.
+//! variable `SIMGPU_STUBS`, the answers are the addresses of stubs that jump to the exports. A
+//! driver that only loads another library might answer so.
 use std::sync::OnceLock;
 
 use deepres_abi::driver::{self, ApiId, types as cu};

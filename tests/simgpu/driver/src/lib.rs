@@ -1,9 +1,9 @@
 //! The driver's functions for the stand-ins of NVIDIA's libraries.
 //!
 //! The stand-ins reach the driver only by its public look-up: they dlopen the library, and call
-//! `cuGetProcAddress` for each function. They ask for a function by the version of CUDA that
-//! introduced the variant, so that the driver returns exactly this variant. [`driver!`] calls a
-//! function.
+//! `cuGetProcAddress` for each function. The stand-ins ask for a function by the version of CUDA
+//! that introduced the variant, so that the driver returns exactly this variant. [`driver!`] calls
+//! a function.
 
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_void};

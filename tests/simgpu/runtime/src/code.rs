@@ -89,7 +89,8 @@ impl Entry {
     }
 }
 
-/// All kernels and variables, by the address on the host. They stay for the life of the process.
+/// All kernels and variables, by the address on the host. The entries stay for the life of the
+/// process.
 static ENTRIES: RwLock<Option<HashMap<usize, &'static Entry>>> = RwLock::new(None);
 
 /// Enters a kernel or variable of the program.

@@ -133,8 +133,8 @@ impl Gpu {
     pub fn pinned(&self, count: usize) -> &'static mut [u32] {
         let mut address = std::ptr::null_mut();
         ok!(cuMemHostAlloc(&mut address, count * size_of::<u32>(), 0));
-        // SAFETY: the memory is new, zeroed and long enough. It stays until the context ends with
-        // the test.
+        // SAFETY: the memory is new, zeroed and long enough. The memory stays until the context
+        // ends with the test.
         unsafe { std::slice::from_raw_parts_mut(address.cast(), count) }
     }
 

@@ -26,8 +26,8 @@ pub struct Configuration {
 }
 
 thread_local! {
-    /// The configurations of launches that the thread has begun: `<<<…>>>` is one call that pushes
-    /// a configuration, and a call of the kernel's stub, which pops the configuration.
+    /// The configurations of launches that the thread has begun. `<<<…>>>` is a call that pushes a
+    /// configuration, and a call of the kernel's stub, which pops the configuration.
     static BEGUN: RefCell<Vec<Configuration>> = const { RefCell::new(Vec::new()) };
 }
 
