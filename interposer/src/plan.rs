@@ -67,9 +67,9 @@ impl Followed {
         })
     }
 
-    /// Asks the gate about a launch.
-    fn ask(&mut self, key: u64, places: &[Place; MOST_TENANTS]) -> Answer {
-        let answer = self.gate.launch(os::now_ns(), key, places);
+    /// Asks the gate about a launch, which asked first at `asked_ns`.
+    fn ask(&mut self, (asked_ns, now_ns): (u64, u64), key: u64, places: &[Place; MOST_TENANTS]) -> Answer {
+        let answer = self.gate.launch(asked_ns, now_ns, key, places);
         let submitted = submitted();
         if self.gate.counts() {
             self.counts_from.get_or_insert(submitted);
@@ -111,13 +111,14 @@ pub fn along<T>(stream: Stream, key: u64, launch: impl FnOnce() -> T) -> T {
 fn hold(key: u64) {
     let _uncancelled = os::uncancelled();
     let Some((number, slot)) = FOLLOWED.lock().as_ref().map(|plan| (plan.number, plan.slot)) else { return };
-    let mut is_flushed = false;
+    let (mut asked_ns, mut is_flushed) = (None, false);
     slot.hold(
         number,
         |places| {
             let mut followed = FOLLOWED.lock();
             let plan = followed.as_mut().filter(|plan| plan.number == number)?;
-            match plan.ask(key, places) {
+            let now_ns = os::now_ns();
+            match plan.ask((*asked_ns.get_or_insert(now_ns), now_ns), key, places) {
                 Answer::Launch => None,
                 Answer::Wait(until_ns) => Some(until_ns),
             }
@@ -168,12 +169,6 @@ fn follow(slot: &'static PlanSlot, progress: &'static Progress, number: u32, fin
     plan.finished = plan.finished.max(finished);
     plan.tell();
     plan.finished < plan.awaited
-}
-
-/// Forgets the parent's plan, in a forked child. Another thread may have held the lock at the fork. So
-/// the child only clears the mark, and finds no session to follow.
-pub fn forget() {
-    capture::set_planned(false);
 }
 
 #[cfg(test)]
