@@ -92,14 +92,14 @@ impl Followed {
     }
 }
 
-/// Makes a launch with this key on a stream by `launch`. If the process follows a plan, first holds the
-/// launch at the plan's cuts. A captured launch does not run, so the plan does not have it.
+/// Makes a launch with the key `key` on a stream by `launch`. If the process follows a plan, first holds
+/// the launch at the plan's cuts. A captured launch does not run, so the plan does not have it.
 #[inline(always)]
-pub fn along<T>(stream: Stream, key: u64, launch: impl FnOnce() -> T) -> T {
+pub fn along<T>(stream: Stream, key: impl FnOnce() -> u64, launch: impl FnOnce() -> T) -> T {
     if !capture::is_planned() || capture::is_active() {
         return launch();
     }
-    hold(key);
+    hold(key());
     let launched = launch();
     submit(stream);
     launched
@@ -191,7 +191,7 @@ mod tests {
     }
 
     fn launch(key: u64) {
-        along(ON, key, || ());
+        along(ON, || key, || ());
     }
 
     /// Makes a launch that waits, in another thread.
