@@ -240,6 +240,7 @@ mod tests {
         use crate::meter::gpu::Gpu;
         use crate::meter::segment::{Kind, Launch};
         const KERNEL: Launch = Launch { key: 5 << 32, kind: Kind::Kernel };
+        const COPY: Launch = Launch { key: 6 << 32, kind: Kind::Copy };
         const CONTEXT: Context = Context(0x1000);
         let calls = fake::calls();
         let gpu: &'static Gpu = Box::leak(Box::default());
@@ -253,5 +254,13 @@ mod tests {
         assert!(before().is_some_and(|before| (least..=submitted()).contains(&before)), "open");
         lane.close(&calls);
         assert!(!lane.is_open() && before().is_some_and(|before| before >= least), "closed and not seen");
+        // No plan has copies, so no tenant waits for the end of one.
+        let copying = context.lane(CONTEXT, Stream(0x6666_0000), crate::thread::id()).unwrap();
+        let begun = copying.begin(&calls, COPY, Leave::NONE, Some(0)).unwrap();
+        copying.launched(begun.opens);
+        let before = || context.try_lock().and_then(|inner| copying.planned_before(&inner));
+        assert!(copying.is_open() && before().is_none());
+        copying.close(&calls);
+        assert!(copying.is_busy() && before().is_none());
     }
 }
