@@ -16,7 +16,7 @@ use deepres_abi::plan::{MOST_CUTS, Place, PlanHead};
 use deepres_model::admin::plan::{DeploymentStatus, Stage};
 use deepres_policy::granularity::device::Mix;
 use deepres_policy::granularity::gate::MOST_MISSES;
-use deepres_policy::granularity::trial::{Trial, Verdict};
+use deepres_policy::granularity::trial::{MOST_PAIRS, Trial, Verdict};
 use deepres_policy::granularity::{Kernel, Plan, Search};
 use rustix::thread::futex;
 use rustix::time::Timespec;
@@ -48,6 +48,8 @@ const RELAY_NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 /// long.
 const MOST_BOUND_NS: f64 = 1e9;
 
+const _: () = assert!(MOST_PAIRS == u8::BITS as usize);
+
 /// A plan that an administrator has turned on.
 #[derive(Debug)]
 pub(super) struct Deployed {
@@ -56,8 +58,9 @@ pub(super) struct Deployed {
     pub stage: Stage,
     why: Option<String>,
     trial: Trial,
-    /// The number of pairs in a row without a result.
-    failures: u32,
+    /// A bit for each of the last [`MOST_PAIRS`] pairs, of which the lowest is the last one: 1 for a pair
+    /// without a result.
+    failures: u8,
     follows: bool,
     task: Option<AbortHandle>,
 }
@@ -107,21 +110,21 @@ impl Deployed {
     }
 
     /// Takes the result of a pair of stints into account: the work with and without the plan, or why
-    /// there is no result. After [`MOST_MISSES`] pairs in a row without a result, drops the plan.
+    /// there is no result. If [`MOST_MISSES`] of the last pairs have no result, drops the plan. So a
+    /// tenant cannot delay others by a plan, and depart before each result.
     fn judge(&mut self, pair: Result<(Vec<f64>, Vec<f64>), String>) {
         let counted = pair.and_then(|(with, without)| {
             let added = self.trial.add(&with, &without);
             added.map_err(|tenant| format!("`{}` did no work without the plan", self.name(tenant)))
         });
+        self.failures = self.failures << 1 | u8::from(counted.is_err());
         self.why = counted.err();
         if self.why.is_some() {
-            self.failures += 1;
-            if self.failures == MOST_MISSES {
+            if self.failures.count_ones() >= MOST_MISSES {
                 self.stage = Stage::Dropped;
             }
             return;
         }
-        self.failures = 0;
         (self.stage, self.why) = match self.trial.verdict() {
             Verdict::Open => (Stage::Trial, None),
             Verdict::Better => (Stage::Kept, None),
@@ -437,7 +440,7 @@ mod tests {
     use super::*;
     use crate::plans::tests::learned;
     use crate::shm::Writer;
-    use deepres_policy::granularity::trial::{LEAST_PAIRS, MOST_PAIRS};
+    use deepres_policy::granularity::trial::LEAST_PAIRS;
 
     fn party(name: &str) -> Party {
         Party {
@@ -516,19 +519,20 @@ mod tests {
     }
 
     #[test]
-    fn three_pairs_in_a_row_without_a_result_drop_a_plan() {
+    fn three_of_the_last_pairs_without_a_result_drop_a_plan() {
         let mut plan = deployed();
         let departed = || Err("`a` departed from the plan".to_owned());
-        for _ in 0..MOST_MISSES - 1 {
-            plan.judge(departed());
-        }
-        plan.judge(Ok((vec![1.0], vec![1.0])));
-        assert_eq!((plan.failures, plan.status().why), (0, None));
         for _ in 1..MOST_MISSES {
             plan.judge(departed());
             assert!(plan.status().why.is_some_and(|why| why.contains("`a` departed")));
         }
-        assert!(plan.is_on());
+        (0..MOST_PAIRS).for_each(|_| plan.judge(Ok((vec![1.1], vec![1.0]))));
+        assert_eq!((plan.stage, plan.status().why), (Stage::Kept, None));
+        for _ in 1..MOST_MISSES {
+            plan.judge(departed());
+            plan.judge(Ok((vec![1.1], vec![1.0])));
+        }
+        assert_eq!(plan.stage, Stage::Kept);
         // A tenant that claims to follow, and does no work, does not prolong the trial.
         plan.judge(Ok((vec![1.0], vec![0.0])));
         assert!(!plan.is_on() && plan.status().why.is_some_and(|why| why.contains("did no work")));
