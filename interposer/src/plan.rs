@@ -67,9 +67,9 @@ impl Followed {
         })
     }
 
-    /// Asks the gate about a launch.
-    fn ask(&mut self, key: u64, places: &[Place; MOST_TENANTS]) -> Answer {
-        let answer = self.gate.launch(os::now_ns(), key, places);
+    /// Asks the gate about a launch, which asked first at `asked_ns`.
+    fn ask(&mut self, (asked_ns, now_ns): (u64, u64), key: u64, places: &[Place; MOST_TENANTS]) -> Answer {
+        let answer = self.gate.launch(asked_ns, now_ns, key, places);
         let submitted = submitted();
         if self.gate.counts() {
             self.counts_from.get_or_insert(submitted);
@@ -92,14 +92,14 @@ impl Followed {
     }
 }
 
-/// Makes a launch with this key on a stream by `launch`. If the process follows a plan, first holds
+/// Makes a launch with the key `key` on a stream by `launch`. If the process follows a plan, first holds
 /// the launch at the plan's cuts. A captured launch does not run, so the plan does not have it.
 #[inline(always)]
-pub fn along<T>(stream: Stream, key: u64, launch: impl FnOnce() -> T) -> T {
+pub fn along<T>(stream: Stream, key: impl FnOnce() -> u64, launch: impl FnOnce() -> T) -> T {
     if !capture::is_planned() || capture::is_active() {
         return launch();
     }
-    hold(key);
+    hold(key());
     let launched = launch();
     submit(stream);
     launched
@@ -111,13 +111,14 @@ pub fn along<T>(stream: Stream, key: u64, launch: impl FnOnce() -> T) -> T {
 fn hold(key: u64) {
     let _uncancelled = os::uncancelled();
     let Some((number, slot)) = FOLLOWED.lock().as_ref().map(|plan| (plan.number, plan.slot)) else { return };
-    let mut is_flushed = false;
+    let (mut asked_ns, mut is_flushed) = (None, false);
     slot.hold(
         number,
         |places| {
             let mut followed = FOLLOWED.lock();
             let plan = followed.as_mut().filter(|plan| plan.number == number)?;
-            match plan.ask(key, places) {
+            let now_ns = os::now_ns();
+            match plan.ask((*asked_ns.get_or_insert(now_ns), now_ns), key, places) {
                 Answer::Launch => None,
                 Answer::Wait(until_ns) => Some(until_ns),
             }
@@ -170,12 +171,6 @@ fn follow(slot: &'static PlanSlot, progress: &'static Progress, number: u32, fin
     plan.finished < plan.awaited
 }
 
-/// Forgets the parent's plan, in a forked child. Another thread may have held the lock at the fork.
-/// So the child only clears the mark, and finds no session to follow.
-pub fn forget() {
-    capture::set_planned(false);
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -197,7 +192,7 @@ mod tests {
     }
 
     fn launch(key: u64) {
-        along(ON, key, || ());
+        along(ON, || key, || ());
     }
 
     /// Makes a launch that waits, in another thread.
@@ -246,6 +241,7 @@ mod tests {
         use crate::meter::gpu::Gpu;
         use crate::meter::segment::{Kind, Launch};
         const KERNEL: Launch = Launch { key: 5 << 32, kind: Kind::Kernel };
+        const COPY: Launch = Launch { key: 6 << 32, kind: Kind::Copy };
         const CONTEXT: Context = Context(0x1000);
         let calls = fake::calls();
         let gpu: &'static Gpu = Box::leak(Box::default());
@@ -259,5 +255,13 @@ mod tests {
         assert!(before().is_some_and(|before| (least..=submitted()).contains(&before)), "open");
         lane.close(&calls);
         assert!(!lane.is_open() && before().is_some_and(|before| before >= least), "closed and not seen");
+        // No plan has copies, so no tenant waits for the end of one.
+        let copying = context.lane(CONTEXT, Stream(0x6666_0000), crate::thread::id()).unwrap();
+        let begun = copying.begin(&calls, COPY, Leave::NONE, Some(0)).unwrap();
+        copying.launched(begun.opens);
+        let before = || context.try_lock().and_then(|inner| copying.planned_before(&inner));
+        assert!(copying.is_open() && before().is_none());
+        copying.close(&calls);
+        assert!(copying.is_busy() && before().is_none());
     }
 }

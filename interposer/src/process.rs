@@ -26,7 +26,7 @@ use crate::meter::{self, alone};
 use crate::resolve::{is_behind_another, is_disabled};
 use crate::session::Session;
 use crate::standalone::Local;
-use crate::{capture, coverage, driver, os, plan, record, thread};
+use crate::{capture, coverage, driver, os, record, thread};
 
 /// The longest time for which the end of the process waits until the meter thread is out of the
 /// driver, ns.
@@ -348,7 +348,6 @@ extern "C" fn forked() {
     coverage::forget_calls();
     record::forget();
     capture::forget();
-    plan::forget();
     thread::reset();
     alone::forget();
     // SAFETY: `begin` stored the pointer, and the state is never freed.

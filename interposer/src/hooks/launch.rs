@@ -138,7 +138,7 @@ impl KernelCall {
     fn make_inside(self, call: &mut dyn FnMut() -> CUresult) -> CUresult {
         record::launch(self.api, self.on, self.function, self.grid, self.block, self.shared_bytes);
         let launch = self.launch();
-        plan::along(self.on, launch.key, || metered(self.on, launch, call))
+        plan::along(self.on, || launch.key, || metered(self.on, launch, call))
     }
 }
 
@@ -224,14 +224,15 @@ super::hook! {
             }
             // The API tells the reader of the trace that this is a graph and not a kernel.
             record::launch(of.api, on, graph as CUfunction, [0; 3], [0; 3], 0);
-            // The key of the recording, because the daemon learned the plan from a recording.
-            let key = estimates::launch_key(graph as u64, [0; 3], [0; 3], 0);
-            plan::along(on, key, || metered(on, launch(), &mut &call))
+            metered(on, launch(), &mut &call)
         };
         // The graph takes memory before it passes the gate, because a launch that waits for memory
         // is not yet on its way to the GPU.
         let may_allocate = allocations::may_need(ExecHandle(graph as usize));
-        if may_allocate { allocating(of.api, graph, on, pass) } else { pass() }
+        let take = || if may_allocate { allocating(of.api, graph, on, pass) } else { pass() };
+        // The key of the recording, because the daemon learned the plan from a recording. The launch
+        // waits at the cuts before it takes memory, because other graphs would wait for that memory.
+        plan::along(on, || estimates::launch_key(graph as u64, [0; 3], [0; 3], 0), take)
     };
 
     // This function makes one launch on each device, or none.

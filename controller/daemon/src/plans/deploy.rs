@@ -1,10 +1,10 @@
 //! Lets tenants follow a plan, and measures whether the plan is better than no plan.
 //!
 //! In a stint *with* the plan, the daemon installs the plan in the grant pages of the tenants'
-//! sessions. A thread for each tenant copies the tenant's place from its meter page into the grant
-//! pages of the others. In the next stint, there is no plan. The work of both stints is a pair of
-//! the trial ([`deepres_policy::granularity::trial`]). A plan that is kept stays on for longer, and
-//! the daemon goes on measuring.
+//! sessions. A thread for each tenant copies the tenant's place from its meter page into the grant pages
+//! of the others. In another stint, there is no plan. The work of both stints is a pair of the trial
+//! ([`deepres_policy::granularity::trial`]). A plan that is kept stays on for longer, and the daemon goes
+//! on measuring.
 
 use super::Known;
 use crate::Shared;
@@ -16,7 +16,7 @@ use deepres_abi::plan::{MOST_CUTS, Place, PlanHead};
 use deepres_model::admin::plan::{DeploymentStatus, Stage};
 use deepres_policy::granularity::device::Mix;
 use deepres_policy::granularity::gate::MOST_MISSES;
-use deepres_policy::granularity::trial::{Trial, Verdict};
+use deepres_policy::granularity::trial::{MOST_PAIRS, Trial, Verdict};
 use deepres_policy::granularity::{Kernel, Plan, Search};
 use rustix::thread::futex;
 use rustix::time::Timespec;
@@ -50,6 +50,8 @@ const RELAY_NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 /// waits as long.
 const MOST_BOUND_NS: f64 = 1e9;
 
+const _: () = assert!(MOST_PAIRS == u8::BITS as usize);
+
 /// A plan that an administrator has turned on.
 #[derive(Debug)]
 pub(super) struct Deployed {
@@ -58,6 +60,9 @@ pub(super) struct Deployed {
     pub stage: Stage,
     why: Option<String>,
     trial: Trial,
+    /// A bit for each of the last [`MOST_PAIRS`] pairs, of which the lowest is the last one: 1 for a pair
+    /// without a result.
+    failures: u8,
     follows: bool,
     task: Option<AbortHandle>,
 }
@@ -73,7 +78,7 @@ impl Drop for Deployed {
 impl Deployed {
     pub fn new(of: Vec<Known>, plan: Plan) -> Self {
         let trial = Trial::default();
-        Self { of, plan, stage: Stage::Trial, why: None, trial, follows: false, task: None }
+        Self { of, plan, stage: Stage::Trial, why: None, trial, failures: 0, follows: false, task: None }
     }
 
     pub fn is_on(&self) -> bool {
@@ -96,42 +101,43 @@ impl Deployed {
         }
     }
 
-    /// Takes the result of a pair of stints into account: the work with and without the plan, or
-    /// the reason for which tenants did not follow the plan. `failures` counts the stints in a row
-    /// in which they did not.
-    fn judge(&mut self, pair: Result<(Vec<f64>, Vec<f64>), String>, failures: &mut u32) {
-        self.why = None;
-        match pair {
-            Ok((with, without)) => {
-                *failures = 0;
-                self.trial.add(&with, &without);
-                self.stage = match self.trial.verdict() {
-                    Verdict::Open => Stage::Trial,
-                    Verdict::Better => Stage::Kept,
-                    verdict => {
-                        self.why = Some(self.why_dropped(verdict));
-                        Stage::Dropped
-                    }
-                };
-            }
-            Err(why) => {
-                *failures += 1;
-                self.why = Some(why);
-                if *failures >= MOST_MISSES {
-                    self.stage = Stage::Dropped;
-                }
-            }
-        }
+    /// Returns the number of stints with the plan in the next pair, and whether the pair begins with the
+    /// stint without the plan.
+    fn next_pair(&self) -> (u32, bool) {
+        (if self.stage == Stage::Kept { KEPT_STINTS } else { 1 }, self.trial.begins_without())
     }
 
-    fn why_dropped(&self, verdict: Verdict) -> String {
-        match verdict {
-            Verdict::Harms(tenant) => {
-                let name = self.of.get(tenant).map_or("a tenant", |(name, _)| name.as_str());
-                format!("`{name}` did less work with the plan")
+    fn name(&self, tenant: usize) -> &str {
+        self.of.get(tenant).map_or("a tenant", |(name, _)| name)
+    }
+
+    /// Takes the result of a pair of stints into account: the work with and without the plan, or why
+    /// there is no result. If [`MOST_MISSES`] of the last pairs have no result, drops the plan. So a
+    /// tenant cannot delay others by a plan, and depart before each result.
+    fn judge(&mut self, pair: Result<(Vec<f64>, Vec<f64>), String>) {
+        let counted = pair.and_then(|(with, without)| {
+            let added = self.trial.add(&with, &without);
+            added.map_err(|tenant| format!("`{}` did no work without the plan", self.name(tenant)))
+        });
+        self.failures = self.failures << 1 | u8::from(counted.is_err());
+        self.why = counted.err();
+        if self.why.is_some() {
+            if self.failures.count_ones() >= MOST_MISSES {
+                self.stage = Stage::Dropped;
             }
-            _ => "the plan is not better than no plan by more than the noise".to_owned(),
+            return;
         }
+        (self.stage, self.why) = match self.trial.verdict() {
+            Verdict::Open => (Stage::Trial, None),
+            Verdict::Better => (Stage::Kept, None),
+            Verdict::Harms(tenant) => {
+                (Stage::Dropped, Some(format!("`{}` did less work with the plan", self.name(tenant))))
+            }
+            Verdict::NotBetter => {
+                let why = "the plan is not better than no plan by more than the noise";
+                (Stage::Dropped, Some(why.to_owned()))
+            }
+        };
     }
 }
 
@@ -259,6 +265,14 @@ impl Installation {
         started.map(drop).map_err(|error| format!("the daemon cannot start a thread: {error}"))
     }
 
+    /// Returns the reason for which the tenants have not met.
+    fn why_apart(&self) -> String {
+        match self.unless(|place| place != Place::Coming) {
+            Some(name) => format!("`{name}` does not repeat the iteration that the daemon learned"),
+            None => "the tenants did not meet at the beginning of an iteration".to_owned(),
+        }
+    }
+
     /// Returns the first tenant whose place is not as `is` says.
     fn unless(&self, is: impl Fn(Place) -> bool) -> Option<&str> {
         let party = self.parties.iter().find(|party| !is(party.place(self.number)));
@@ -312,11 +326,25 @@ impl<'a> Stints<'a> {
         left.map_or(Ok(()), |(party, _)| Err(format!("the process of `{}` has ended", party.name)))
     }
 
+    /// Returns the work of each tenant with and without the plan, for each unit of time. The stint with
+    /// the plan lasts for `stints` stints.
+    ///
+    /// # Errors
+    /// The reason why there is no result.
+    async fn pair(&self, stints: u32, begins_without: bool) -> Result<(Vec<f64>, Vec<f64>), String> {
+        if begins_without {
+            let without = self.stint(false, 1).await?;
+            return Ok((self.stint(true, stints).await?, without));
+        }
+        Ok((self.stint(true, stints).await?, self.stint(false, 1).await?))
+    }
+
     /// Returns the work of each tenant in a stint with or without the plan, for each unit of time.
     ///
     /// # Errors
     /// The reason why the tenants did not follow the plan, or why there is no result.
     async fn stint(&self, has_plan: bool, stints: u32) -> Result<Vec<f64>, String> {
+        self.set_follows(false);
         let parties = self.parties()?;
         let installation = if has_plan {
             let number = self.shared.plans.borrow_mut().next_number();
@@ -334,7 +362,7 @@ impl<'a> Stints<'a> {
             self.stay(&parties)?;
             let keeps = |place| matches!(place, Place::At { .. });
             if let Some(name) = installation.as_ref().and_then(|plan| plan.unless(keeps)) {
-                return Err(format!("`{name}` departed from the plan"));
+                return Err(format!("`{name}` does not keep to the plan any more"));
             }
         }
         let lasted_ns = began.elapsed().as_nanos() as f64;
@@ -349,10 +377,10 @@ impl<'a> Stints<'a> {
             return Ok(());
         };
         let until = Instant::now() + (self.period * SETTLE_ITERATIONS).max(LEAST_STINT);
-        while let Some(name) = installation.unless(|place| matches!(place, Place::At { .. })) {
+        while installation.unless(|place| matches!(place, Place::At { .. })).is_some() {
             self.stay(parties)?;
             if installation.unless(|place| place != Place::Gone).is_some() || Instant::now() >= until {
-                return Err(format!("`{name}` does not repeat the iteration that the daemon learned"));
+                return Err(installation.why_apart());
             }
             tokio::time::sleep(LOOK).await;
         }
@@ -380,8 +408,6 @@ async fn serve(gpu: usize, shared: Rc<Shared>) {
     let Some((of, plan)) = found else { return };
     let names = of.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(" and ");
     let stints = Stints::new(gpu, &of, &plan, &shared);
-    let mut failures = 0;
-    let mut is_kept = false;
     tracing::info!(gpu, tenants = names, predicted_gain = plan.gain(), "the tenants follow a plan on trial");
     loop {
         if let Err(why) = stints.parties() {
@@ -392,19 +418,16 @@ async fn serve(gpu: usize, shared: Rc<Shared>) {
             tokio::time::sleep(LOOK).await;
             continue;
         }
-        let with = stints.stint(true, if is_kept { KEPT_STINTS } else { 1 }).await;
+        let next = shared.plans.borrow().deployed.get(&gpu).map(Deployed::next_pair);
+        let Some((stints_with, begins_without)) = next else { return };
+        let pair = stints.pair(stints_with, begins_without).await;
         stints.set_follows(false);
-        let pair = match with {
-            Ok(with) => stints.stint(false, 1).await.map(|without| (with, without)),
-            Err(why) => {
-                tokio::time::sleep(stints.period).await;
-                Err(why)
-            }
-        };
+        if pair.is_err() {
+            tokio::time::sleep(stints.period).await;
+        }
         let mut plans = shared.plans.borrow_mut();
         let Some(deployed) = plans.deployed.get_mut(&gpu) else { return };
-        deployed.judge(pair, &mut failures);
-        is_kept = deployed.stage == Stage::Kept;
+        deployed.judge(pair);
         let status = deployed.status();
         tracing::debug!(gpu, tenants = names, ?status, "the daemon measured the plan");
         if !deployed.is_on() {
@@ -419,17 +442,20 @@ mod tests {
     use super::*;
     use crate::plans::tests::learned;
     use crate::shm::Writer;
-    use deepres_policy::granularity::trial::{LEAST_PAIRS, MOST_PAIRS};
+    use deepres_policy::granularity::trial::LEAST_PAIRS;
 
-    #[test]
-    fn a_place_reaches_the_others_until_the_plan_is_withdrawn() {
-        let party = |name: &str| Party {
+    fn party(name: &str) -> Party {
+        Party {
             name: name.to_owned(),
             grant: Arc::new(SharedPage::create("grant", Writer::Controller).expect("a page")),
             meter: Arc::new(SharedPage::create("meter", Writer::Anyone).expect("a page")),
             kernels: 1,
             alone_ns: 1.0,
-        };
+        }
+    }
+
+    #[test]
+    fn a_place_reaches_the_others_until_the_plan_is_withdrawn() {
         let parties = vec![party("a"), party("b")];
         let of = ["a", "b"].map(|name| (name.to_owned(), learned(2, 0)));
         let kernels = of.each_ref().map(|(_, learned)| learned.kernels.as_slice());
@@ -462,6 +488,17 @@ mod tests {
         assert_eq!((slot.number(), other.number()), (0, 0));
     }
 
+    #[test]
+    fn tenants_that_have_not_met_are_told_apart() {
+        let parties = vec![party("a"), party("b")];
+        let tell = |tenant: usize, place: Place| parties[tenant].meter.page().progress().tell(place.word(7));
+        let installation = Installation { number: 7, parties: parties.clone(), is_over: Arc::default() };
+        tell(0, Place::Gone);
+        assert!(installation.why_apart().contains("`b` does not repeat"), "`b` launched nothing");
+        tell(1, Place::Ready);
+        assert!(installation.why_apart().contains("did not meet"), "`a` waited in vain");
+    }
+
     fn deployed() -> Deployed {
         let plan = Search::default().plan(&[]).expect("a plan of nobody");
         Deployed::new(Vec::new(), plan)
@@ -469,31 +506,37 @@ mod tests {
 
     #[test]
     fn a_plan_is_kept_by_its_gain_and_dropped_without_one() {
-        let (mut plan, mut failures) = (deployed(), 0);
+        let mut plan = deployed();
         for pair in 1..=LEAST_PAIRS {
-            plan.judge(Ok((vec![1.1, 1.2], vec![1.0, 1.0])), &mut failures);
+            assert_eq!(plan.next_pair(), (1, pair.is_multiple_of(2)));
+            plan.judge(Ok((vec![1.1, 1.2], vec![1.0, 1.0])));
             assert_eq!(plan.stage == Stage::Kept, pair == LEAST_PAIRS);
         }
         let status = plan.status();
         assert!(status.gain.is_some_and(|gain| (gain - 0.15).abs() < 1e-9), "{status:?}");
-        (0..MOST_PAIRS).for_each(|_| plan.judge(Ok((vec![1.0, 1.0], vec![1.0, 1.0])), &mut failures));
+        assert_eq!(plan.next_pair().0, KEPT_STINTS);
+        (0..MOST_PAIRS).for_each(|_| plan.judge(Ok((vec![1.0, 1.0], vec![1.0, 1.0]))));
         assert_eq!((plan.stage, plan.is_on()), (Stage::Dropped, false));
         assert!(plan.status().why.is_some_and(|why| why.contains("by more than the noise")));
     }
 
     #[test]
-    fn three_stints_in_a_row_without_following_drop_a_plan() {
-        let (mut plan, mut failures) = (deployed(), 0);
+    fn three_of_the_last_pairs_without_a_result_drop_a_plan() {
+        let mut plan = deployed();
         let departed = || Err("`a` departed from the plan".to_owned());
-        for _ in 0..MOST_MISSES - 1 {
-            plan.judge(departed(), &mut failures);
+        for _ in 1..MOST_MISSES {
+            plan.judge(departed());
+            assert!(plan.status().why.is_some_and(|why| why.contains("`a` departed")));
         }
-        plan.judge(Ok((vec![1.0], vec![1.0])), &mut failures);
-        assert_eq!((failures, plan.status().why), (0, None));
-        for _ in 0..MOST_MISSES {
-            assert!(plan.is_on());
-            plan.judge(departed(), &mut failures);
+        (0..MOST_PAIRS).for_each(|_| plan.judge(Ok((vec![1.1], vec![1.0]))));
+        assert_eq!((plan.stage, plan.status().why), (Stage::Kept, None));
+        for _ in 1..MOST_MISSES {
+            plan.judge(departed());
+            plan.judge(Ok((vec![1.1], vec![1.0])));
         }
-        assert!(!plan.is_on() && plan.status().why.is_some_and(|why| why.contains("`a` departed")));
+        assert_eq!(plan.stage, Stage::Kept);
+        // A tenant that claims to follow, and does no work, does not prolong the trial.
+        plan.judge(Ok((vec![1.0], vec![0.0])));
+        assert!(!plan.is_on() && plan.status().why.is_some_and(|why| why.contains("did no work")));
     }
 }

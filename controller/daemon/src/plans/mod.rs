@@ -129,14 +129,13 @@ impl Plans {
     pub(crate) fn restore(&mut self, saved: Vec<SavedPlan>, registry: &Registry) {
         for SavedPlan { uuid, tenants, plan } in saved {
             let Some(gpu) = registry.gpus().number_named(&uuid) else { continue };
-            let is_whole = plan.cuts.iter().all(|cut| cut.tenant.max(cut.other) < tenants.len());
             let known = |(name, status): &(String, IterationStatus)| {
                 let tenant = registry.tenants().get(name)?.id;
                 let learned = Learned { kernels: kernels_of(status), status: status.clone() };
                 Some((name.clone(), tenant, Arc::new(learned)))
             };
             let all: Option<Vec<_>> = tenants.iter().map(known).collect();
-            let Some(all) = all.filter(|_| is_whole && tenants.len() <= MOST_TENANTS) else { continue };
+            let Some(all) = all.filter(|all| is_whole(&plan, all.len())) else { continue };
             for (name, tenant, learned) in &all {
                 let learned = Some(Ok(Arc::clone(learned)));
                 let lesson = Lesson { tenant: *tenant, is_recording: false, learned };
@@ -147,8 +146,18 @@ impl Plans {
         }
     }
 
-    /// Returns a number that no excerpt and no installation has. The number differs from those of
-    /// an earlier daemon, whose excerpts a session may have begun.
+    /// Returns a tenant of a plan that is on, and that leaves no room for a plan of these tenants on the
+    /// GPU: a tenant follows one plan at most, and a GPU has one plan at most.
+    fn in_the_way(&self, gpu: usize, of: &[Known]) -> Option<&str> {
+        let is_there = |at: usize, tenant: &str| at == gpu || of.iter().any(|(name, _)| name == tenant);
+        let on = self.deployed.iter().filter(|(_, deployed)| deployed.is_on());
+        let mut tenants =
+            on.flat_map(|(at, deployed)| deployed.of.iter().map(|(name, _)| (*at, name.as_str())));
+        tenants.find(|(at, tenant)| is_there(*at, tenant)).map(|(_, tenant)| tenant)
+    }
+
+    /// Returns a number that no excerpt and no installation has. The number differs from those of an
+    /// earlier daemon, whose excerpts a session may have begun.
     fn next_number(&mut self) -> u32 {
         let before = if self.number == 0 { (monotonic_ns() >> 20) as u32 } else { self.number };
         self.number = before.wrapping_add(1).max(1);
@@ -190,6 +199,11 @@ impl Plans {
             .chain(others.map(|(gpu, found)| found_status(*gpu, &found.of, found.plan.as_ref())))
             .collect()
     }
+}
+
+/// Returns whether a plan of the state file is a plan for this number of tenants.
+fn is_whole(plan: &Plan, tenants: usize) -> bool {
+    (2..=MOST_TENANTS).contains(&tenants) && plan.cuts.iter().all(|cut| cut.tenant.max(cut.other) < tenants)
 }
 
 /// Returns the kernels of an iteration, as [`Iteration::kernels`] has them.
@@ -279,9 +293,8 @@ pub(crate) fn on(name: &str, shared: &Rc<Shared>) -> Result<PlanStatus, String> 
         Some(Ok(plan)) => plan.clone(),
     };
     deploy::check(gpu, &of, &plan, &shared.registry.borrow())?;
-    let is_taken = |other: &Deployed| other.is_on() && of.iter().any(|(tenant, _)| other.has(tenant));
-    if plans.deployed.values().any(is_taken) {
-        return Err(format!("a tenant beside `{name}` follows another plan; `deepres plan off` ends it"));
+    if let Some(other) = plans.in_the_way(gpu, &of) {
+        return Err(format!("`{other}` follows another plan; `deepres plan off {other}` ends it"));
     }
     plans.deployed.insert(gpu, Deployed::new(of, plan));
     drop(plans);
@@ -557,6 +570,8 @@ fn searchable(tenants: &[Beside]) -> Result<Vec<Vec<Kernel>>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use deepres_model::admin::plan::Stage;
+    use deepres_policy::granularity::Cut;
 
     pub(super) fn learned(kernels: usize, unknown_times: usize) -> Arc<Learned> {
         let kernel =
@@ -589,6 +604,31 @@ mod tests {
         assert!(why(&[beside(10, 2), beside(10, 0)]).contains("2 of 10 kernels of `a`"));
         assert!(why(&[beside(MOST_KERNELS, 0), beside(1, 0)]).contains("2001 kernels"));
         assert!(why(&vec![beside(1, 0); MOST_TENANTS + 1]).contains("4 tenants"));
+    }
+
+    fn plan(cuts: Vec<Cut>) -> Plan {
+        Plan { cuts, ..Search::default().plan(&[]).unwrap() }
+    }
+
+    #[test]
+    fn a_plan_of_the_state_file_has_two_tenants_at_least_and_cuts_of_these() {
+        let cut = |other: usize| plan(vec![Cut { tenant: 0, kernel: 0, other, until: 1 }]);
+        assert!(is_whole(&cut(1), 2) && !is_whole(&cut(2), 2));
+        assert!(!is_whole(&plan(Vec::new()), 1) && !is_whole(&plan(Vec::new()), MOST_TENANTS + 1));
+    }
+
+    #[test]
+    fn a_plan_ends_no_other_plan_of_its_tenants_or_its_gpu() {
+        let of = |names: [&str; 2]| -> Vec<Known> {
+            names.iter().map(|name| ((*name).to_owned(), learned(1, 0))).collect()
+        };
+        let mut plans = Plans::default();
+        plans.deployed.insert(0, Deployed::new(of(["a", "b"]), plan(Vec::new())));
+        assert_eq!(plans.in_the_way(0, &of(["c", "d"])), Some("a"));
+        assert_eq!(plans.in_the_way(1, &of(["b", "c"])), Some("b"));
+        assert_eq!(plans.in_the_way(1, &of(["c", "d"])), None);
+        plans.deployed.values_mut().for_each(|dropped| dropped.stage = Stage::Dropped);
+        assert_eq!(plans.in_the_way(0, &of(["a", "b"])), None);
     }
 
     #[test]

@@ -108,7 +108,7 @@ pub struct DeploymentStatus {
     pub stage: Stage,
     /// Whether each tenant keeps to the plan at this moment.
     pub follows: bool,
-    /// Why the plan was dropped, or why the tenants did not follow it when the daemon last tried.
+    /// Why the plan was dropped, or why the last pair of stints has no result.
     pub why: Option<String>,
     /// The number of pairs of stints, with the plan and without it, that decide at present.
     pub pairs: usize,

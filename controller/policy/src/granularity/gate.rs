@@ -59,7 +59,6 @@ pub struct Gate {
     step: Step,
     /// The first cut of this iteration that the tenant has not passed.
     next: usize,
-    waits_since_ns: Option<u64>,
     misses: u32,
 }
 
@@ -76,7 +75,7 @@ impl Gate {
         cuts.sort_unstable();
         let step = if keys.is_empty() { Step::Gone } else { Step::Seeking(0) };
         let borders = borders(&keys);
-        Self { tenant, keys, borders, cuts, marks, bound_ns, step, next: 0, waits_since_ns: None, misses: 0 }
+        Self { tenant, keys, borders, cuts, marks, bound_ns, step, next: 0, misses: 0 }
     }
 
     /// Returns whether the gate has a plan: the tenant seeks its iteration, or keeps to its plan.
@@ -115,8 +114,10 @@ impl Gate {
         }
     }
 
-    /// Answers a launch. A launch that waits asks again with the same key.
-    pub fn launch(&mut self, now_ns: u64, key: u64, others: &[Place; MOST_TENANTS]) -> Answer {
+    /// Answers a launch that asked first at `asked_ns`. A launch that waits asks again with the same key
+    /// and the same `asked_ns`. So several threads may wait at once, each for the bound at most.
+    pub fn launch(&mut self, asked_ns: u64, now_ns: u64, key: u64, others: &[Place; MOST_TENANTS]) -> Answer {
+        let ends_ns = asked_ns.saturating_add(self.bound_ns);
         match self.step {
             Step::Gone => return Answer::Launch,
             Step::Seeking(matched) => {
@@ -142,7 +143,6 @@ impl Gate {
                 return Answer::Launch;
             }
             if self.is_any(others, |place| matches!(place, Place::Coming | Place::Ready)) {
-                let ends_ns = self.ends_ns(now_ns);
                 if now_ns < ends_ns {
                     return Answer::Wait(ends_ns);
                 }
@@ -154,11 +154,10 @@ impl Gate {
         let Step::At(iterations, kernel) = self.step else { return Answer::Launch };
         while let Some(cut) = self.cuts.get(self.next).filter(|cut| cut.kernel <= kernel) {
             if is_there(cut, iterations, others) {
-                self.misses = if self.waits_since_ns.is_some() { 0 } else { self.misses };
+                self.misses = if now_ns > asked_ns { 0 } else { self.misses };
                 self.next += 1;
                 continue;
             }
-            let ends_ns = self.ends_ns(now_ns);
             if now_ns < ends_ns {
                 return Answer::Wait(ends_ns);
             }
@@ -171,17 +170,11 @@ impl Gate {
             let passed = self.cuts[self.next..].iter().take_while(|cut| cut.kernel <= kernel).count();
             self.next += passed;
         }
-        self.waits_since_ns = None;
         self.step = Step::At(iterations, kernel + 1);
         if kernel + 1 == self.keys.len() {
             (self.step, self.next) = (Step::At(iterations + 1, 0), 0);
         }
         Answer::Launch
-    }
-
-    /// Returns the end of the launch's wait, ns. The wait begins with the first call.
-    fn ends_ns(&mut self, now_ns: u64) -> u64 {
-        self.waits_since_ns.get_or_insert(now_ns).saturating_add(self.bound_ns)
     }
 
     fn is_any(&self, others: &[Place; MOST_TENANTS], is: impl Fn(Place) -> bool) -> bool {

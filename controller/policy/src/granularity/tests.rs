@@ -355,10 +355,10 @@ proptest! {
                 let client = &mut clients[at];
                 let (key, takes_us) = client.launches[client.done];
                 let (was_planned, before) = (client.gate.is_planned(), client.place());
-                match client.gate.launch(now_us, key, &places) {
+                let since_us = *waits_since_us[at].get_or_insert(now_us);
+                match client.gate.launch(since_us, now_us, key, &places) {
                     Answer::Wait(until_us) => {
                         prop_assert!(was_planned && client.done != client.departs_at);
-                        let since_us = *waits_since_us[at].get_or_insert(now_us);
                         prop_assert!(until_us > now_us && until_us <= since_us + bound_us);
                         client.next_us = until_us;
                     }
@@ -405,9 +405,9 @@ proptest! {
     ) {
         let mut gate = Gate::new(tenant, keys, &cuts, bound_ns);
         for (key, others, finished) in launches {
-            if let Answer::Wait(until_ns) = gate.launch(7, key, &others) {
+            if let Answer::Wait(until_ns) = gate.launch(7, 7, key, &others) {
                 prop_assert!(until_ns > 7 && until_ns - 7 <= bound_ns);
-                prop_assert_eq!(gate.launch(until_ns, key, &others), Answer::Launch);
+                prop_assert_eq!(gate.launch(7, until_ns, key, &others), Answer::Launch);
             }
             gate.place(finished);
         }
@@ -423,7 +423,7 @@ fn all_at(iterations: u64, kernel: usize) -> [Place; MOST_TENANTS] {
 fn met(keys: &[u64], cuts: &[Cut], bound_ns: u64) -> Gate {
     let mut gate = Gate::new(0, keys.to_vec(), cuts, bound_ns);
     for key in keys {
-        assert_eq!((gate.launch(0, *key, &all_at(0, 0)), gate.counts()), (Answer::Launch, false));
+        assert_eq!((gate.launch(0, 0, *key, &all_at(0, 0)), gate.counts()), (Answer::Launch, false));
     }
     assert_eq!(gate.place(0), Place::Ready);
     gate
@@ -437,17 +437,17 @@ fn a_gate_finds_its_iteration_wherever_the_plan_begins() {
         let mut launches = iteration.iter().cycle().skip(from);
         let mut sought = 0;
         while gate.place(0) == Place::Coming {
-            assert_eq!(gate.launch(0, *launches.next().unwrap(), &all_at(0, 0)), Answer::Launch);
+            assert_eq!(gate.launch(0, 0, *launches.next().unwrap(), &all_at(0, 0)), Answer::Launch);
             sought += 1;
         }
         assert!(sought < 2 * iteration.len(), "from {from}: {sought}");
         assert!((from + sought).is_multiple_of(iteration.len()), "from {from}: {sought}");
-        assert_eq!(gate.launch(0, 7, &all_at(0, 0)), Answer::Launch);
+        assert_eq!(gate.launch(0, 0, 7, &all_at(0, 0)), Answer::Launch);
         assert_eq!(gate.place(0), Place::Gone, "another launch than the plan's");
     }
     // A sequence that never is the iteration is sought for ever, and never waits.
     let mut gate = Gate::new(0, iteration.to_vec(), &[], 0);
-    assert!((0..100).all(|at| gate.launch(0, at % 3, &all_at(0, 0)) == Answer::Launch));
+    assert!((0..100).all(|at| gate.launch(0, 0, at % 3, &all_at(0, 0)) == Answer::Launch));
     assert_eq!(gate.place(0), Place::Coming);
 }
 
@@ -456,15 +456,15 @@ fn tenants_meet_at_the_beginning_of_an_iteration_before_any_cut_counts() {
     let others = |place| [Place::Ready, place, Place::Gone];
     let mut gate = met(&[1, 2], &[], 10);
     for key in [1, 2, 1, 2] {
-        assert_eq!(gate.launch(0, key, &others(Place::Coming)), Answer::Launch, "one still seeks");
+        assert_eq!(gate.launch(0, 0, key, &others(Place::Coming)), Answer::Launch, "one still seeks");
     }
     let mut late = gate.clone();
-    assert_eq!(gate.launch(5, 1, &others(Place::Ready)), Answer::Wait(15));
+    assert_eq!(gate.launch(5, 5, 1, &others(Place::Ready)), Answer::Wait(15));
     assert!(gate.counts() && gate.place(0) == Place::At { iterations: 0, kernel: 0 });
-    assert_eq!(gate.launch(9, 1, &others(Place::At { iterations: 0, kernel: 0 })), Answer::Launch);
+    assert_eq!(gate.launch(5, 9, 1, &others(Place::At { iterations: 0, kernel: 0 })), Answer::Launch);
     assert!(gate.counts());
-    assert_eq!(late.launch(5, 1, &others(Place::Ready)), Answer::Wait(15));
-    assert_eq!(late.launch(15, 1, &others(Place::Ready)), Answer::Launch);
+    assert_eq!(late.launch(5, 5, 1, &others(Place::Ready)), Answer::Wait(15));
+    assert_eq!(late.launch(5, 15, 1, &others(Place::Ready)), Answer::Launch);
     assert_eq!(late.place(0), Place::Gone, "the other one did not come");
 }
 
@@ -474,7 +474,7 @@ fn a_place_changes_only_where_another_tenant_waits() {
     let mut gate = met(&[1, 2, 3, 4], &cuts, 10);
     let mut awaited = Vec::new();
     for key in [1, 2, 3, 4, 1, 2] {
-        assert_eq!(gate.launch(0, key, &all_at(0, 0)), Answer::Launch);
+        assert_eq!(gate.launch(0, 0, key, &all_at(0, 0)), Answer::Launch);
         awaited.push(gate.is_awaited());
     }
     assert_eq!(awaited, [false, true, false, true, false, true]);
@@ -491,12 +491,24 @@ fn a_gate_whose_waits_are_in_vain_drops_the_plan() {
     for miss in 0..MOST_MISSES {
         assert!(gate.is_planned());
         let key = u64::from(miss) + 1;
-        assert_eq!(gate.launch(0, key, &stays), Answer::Wait(10));
-        assert_eq!(gate.launch(4, key, &stays), Answer::Wait(10));
-        assert_eq!(gate.launch(10, key, &stays), Answer::Launch);
+        assert_eq!(gate.launch(0, 0, key, &stays), Answer::Wait(10));
+        assert_eq!(gate.launch(0, 4, key, &stays), Answer::Wait(10));
+        assert_eq!(gate.launch(0, 10, key, &stays), Answer::Launch);
     }
     assert!(!gate.is_planned());
-    assert_eq!(gate.launch(11, 4, &stays), Answer::Launch);
+    assert_eq!(gate.launch(11, 11, 4, &stays), Answer::Launch);
+}
+
+#[test]
+fn launches_of_several_threads_wait_for_the_bound_together() {
+    let cuts = [0, 1].map(|kernel| Cut { tenant: 0, kernel, other: 1, until: 9 });
+    let mut gate = met(&[1, 1], &cuts, 10);
+    let stays = all_at(0, 0);
+    assert_eq!(gate.launch(0, 0, 1, &stays), Answer::Wait(10));
+    assert_eq!(gate.launch(2, 2, 1, &stays), Answer::Wait(12), "the launch of another thread");
+    assert_eq!(gate.launch(0, 10, 1, &stays), Answer::Launch);
+    assert_eq!(gate.launch(2, 11, 1, &stays), Answer::Wait(12), "the wait does not begin anew");
+    assert_eq!(gate.launch(2, 12, 1, &stays), Answer::Launch);
 }
 
 #[test]
@@ -504,13 +516,13 @@ fn a_gate_opens_when_the_other_tenant_is_there_or_gone_in_each_iteration() {
     let cut = Cut { tenant: 0, kernel: 1, other: 1, until: 2 };
     let mut gate = met(&[1, 2], &[cut], 100);
     for iterations in 0..3 {
-        assert_eq!(gate.launch(0, 1, &all_at(iterations, 0)), Answer::Launch);
-        assert_eq!(gate.launch(5, 2, &all_at(iterations, 1)), Answer::Wait(105));
-        assert_eq!(gate.launch(6, 2, &all_at(iterations, 2)), Answer::Launch);
+        assert_eq!(gate.launch(0, 0, 1, &all_at(iterations, 0)), Answer::Launch);
+        assert_eq!(gate.launch(5, 5, 2, &all_at(iterations, 1)), Answer::Wait(105));
+        assert_eq!(gate.launch(5, 6, 2, &all_at(iterations, 2)), Answer::Launch);
     }
-    assert_eq!(gate.launch(7, 1, &all_at(0, 0)), Answer::Launch);
-    assert_eq!(gate.launch(8, 2, &[Place::Gone; MOST_TENANTS]), Answer::Launch);
+    assert_eq!(gate.launch(7, 7, 1, &all_at(0, 0)), Answer::Launch);
+    assert_eq!(gate.launch(8, 8, 2, &[Place::Gone; MOST_TENANTS]), Answer::Launch);
     assert!(gate.is_planned());
-    assert_eq!(gate.launch(9, 5, &all_at(0, 0)), Answer::Launch, "another launch than the plan's");
+    assert_eq!(gate.launch(9, 9, 5, &all_at(0, 0)), Answer::Launch, "another launch than the plan's");
     assert!(!gate.is_planned());
 }

@@ -1,10 +1,13 @@
 //! The comparison of a plan with no plan, by the measured work of the tenants.
 //!
-//! The tenants follow the plan in one stint of time, and do not follow it in the next one. The two
+//! The tenants follow the plan in one stint of time, and do not follow it in another one. The two
 //! stints are a *pair*. The gain of a pair is the ratio of the work in both stints, less one. A plan
 //! is better if the mean gain of the last pairs exceeds its noise, and no tenant does less work by
 //! more than the noise. The noise is the bound of the 95 % confidence interval of the mean (Student's
 //! t).
+//!
+//! By turns, the stint with the plan is the first and the second one of its pair. So if the tenants'
+//! work grows or shrinks all the time, this drift is noise, and not a gain.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -53,21 +56,33 @@ impl Measured {
 pub struct Trial {
     /// The gain of all tenants together, and the gain of each tenant.
     pairs: VecDeque<(f64, Vec<f64>)>,
+    /// Whether the next pair begins with the stint without the plan.
+    begins_without: bool,
 }
 
 impl Trial {
+    /// Returns whether the next pair begins with the stint without the plan.
+    pub fn begins_without(&self) -> bool {
+        self.begins_without
+    }
+
     /// Adds a pair of stints: the work of each tenant for each second, with and without the plan, in
-    /// any one unit. Ignores a pair in which a tenant did no work without the plan.
-    pub fn add(&mut self, with: &[f64], without: &[f64]) {
+    /// any one unit.
+    ///
+    /// # Errors
+    /// The number of a tenant that did no work without the plan. The pair does not count.
+    pub fn add(&mut self, with: &[f64], without: &[f64]) -> Result<(), usize> {
         let gain = |with: f64, without: f64| with / without - 1.0;
-        if without.iter().any(|work| *work <= 0.0) || with.len() != without.len() || with.is_empty() {
-            return;
+        if let Some(idle) = without.iter().position(|work| *work <= 0.0) {
+            return Err(idle);
         }
+        self.begins_without = !self.begins_without;
         if self.pairs.len() == MOST_PAIRS {
             self.pairs.pop_front();
         }
         let each = with.iter().zip(without).map(|(with, without)| gain(*with, *without)).collect();
         self.pairs.push_back((gain(with.iter().sum(), without.iter().sum()), each));
+        Ok(())
     }
 
     /// Returns the number of pairs that decide.
@@ -115,7 +130,7 @@ mod tests {
 
     fn trial(pairs: &[[f64; 2]]) -> Trial {
         let mut trial = Trial::default();
-        pairs.iter().for_each(|with| trial.add(with, &[1.0, 1.0]));
+        pairs.iter().for_each(|with| trial.add(with, &[1.0, 1.0]).unwrap());
         trial
     }
 
@@ -143,10 +158,24 @@ mod tests {
     #[test]
     fn a_kept_plan_is_judged_by_its_latest_pairs_and_not_by_pairs_without_work() {
         let mut kept = trial(&[[1.1, 1.1]; MOST_PAIRS]);
-        kept.add(&[5.0, 5.0], &[0.0, 1.0]);
+        assert_eq!(kept.add(&[5.0, 5.0], &[1.0, 0.0]), Err(1));
         assert_eq!((kept.pairs(), kept.verdict()), (MOST_PAIRS, Verdict::Better));
-        (0..MOST_PAIRS).for_each(|_| kept.add(&[0.99, 1.0], &[1.0, 1.0]));
+        (0..MOST_PAIRS).for_each(|_| kept.add(&[0.99, 1.0], &[1.0, 1.0]).unwrap());
         assert_eq!(kept.verdict(), Verdict::Harms(0));
+    }
+
+    #[test]
+    fn work_that_shrinks_or_grows_all_the_time_is_no_gain_and_no_harm() {
+        for growth in [0.99_f64, 1.01] {
+            let mut trial = Trial::default();
+            let work = |stint: i32| [growth.powi(stint), growth.powi(stint)];
+            for pair in 0..MOST_PAIRS as i32 {
+                let (first, second) = (work(2 * pair), work(2 * pair + 1));
+                let (with, without) = if trial.begins_without() { (second, first) } else { (first, second) };
+                trial.add(&with, &without).unwrap();
+                assert!([Verdict::Open, Verdict::NotBetter].contains(&trial.verdict()), "{trial:?}");
+            }
+        }
     }
 
     proptest! {
@@ -156,7 +185,7 @@ mod tests {
         ) {
             let mut trial = Trial::default();
             for (one, other) in losses {
-                trial.add(&[1.0 - one, 1.0 - other], &[1.0, 1.0]);
+                trial.add(&[1.0 - one, 1.0 - other], &[1.0, 1.0]).unwrap();
                 prop_assert!(trial.verdict() != Verdict::Better);
             }
         }

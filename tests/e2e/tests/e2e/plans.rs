@@ -119,7 +119,7 @@ fn tenants_under_mps_get_a_plan_searched_and_explained() {
 
 #[test]
 #[ignore = "deep: takes long"]
-fn tenants_follow_a_plan_across_a_restart_of_the_daemon_until_one_departs() {
+fn tenants_follow_a_plan_across_the_death_of_the_daemon_until_one_departs() {
     let (host, mut daemon) = Host::new().simgpu(NARROW).with_daemon();
     let _mps = mps(&host);
     let start = |name: &str| {
@@ -159,7 +159,7 @@ fn tenants_follow_a_plan_across_a_restart_of_the_daemon_until_one_departs() {
     };
     go_on();
 
-    daemon.terminate();
+    daemon.kill();
     let _next = host.daemon();
     let kept = await_value_within(plan, follows, JUDGED_WITHIN);
     assert_eq!(kept["plan"]["cuts"], found["plan"]["cuts"], "the plan of before");

@@ -49,8 +49,8 @@ pub fn page() -> Result<String> {
          **Limits of this comparison:** The paper's text and code are not public. Orion recorded the kernels\n\
          and widths on a V100. [granularity.md](granularity.md) has the figures of other mixes, and the mixes\n\
          in which no plan gains. The evaluation leaves out caches, memory bandwidth and the waves of blocks.\n\
-         The evaluation assumes that a wait at a cut costs 10 us. Tenants have followed plans only on the\n\
-         simulated GPU. In the columns `streams` and `deepres`, all kernels slow down alike, which only the\n\
+         It assumes that a wait at a cut costs 10 us. The figures are in virtual time, and no plan has run on\n\
+         a real GPU. In the columns `streams` and `deepres`, all kernels slow down alike, which only the\n\
          streams of one process do. For processes under MPS, the field `gain_beside_mps` compares the plan\n\
          with no plan ([granularity.md](granularity.md)).\n\n",
     );

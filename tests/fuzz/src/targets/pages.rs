@@ -83,7 +83,7 @@ fn grants(page: &GrantPage, _: &mut Unstructured<'_>) {
         assert!(keys.len() <= MOST_KERNELS && cuts.len() <= MOST_CUTS);
         let mut gate = Gate::new(head.tenant, keys.clone(), &cuts, head.bound_ns);
         for key in keys {
-            gate.launch(0, key, &plan.places(plan.number()));
+            gate.launch(0, 0, key, &plan.places(plan.number()));
         }
     }
 }
