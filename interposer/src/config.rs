@@ -200,6 +200,12 @@ impl Config {
         }
     }
 
+    /// Returns whether the process must not use a GPU unless something holds it to its limits: it
+    /// has limits, or its launches are to fail without a daemon.
+    pub fn is_held(&self) -> bool {
+        self.is_limited() || self.fail_mode() == FailMode::Closed
+    }
+
     /// Returns whether the process has a limit to keep without a daemon.
     pub fn is_limited(&self) -> bool {
         (0..MAX_GPUS).any(|ordinal| self.limit(ordinal) != Limit::default())
