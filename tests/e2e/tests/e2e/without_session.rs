@@ -17,6 +17,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, SendFlags, accept, recv, send};
 use zerocopy::IntoBytes;
 
+use crate::ways_in::driver_without;
+
 const LIMIT_BYTES: u64 = GIB;
 const SHARE: &str = "25%";
 /// The greatest part of the time that a job with this share may have, percent. The excess covers
@@ -284,4 +286,11 @@ fn a_job_that_nothing_can_hold_to_its_limits_does_not_get_the_gpu() {
     done.refused("800");
     let done = with("DEEPRES_CHARGE_COPIES", "true").success();
     assert!(done.stderr.contains("the job runs unmetered"), "{}", done.stderr);
+    // Nor can a job under a driver that lacks a function that deepres needs.
+    let (_folder, libraries) = driver_without(&["cuStreamIsCapturing"]);
+    let mut command = host.alone(c_client("view"));
+    command.env("LD_LIBRARY_PATH", libraries).env("DEEPRES_MEMORY", "1GiB");
+    let done = host.finish(command);
+    done.refused("this driver has no cuStreamIsCapturing, so nothing can hold the job to its limits");
+    done.refused("800");
 }
