@@ -247,6 +247,10 @@ fn a_new_process_launches_nothing_without_a_daemon_if_launches_are_to_fail() {
     let done = launcher.finish();
     done.refused("launches of the job fail until a daemon takes it up");
     done.refused("800");
+    // The daemon's mark tells a job that no `deepres run` started.
+    let done = host.finish(host.preloaded(c_client("backlog")));
+    done.refused("launches of the job fail until a daemon takes it up");
+    done.refused("800");
 
     // A daemon that has no room says that launches are to fail.
     let (host, _daemon) = Host::new().config(&format!("max_connections = 1\n{CLOSED}")).with_daemon();
