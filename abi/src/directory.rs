@@ -10,10 +10,13 @@ pub const SOCKET_VARIABLE: &str = "DEEPRES_SOCKET";
 /// The environment variable that names the user's directory for files of the login session.
 const RUNTIME_VARIABLE: &str = "XDG_RUNTIME_DIR";
 
-/// The directory in [`Directory`] that contains only the tenant socket. The directory stays when a
-/// daemon ends. So a container that mounts the directory finds the next daemon there, and never
-/// sees the admin socket.
+/// The directory in [`Directory`] that contains only the tenant socket and the [`CLOSED_MARK`]. The
+/// directory stays when a daemon ends. So a container that mounts the directory finds the next
+/// daemon there, and never sees the admin socket.
 pub const TENANT_DIRECTORY: &str = "tenant";
+/// The empty file in the tenant directory by which a daemon with a closed fail mode tells processes
+/// that start after its end: their launches fail until a daemon runs.
+pub const CLOSED_MARK: &str = "closed";
 /// The tenant socket, in the tenant directory.
 pub const TENANT_SOCKET: &str = "tenant.sock";
 /// The admin socket, in [`Directory`].

@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStringExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use deepres_abi::directory::{Directory, Places, TENANT_DIRECTORY, TENANT_SOCKET};
+use deepres_abi::directory::{CLOSED_MARK, Directory, Places, TENANT_DIRECTORY, TENANT_SOCKET};
 use deepres_abi::fallback::{FALLBACK_VARIABLE, Fallback};
 use deepres_abi::grant::FailMode;
 use deepres_abi::oversubscribe::Oversubscribe;
@@ -183,9 +183,12 @@ impl Config {
         self.limits.get(ordinal).copied().unwrap_or_default().within(&self.fallback)
     }
 
-    /// Returns whether launches pass or fail if the process gets no session.
+    /// Returns whether launches pass or fail if the process gets no session. `deepres run` tells the
+    /// process, or the mark of an earlier daemon does.
     pub fn fail_mode(&self) -> FailMode {
-        self.fallback.fail_mode
+        let is_marked =
+            || self.believed_sockets().iter().any(|socket| socket.with_file_name(CLOSED_MARK).exists());
+        if self.is_asked_for && is_marked() { FailMode::Closed } else { self.fallback.fail_mode }
     }
 
     /// Returns the wishes for a daemon. The daemon knows one limit for all GPUs, so the result has
@@ -198,6 +201,12 @@ impl Config {
             deadline_ns: self.wish.deadline_ns.map(|deadline_ns| deadline_ns.saturating_sub(age_ns).max(1)),
             ..self.wish
         }
+    }
+
+    /// Returns whether the process must not use a GPU unless something holds it to its limits: it
+    /// has limits, or its launches are to fail without a daemon.
+    pub fn is_held(&self) -> bool {
+        self.is_limited() || self.fail_mode() == FailMode::Closed
     }
 
     /// Returns whether the process has a limit to keep without a daemon.

@@ -197,7 +197,7 @@ pub fn for_context() -> Result<Option<&'static Process>, Unheld> {
 /// Ends the attempt to begin a session, because of `reason`. Returns an error if the process has
 /// limits, or if launches are to fail without a daemon.
 fn give_up(config: &Config, reason: fmt::Arguments<'_>) -> Result<(), Unheld> {
-    if config.is_limited() || config.fail_mode() == FailMode::Closed {
+    if config.is_held() {
         say!(Error, "{reason}, so nothing can hold the job to its limits; the job may not use the GPU");
         return Err(Unheld);
     }
@@ -216,6 +216,14 @@ fn begin() -> Result<(), Unheld> {
     };
     let mut uuids = vec![Uuid::default(); MAX_GPUS];
     let count = calls.uuids(&mut uuids);
+    if count > MAX_GPUS && config.is_held() {
+        return give_up(
+            &config,
+            format_args!(
+                "the process sees {count} GPUs, and deepres limits {MAX_GPUS} at most (name fewer by CUDA_VISIBLE_DEVICES)"
+            ),
+        );
+    }
     uuids.truncate(count);
     let greeting = Greeting::send(&config, &uuids);
     if greeting.is_to_nobody() && !config.is_asked_for {

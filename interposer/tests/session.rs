@@ -5,6 +5,7 @@ mod support;
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
+use deepres_abi::MAX_GPUS;
 use deepres_abi::driver::pfn;
 use deepres_abi::driver::result::{CUDA_ERROR_NOT_PERMITTED, CUDA_SUCCESS};
 use deepres_abi::grant::{Appraisal, FailMode, GateState, LeaseTerms};
@@ -32,6 +33,10 @@ fn client_process() {
     let alloc: pfn::cuMemAlloc_v2 = driver.function(c"cuMemAlloc_v2");
     let alloc_managed: pfn::cuMemAllocManaged = driver.function(c"cuMemAllocManaged");
     let free: pfn::cuMemFree_v2 = driver.function(c"cuMemFree_v2");
+    if part == "init" {
+        // SAFETY: `cuInit` takes no pointer.
+        return say(unsafe { init(0) });
+    }
     // SAFETY: the driver's documented use. Results have room.
     let begin = || unsafe {
         assert_eq!(init(0), CUDA_SUCCESS);
@@ -431,6 +436,20 @@ fn a_refusal_is_told_once_and_the_job_runs() {
     let errors = launches_once(client);
     assert_eq!(errors.lines().count(), 1, "{errors}");
     assert!(errors.starts_with("deepres: ") && errors.contains("no room for you"), "{errors}");
+}
+
+#[test]
+fn a_client_with_limits_gets_no_gpu_if_it_sees_more_than_can_be_limited() {
+    let controller = Controller::new();
+    let variables = [("STUB_DRIVER_GPUS", "17"), ("DEEPRES_MEMORY", "1GiB")];
+    let mut client = controller.client_with("init", &variables);
+    assert_eq!(client.answer(), CUDA_ERROR_NOT_PERMITTED.to_string());
+    let errors = client.finish();
+    assert!(errors.contains("sees 17 GPUs") && errors.contains("may not use the GPU"), "{errors}");
+    // Without limits, the client has a session on the first GPUs.
+    let client = controller.client_with("launch once", &variables[..1]);
+    assert_eq!(controller.welcome().hello.gpus().len(), MAX_GPUS);
+    launches_once(client);
 }
 
 #[test]

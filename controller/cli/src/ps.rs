@@ -336,7 +336,7 @@ fn print_processes(status: &Status, shown: Shown, out: &mut impl Write) -> io::R
     print_commands(rows, shown, out)
 }
 
-/// Prints the jobs that wait for guaranteed memory or GPUs, the next first.
+/// Prints the jobs that wait for memory, GPUs or caps, the next first.
 fn print_waiting(status: &Status, out: &mut impl Write) -> io::Result<()> {
     const FIELDS: [&str; 4] = ["tenant", "uid", "memory_bytes", "gpus"];
     if status.waiting.is_empty() {

@@ -1,5 +1,7 @@
 //! The daemon's directory: the daemon makes it safe, locks it, and creates the sockets in it.
 
+use deepres_abi::directory::CLOSED_MARK;
+use deepres_abi::grant::FailMode;
 use deepres_model::directory::Directory;
 use deepres_model::packet;
 use rustix::fs::{FlockOperation, flock};
@@ -143,6 +145,8 @@ pub struct Files {
     pub administrators: UnixListener,
     /// The lock file; its open descriptor holds the lock.
     lock: File,
+    /// The fail mode of which the tenant directory tells.
+    fail_mode: FailMode,
 }
 
 impl Files {
@@ -178,7 +182,37 @@ impl Files {
             None => make_admin_socket(directory, admin_group).map(|(socket, made)| (socket, Some(made)))?,
         };
         let directory = directory.clone();
-        Ok(Self { directory, admin_group, own_tenants, own_administrators, tenants, administrators, lock })
+        let fail_mode = FailMode::Open;
+        Ok(Self {
+            directory,
+            admin_group,
+            own_tenants,
+            own_administrators,
+            tenants,
+            administrators,
+            lock,
+            fail_mode,
+        })
+    }
+
+    /// Tells processes that start after the daemon's end whether their launches fail
+    /// ([`CLOSED_MARK`]).
+    ///
+    /// # Errors
+    /// [`FilesError::Unusable`].
+    pub fn mark(&mut self, fail_mode: FailMode) -> Result<(), FilesError> {
+        self.fail_mode = fail_mode;
+        let path = self.directory.tenant_directory().join(CLOSED_MARK);
+        let marked = match fail_mode {
+            FailMode::Closed => File::create(&path).map(drop),
+            FailMode::Open => std::fs::remove_file(&path),
+        };
+        match marked {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                Err(FilesError::Unusable { path, source })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Returns whether a socket that the daemon made is gone from its place.
@@ -207,6 +241,7 @@ impl Files {
             let (socket, anew) = make_admin_socket(&self.directory, self.admin_group)?;
             (*made, renewed.administrators) = (anew, Some(socket));
         }
+        self.mark(self.fail_mode)?;
         Ok(renewed)
     }
 
@@ -424,11 +459,14 @@ mod tests {
         let scratch = tempfile::tempdir().unwrap();
         let directory = Directory::at(scratch.path().join("d"));
         let mut files = Files::prepare(&directory, Inherited::default(), None).unwrap();
+        files.mark(FailMode::Closed).unwrap();
         assert!(!files.are_lost());
         std::fs::remove_dir_all(directory.path()).unwrap();
         assert!(files.are_lost());
         let renewed = files.renew().unwrap();
         assert!(renewed.tenants.is_some() && renewed.administrators.is_some() && !files.are_lost());
+        let mark = directory.tenant_directory().join(CLOSED_MARK);
+        assert!(mark.exists(), "the fail mode is told again");
         packet::connection(&directory.tenant_socket()).unwrap();
         assert!(Files::prepare(&directory, Inherited::default(), None).is_err(), "its lock is there again");
         // One lost socket comes back alone.
@@ -436,7 +474,10 @@ mod tests {
         let again = files.renew().unwrap();
         assert!(again.tenants.is_none() && again.administrators.is_some());
         std::fs::remove_dir_all(directory.path()).unwrap();
-        let others = Files::prepare(&directory, Inherited::default(), None).unwrap();
+        let mut others = Files::prepare(&directory, Inherited::default(), None).unwrap();
+        File::create(&mark).unwrap();
+        others.mark(FailMode::Open).unwrap();
+        assert!(!mark.exists(), "a daemon with an open fail mode removes another's mark");
         assert!(matches!(files.renew(), Err(FilesError::Served { .. })));
         drop(files);
         assert!(directory.tenant_socket().exists(), "the other daemon's socket stays");

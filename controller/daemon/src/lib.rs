@@ -232,6 +232,7 @@ pub fn run(
     let mut files = Files::prepare(&options.directory, options.inherited, admin_group)?;
     let uuids = options.gpus.iter().filter(|gpu| !gpu.is_lost).map(|gpu| gpu.uuid_text.as_str());
     let locks = GpuLock::take_all(&options.locks, uuids, &options.directory)?;
+    files.mark(config.fail_mode.mode())?;
     let published = Published::default();
     let (orders, asked) = web::orders();
     let web = config.web.clone().map(|address| -> Result<http::Page, FilesError> {

@@ -7,9 +7,10 @@
 //! refuses the job. If the job already runs, the daemon grants as much as it can.**
 //!
 //! `deepres run` asks before its job starts. If the daemon refuses ([`refuse`]), `deepres run`
-//! prints the reason and does not start the job. A process that connects by itself already runs. If
-//! the daemon refused such a process, the process would run without any limit. So the daemon gives
-//! the process the cap ([`grant`]).
+//! prints the reason and does not start the job. If the user's other tenants have too much of the
+//! caps ([`crowded`]), `deepres run --wait` waits until they have ended. A process that connects by
+//! itself already runs. If the daemon refused such a process, the process would run without any
+//! limit. So the daemon gives the process the cap ([`grant`]).
 
 mod part;
 
@@ -26,6 +27,9 @@ use deepres_policy::class::Class;
 use deepres_policy::priority::Criticality;
 use serde::{Deserialize, Serialize};
 use std::fmt;
+
+/// The remedy for a wish beyond a cap.
+const BEYOND_CAP: &str = "ask for less, or have an administrator raise the cap";
 
 /// The rule by which the daemon granted a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -271,42 +275,28 @@ pub fn grant(asked: &Wish, set: &Wish, (caps, of): (Caps, CapOf), part: &Part, h
     }
 }
 
-/// Returns the reason for which the daemon refuses the wishes of a job that has not started; `None`
-/// if the daemon grants them.
-pub fn refuse(asked: &Wish, (caps, of): (Caps, CapOf), part: &Part, has_room: bool) -> Option<String> {
-    let remedy = "ask for less, or have an administrator raise the cap";
+/// Returns the reason for which the daemon refuses the wishes of a job that has not started, whatever
+/// its user's other tenants have; `None` if the daemon grants them.
+pub fn refuse(asked: &Wish, (caps, of): (Caps, CapOf), has_room: bool) -> Option<String> {
     if let Some(ppm) = asked.share_ppm.filter(|ppm| *ppm > caps.share_ppm) {
         let most = Percent(caps.share_ppm);
-        return Some(format!("the job asked for a share of {}, but {of} is {most}; {remedy}", Percent(ppm)));
-    }
-    if let Some(bytes) = asked.memory_bytes.filter(|bytes| *bytes > caps.memory_bytes) {
-        let most = Bytes(caps.memory_bytes);
-        return Some(format!("the job asked for {} of memory, but {of} is {most}; {remedy}", Bytes(bytes)));
-    }
-    let others = "the user's other tenants leave";
-    if let Some(ppm) = asked.share_ppm.filter(|ppm| *ppm > part.share_ppm) {
-        let (most, left) = (Percent(caps.share_ppm), Percent(part.share_ppm));
         return Some(format!(
-            "the job asked for a share of {}, but {of} is {most}, of which {others} {left}; {remedy}",
+            "the job asked for a share of {}, but {of} is {most}; {BEYOND_CAP}",
             Percent(ppm)
         ));
     }
-    if let Some(bytes) = asked.memory_bytes.filter(|bytes| *bytes > part.memory_bytes) {
-        let (most, left) = (Bytes(caps.memory_bytes), Bytes(part.memory_bytes));
-        return Some(format!(
-            "the job asked for {} of memory, but {of} is {most}, of which {others} {left}; {remedy}",
-            Bytes(bytes)
-        ));
-    }
-    if part.memory_bytes == 0 {
+    if let Some(bytes) = asked.memory_bytes.filter(|bytes| *bytes > caps.memory_bytes) {
         let most = Bytes(caps.memory_bytes);
         return Some(format!(
-            "{of} is {most} of memory, and the user's other tenants have all of it; end one of them, or have an administrator raise the cap"
+            "the job asked for {} of memory, but {of} is {most}; {BEYOND_CAP}",
+            Bytes(bytes)
         ));
     }
     if let Some(criticality) = asked.criticality.filter(|criticality| *criticality > caps.criticality) {
         let most = caps.criticality;
-        return Some(format!("the job asked for criticality {criticality}, but {of} is {most}; {remedy}"));
+        return Some(format!(
+            "the job asked for criticality {criticality}, but {of} is {most}; {BEYOND_CAP}"
+        ));
     }
     let times = [
         ("a deadline", "deadlines", asked.deadline_ns, caps.deadline),
@@ -325,7 +315,7 @@ pub fn refuse(asked: &Wish, (caps, of): (Caps, CapOf), part: &Part, has_room: bo
     }
     let class = asked.class?;
     if class < caps.class {
-        return Some(format!("the job asked for class {class}, but {of} is {}; {remedy}", caps.class));
+        return Some(format!("the job asked for class {class}, but {of} is {}; {BEYOND_CAP}", caps.class));
     }
     match (class, asked.share_ppm) {
         (Class::Guaranteed, None) => Some("class guaranteed needs a share; give one by --share".to_owned()),
@@ -335,6 +325,33 @@ pub fn refuse(asked: &Wish, (caps, of): (Caps, CapOf), part: &Part, has_room: bo
         )),
         _ => None,
     }
+}
+
+/// Returns the reason for which a job that has not started cannot have its wishes now, because its
+/// user's other tenants have too much of the caps; `None` if they leave enough. The job can have its
+/// wishes once enough of these tenants have ended.
+pub fn crowded(asked: &Wish, (caps, of): (Caps, CapOf), part: &Part) -> Option<String> {
+    let others = "the user's other tenants leave";
+    if let Some(ppm) = asked.share_ppm.filter(|ppm| *ppm > part.share_ppm) {
+        let (most, left) = (Percent(caps.share_ppm), Percent(part.share_ppm));
+        return Some(format!(
+            "the job asked for a share of {}, but {of} is {most}, of which {others} {left}; {BEYOND_CAP}",
+            Percent(ppm)
+        ));
+    }
+    if let Some(bytes) = asked.memory_bytes.filter(|bytes| *bytes > part.memory_bytes) {
+        let (most, left) = (Bytes(caps.memory_bytes), Bytes(part.memory_bytes));
+        return Some(format!(
+            "the job asked for {} of memory, but {of} is {most}, of which {others} {left}; {BEYOND_CAP}",
+            Bytes(bytes)
+        ));
+    }
+    (part.memory_bytes == 0).then(|| {
+        let most = Bytes(caps.memory_bytes);
+        format!(
+            "{of} is {most} of memory, and the user's other tenants have all of it; end one of them, or have an administrator raise the cap"
+        )
+    })
 }
 
 /// Returns the reason for which a wish is invalid for every user; `None` for a valid wish.
@@ -392,13 +409,14 @@ mod tests {
         assert_eq!(granted.share_ppm, Given::by(beside, Some(200_000)));
         assert_eq!(granted.memory_bytes, Given::by(beside, Some(1 << 20)));
         assert_eq!(granted.cap_ppm, 200_000);
-        let reason = refuse(&wish, CAPS, &left, true).unwrap();
+        let reason = crowded(&wish, CAPS, &left).unwrap();
         assert!(reason.contains("the cap of user 1000 is 50%") && reason.contains("leave 20%"), "{reason}");
-        let reason = refuse(&asked(200_000, 1 << 29, Class::Fair), CAPS, &left, true).unwrap();
+        let reason = crowded(&asked(200_000, 1 << 29, Class::Fair), CAPS, &left).unwrap();
         assert!(reason.contains("leave 1 MiB"), "{reason}");
         let nothing = Part { memory_bytes: 0, ..left };
-        assert!(refuse(&Wish::default(), CAPS, &nothing, true).is_some(), "it could hold nothing");
-        assert_eq!(refuse(&Wish::default(), CAPS, &left, true), None);
+        assert!(crowded(&Wish::default(), CAPS, &nothing).is_some(), "it could hold nothing");
+        assert_eq!(crowded(&Wish::default(), CAPS, &left), None);
+        assert_eq!(refuse(&wish, CAPS, true), None, "the job can wait for it");
     }
 
     #[test]
@@ -422,10 +440,10 @@ mod tests {
             (Wish { memory_bytes: Some(2 << 30), ..Wish::default() }, "the cap of user 1000 is 1 GiB"),
             (Wish { class: Some(Class::Guaranteed), ..Wish::default() }, "the cap of user 1000 is fair"),
         ] {
-            let reason = refuse(&wish, CAPS, &whole(CAPS), true).unwrap();
+            let reason = refuse(&wish, CAPS, true).unwrap();
             assert!(reason.contains(part), "{reason}");
         }
-        assert_eq!(refuse(&asked(500_000, 1, Class::Fair), CAPS, &whole(CAPS), true), None);
+        assert_eq!(refuse(&asked(500_000, 1, Class::Fair), CAPS, true), None);
     }
 
     #[test]
@@ -462,14 +480,14 @@ mod tests {
             grant(&bare, &Wish::default(), free(), &whole(free()), true).class,
             Given::by(Rule::NoShare, Class::Fair)
         );
-        assert!(refuse(&bare, free(), &whole(free()), true).unwrap().contains("--share"));
+        assert!(refuse(&bare, free(), true).unwrap().contains("--share"));
         let full = asked(500_000, 1, Class::Guaranteed);
         assert_eq!(
             grant(&full, &Wish::default(), free(), &whole(free()), false).class,
             Given::by(Rule::NoRoom, Class::Fair)
         );
-        assert!(refuse(&full, free(), &whole(free()), false).unwrap().contains("leave no room"));
-        assert_eq!(refuse(&full, free(), &whole(free()), true), None);
+        assert!(refuse(&full, free(), false).unwrap().contains("leave no room"));
+        assert_eq!(refuse(&full, free(), true), None);
         let set = Wish { class: Some(Class::Guaranteed), ..Wish::default() };
         let granted = grant(&full, &set, free(), &whole(free()), false);
         assert_eq!(granted.class, Given::by(Rule::Administrator, Class::Guaranteed));
@@ -494,13 +512,13 @@ mod tests {
         assert_eq!(granted.deadline_ns, Given::by(capped, None));
         assert_eq!(granted.size_ns, Given::by(Rule::Request, Some(7)));
         assert_eq!(granted.slo_ns, Given::by(capped, None));
-        assert!(refuse(&urgent, modest, &whole(modest), true).unwrap().contains("criticality critical"));
+        assert!(refuse(&urgent, modest, true).unwrap().contains("criticality critical"));
         let late = Wish { criticality: None, ..urgent };
-        assert!(refuse(&late, modest, &whole(modest), true).unwrap().contains("deadlines do not count"));
+        assert!(refuse(&late, modest, true).unwrap().contains("deadlines do not count"));
         let soon = Wish { deadline_ns: None, ..late };
-        assert!(refuse(&soon, modest, &whole(modest), true).unwrap().contains("SLOs do not count"));
-        assert_eq!(refuse(&Wish { slo_ns: None, ..soon }, modest, &whole(modest), true), None);
-        assert_eq!(refuse(&urgent, free(), &whole(free()), true), None);
+        assert!(refuse(&soon, modest, true).unwrap().contains("SLOs do not count"));
+        assert_eq!(refuse(&Wish { slo_ns: None, ..soon }, modest, true), None);
+        assert_eq!(refuse(&urgent, free(), true), None);
         let set = grant(&Wish::default(), &urgent, modest, &whole(modest), true);
         assert_eq!(set.criticality, Given::by(Rule::Administrator, Criticality::CRITICAL));
         assert_eq!(set.deadline_ns, Given::by(Rule::Administrator, Some(1_000)));
@@ -522,8 +540,8 @@ mod tests {
             assert_eq!(granted(asked, None, made), Given::by(Rule::Cap(CapOf::Groups), true));
             assert_eq!(granted(asked, Some(false), made), Given::by(Rule::Administrator, false));
         }
-        assert!(refuse(&wish(Some(false)), made, &whole(made), true).unwrap().contains("copies"));
-        assert_eq!(refuse(&wish(None), made, &whole(made), true), None);
+        assert!(refuse(&wish(Some(false)), made, true).unwrap().contains("copies"));
+        assert_eq!(refuse(&wish(None), made, true), None);
     }
 
     #[test]
@@ -541,7 +559,7 @@ mod tests {
         for set in [None, Some(600_000)] {
             assert_eq!(granted(Some(400_000), set, off), Given::by(Rule::NoMps, None));
         }
-        assert_eq!(refuse(&wish(Some(400_000)), off, &whole(off), true), None, "the job runs without it");
+        assert_eq!(refuse(&wish(Some(400_000)), off, true), None, "the job runs without it");
         assert!(impossible(&wish(Some(PPM + 1))).unwrap().contains("SMs"));
     }
 

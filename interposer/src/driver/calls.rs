@@ -194,13 +194,13 @@ impl Calls {
     }
 
     /// Writes the UUIDs of the devices to `out`, in the process's order, at most `out.len()` of
-    /// them. Returns their number.
+    /// them. Returns the number of devices, which may be greater.
     pub fn uuids(&self, out: &mut [Uuid]) -> usize {
         let mut count = 0;
         // SAFETY: the result has room.
         let is_known = (0..ATTEMPTS).any(|_| unsafe { (self.device_count)(&mut count) } == CUDA_SUCCESS);
         // If the count is unknown, the first device without a UUID ends the list.
-        let count = if is_known { usize::try_from(count).unwrap_or(0).min(out.len()) } else { out.len() };
+        let count = if is_known { usize::try_from(count).unwrap_or(0) } else { out.len() };
         for (ordinal, out) in out.iter_mut().take(count).enumerate() {
             match self.uuid(ordinal as i32) {
                 Some(uuid) => *out = uuid,

@@ -1,12 +1,14 @@
 //! Hooks of the calls that make graphs. The hooks find out which graphs allocate memory, the amount
-//! that their launches may need, and the amount that an upload takes in advance.
+//! that their launches may need, and the amount that an upload takes in advance. The hooks also find
+//! out whether kernels may launch graphs.
 
 use deepres_abi::driver::ApiId;
 use deepres_abi::driver::result::CUDA_SUCCESS;
 use deepres_abi::driver::types::{
     CU_GRAPH_NODE_TYPE_GRAPH, CU_GRAPH_NODE_TYPE_MEM_ALLOC, CUDA_GRAPH_INSTANTIATE_ERROR,
-    CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD, CUDA_GRAPH_INSTANTIATE_PARAMS, CUDA_MEM_ALLOC_NODE_PARAMS, CUgraph,
-    CUgraphEdgeData, CUgraphExec, CUgraphNode, CUgraphNodeParams, CUresult, CUstream, c_char,
+    CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH, CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD,
+    CUDA_GRAPH_INSTANTIATE_PARAMS, CUDA_MEM_ALLOC_NODE_PARAMS, CUgraph, CUgraphEdgeData, CUgraphExec,
+    CUgraphNode, CUgraphNodeParams, CUresult, CUstream, c_char,
 };
 
 use super::copy::{UNKNOWN_BYTES, measured};
@@ -19,10 +21,11 @@ use crate::meter::segment::Kind;
 use crate::process;
 
 macro_rules! instantiate {
-    ($($name:ident: $symbol:ident($($argument:ident: $type:ty),*);)+) => {$(
+    ($($name:ident: $symbol:ident($($argument:ident: $type:ty),*), $flags:expr;)+) => {$(
         #[doc = concat!("Hook of `", stringify!($symbol), "`. The hook notes the memory that launches of the graph may need.")]
         pub unsafe extern "C" fn $name(exec: *mut CUgraphExec, graph: CUgraph $(, $argument: $type)*) -> CUresult {
             let (real, _inside) = entered!($symbol(exec, graph $(, $argument)*));
+            heed($flags);
             // SAFETY: the arguments are the caller's, unchanged.
             let result = unsafe { real(exec, graph $(, $argument)*) };
             // SAFETY: the driver wrote the handle if it reports success.
@@ -33,9 +36,17 @@ macro_rules! instantiate {
 }
 
 instantiate! {
-    instantiate_v1: cuGraphInstantiate(node: *mut CUgraphNode, log: *mut c_char, bytes: usize);
-    instantiate_v2: cuGraphInstantiate_v2(node: *mut CUgraphNode, log: *mut c_char, bytes: usize);
-    instantiate_with_flags: cuGraphInstantiateWithFlags(flags: u64);
+    instantiate_v1: cuGraphInstantiate(node: *mut CUgraphNode, log: *mut c_char, bytes: usize), 0;
+    instantiate_v2: cuGraphInstantiate_v2(node: *mut CUgraphNode, log: *mut c_char, bytes: usize), 0;
+    instantiate_with_flags: cuGraphInstantiateWithFlags(flags: u64), flags;
+}
+
+/// Heeds the flags of an instantiation. If kernels may launch the graph, launches of graphs may
+/// differ from now on: a launch ends when all graphs have ended that its kernels launched.
+fn heed(flags: u64) {
+    if flags & u64::from(CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) != 0 {
+        meter::graphs::vary();
+    }
 }
 
 /// If the call succeeded, records that the job made `graph` executable.
@@ -74,6 +85,7 @@ macro_rules! instantiate_with_params {
             // SAFETY: the pointer is null, or the caller passes it as parameters for the driver to
             // read.
             let flags = unsafe { params.as_ref() }.map_or(0, |params| params.flags);
+            heed(flags);
             let mut is_asked = false;
             let mut call = || {
                 is_asked = true;

@@ -17,9 +17,10 @@ const PLACES: usize = 4096;
 const SAME_BITS: u32 = 5;
 
 static CHANGES: [AtomicU32; PLACES] = [const { AtomicU32::new(0) }; PLACES];
-/// Whether the process makes graphs with conditional nodes. Such nodes decide at run time, so
-/// launches of a graph may differ. The interposer does not examine which graphs have such nodes.
-/// From the first such node on, the meter times all graphs.
+/// Whether the process makes graphs with conditional nodes, or graphs that kernels can launch. Both
+/// decide at run time, so launches of a graph may differ. The interposer does not examine which
+/// graphs have such nodes or kernels. From the first such node or graph on, the meter times all
+/// graphs.
 static VARIES: AtomicBool = AtomicBool::new(false);
 
 #[inline(always)]
@@ -40,7 +41,8 @@ pub fn changed(graph: usize) {
     place(graph).fetch_add(1, Ordering::Relaxed);
 }
 
-/// Records that the job's graphs may have conditional nodes from now on.
+/// Records that from now on, the job's graphs may have conditional nodes, or kernels that launch
+/// graphs.
 pub fn vary() {
     VARIES.store(true, Ordering::Relaxed);
 }

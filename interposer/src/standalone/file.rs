@@ -21,6 +21,7 @@ use deepres_abi::MAX_GPUS;
 use deepres_abi::ledger::MAX_SESSIONS;
 use deepres_abi::page::{self, LayoutError};
 use deepres_abi::standalone::StandalonePage;
+use deepres_abi::wire::Uuid;
 
 use crate::descriptor::{OwnDescriptor, apart};
 use crate::lock_order::{Mutex, Rank};
@@ -63,6 +64,8 @@ pub enum FileError {
     Layout(LayoutError),
     /// Other processes use all slots of the file.
     Full,
+    /// The tenant's processes use more GPUs than the file has places.
+    Gpus,
 }
 
 impl FileError {
@@ -94,6 +97,7 @@ impl fmt::Display for FileError {
                 f,
                 "{MAX_SESSIONS} processes use the file, the most that can, or a process stopped while it made or removed the file"
             ),
+            Self::Gpus => write!(f, "the file has places for {MAX_GPUS} GPUs, and other GPUs have them"),
         }
     }
 }
@@ -154,6 +158,19 @@ impl TenantFile {
             os::sleep(ATTEMPT_PAUSE_NS);
         }
         Err(FileError::Full)
+    }
+
+    /// Returns the file, if it has a place for each of these GPUs.
+    ///
+    /// # Errors
+    /// [`FileError::Gpus`]. After an error, the process holds no slot and no descriptor.
+    pub fn having(self, gpus: &[Uuid]) -> Result<Self, FileError> {
+        if gpus.iter().all(|gpu| self.page.place(gpu).is_some()) {
+            return Ok(self);
+        }
+        self.leave();
+        self.descriptor.close();
+        Err(FileError::Gpus)
     }
 
     /// Gives back the memory that dead processes of the tenant held. Returns whether any dead

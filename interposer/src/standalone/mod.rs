@@ -83,7 +83,7 @@ impl Local {
     /// # Errors
     /// The system's error, if there is no memory for the pages.
     pub fn begin(config: &Config, uuids: &[Uuid], fail_mode: FailMode) -> io::Result<Self> {
-        let local = Self::make(open_file(config), uuids, fail_mode, |ordinal| config.limit(ordinal))?;
+        let local = Self::make(open_file(config, uuids), uuids, fail_mode, |ordinal| config.limit(ordinal))?;
         if config.wish.charge_copies == Some(true) {
             let grants = (0..MAX_GPUS).filter_map(|index| local.grant.slot(index));
             grants.for_each(|grant| grant.set_charge_copies(true));
@@ -284,8 +284,9 @@ impl Local {
 }
 
 /// Opens the file of the tenant that the environment names. Returns `None` if the environment names
-/// no tenant. If the processes cannot share the limits, warns and returns `None`.
-fn open_file(config: &Config) -> Option<TenantFile> {
+/// no tenant. If the processes cannot share the limits, for example because the file has no place
+/// for one of the GPUs `uuids`, warns and returns `None`.
+fn open_file(config: &Config, uuids: &[Uuid]) -> Option<TenantFile> {
     if config.tenant.is_empty() {
         return None;
     }
@@ -295,7 +296,7 @@ fn open_file(config: &Config) -> Option<TenantFile> {
         let own = Some(&config.own_directory).filter(|_| error.is_of_another_user());
         own.and_then(|own| TenantFile::open(own, &config.tenant).ok()).ok_or(error)
     });
-    match opened {
+    match opened.and_then(|file| file.having(uuids)) {
         Ok(file) => Some(file),
         Err(error) => {
             let path = TenantFile::path(&config.directory, &config.tenant);

@@ -243,7 +243,13 @@ impl Controller {
 
     /// Returns a client that does `what`, with this controller's socket in its environment.
     pub fn client(&self, what: &str) -> Client {
-        Client::start(what, &self.directory.path().join("tenant.sock"))
+        self.client_with(what, &[])
+    }
+
+    /// Returns a client that does `what`, with this controller's socket and these variables in its
+    /// environment.
+    pub fn client_with(&self, what: &str, variables: &[(&str, &str)]) -> Client {
+        Client::start(what, &self.directory.path().join("tenant.sock"), variables)
     }
 }
 
@@ -284,14 +290,15 @@ const PART: &str = "INTERPOSER_TEST_CLIENT";
 
 impl Client {
     /// Starts this program again as the client that does `what`, under the library and on the stub
-    /// driver. Returns the client.
-    fn start(what: &str, socket: &Path) -> Self {
+    /// driver, with these variables. Returns the client.
+    fn start(what: &str, socket: &Path, variables: &[(&str, &str)]) -> Self {
         let (library, driver) = artefacts();
         let mut command = Command::new(env::current_exe().unwrap());
         // Such a process runs only this test.
         command.args(["--exact", "client_process", "--nocapture", "--include-ignored"]);
         command.env(PART, what).env("LD_PRELOAD", library).env("LD_LIBRARY_PATH", driver);
         command.env("DEEPRES_DIR", "/nonexistent").env("DEEPRES_SOCKET", socket);
+        command.envs(variables.iter().copied());
         let mut child =
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let input = child.stdin.take();

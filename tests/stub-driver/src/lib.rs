@@ -1,8 +1,9 @@
 //! A `libcuda.so.1` for benchmarks. Every call does next to nothing and costs the same each time.
 //! So the difference between two runs is the cost of the code between client and driver.
 //!
-//! There is one device. `STUB_DRIVER_UUID` (32 hexadecimal digits) sets its UUID. Work is done the
-//! moment it is launched. Events hold the time at which they were recorded. The library exports
+//! There is one device. `STUB_DRIVER_UUID` (32 hexadecimal digits) sets its UUID. With
+//! `STUB_DRIVER_GPUS`, the driver claims to have more devices of this UUID. Work is done the moment
+//! it is launched. Events hold the time at which they were recorded. The library exports
 //! only the functions that the client and the hooks call.
 #![expect(non_snake_case, reason = "argument names are those of the driver API")]
 
@@ -114,7 +115,7 @@ macro_rules! give {
 give! {
     cuDriverGetVersion(version) => version = VERSION;
     cuDeviceGet(device, ordinal) => device = ordinal;
-    cuDeviceGetCount(count) => count = 1;
+    cuDeviceGetCount(count) => count = device_count();
     cuDeviceGetUuid(uuid, dev) => uuid = CUuuid { bytes: uuid_bytes() };
     cuDeviceGetUuid_v2(uuid, dev) => uuid = CUuuid { bytes: uuid_bytes() };
     cuDeviceTotalMem_v2(bytes, dev) => bytes = MEMORY_BYTES;
@@ -239,6 +240,10 @@ fn next_address() -> CUdeviceptr {
     let index = NEXT.load(Ordering::Relaxed);
     NEXT.store((index + 1) % ADDRESSES, Ordering::Relaxed);
     FIRST_ADDRESS + index * ADDRESS_STEP_BYTES
+}
+
+fn device_count() -> i32 {
+    std::env::var("STUB_DRIVER_GPUS").ok().and_then(|count| count.parse().ok()).unwrap_or(1)
 }
 
 fn uuid_bytes() -> [u8; 16] {

@@ -16,6 +16,8 @@
  *   graph:NAMExK  launches a graph of K such kernels
  *   while:NAMExK  launches a graph with the K kernels in the body of a WHILE condition; the
  *                 simulated GPU decides the number of rounds
+ *   again:NAMExK  launches a graph of K such kernels that launches itself again on the device; the
+ *                 simulated GPU decides the number of rounds
  *   wait:US       spins on the host for US microseconds
  *   sync          waits for all work
  *   to:BYTES      copies BYTES to the device
@@ -114,7 +116,8 @@ static step parse(const char *text) {
     else if (!strncmp(text, "blocks:", 7)) s.what = BLOCKS;
     else if (!strncmp(text, "sleep:", 6)) s.what = SLEEP;
     else {
-        int repeats = !strncmp(text, "while:", 6), is_graph = repeats || !strncmp(text, "graph:", 6);
+        int repeats = !strncmp(text, "while:", 6), again = !strncmp(text, "again:", 6);
+        int is_graph = repeats || again || !strncmp(text, "graph:", 6);
         snprintf(name, sizeof name, "%s", is_graph ? colon + 1 : text);
         s.number = split_times(name);
         if (is_graph) s.what = GRAPH;
@@ -126,7 +129,8 @@ static step parse(const char *text) {
             graph =
                 capture_launches(s.kernel[c], new_stream(), CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, s.number);
             if (repeats) graph = repeated(graph, contexts[c]);
-            CHECK(cu(cuGraphInstantiateWithFlags)(&s.graph[c], graph, 0));
+            CHECK(cu(cuGraphInstantiateWithFlags)(
+                &s.graph[c], graph, again ? CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH : 0));
         }
     }
     return s;

@@ -28,7 +28,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
-/// Pause between two requests while the guarantees of other tenants leave no room.
+/// Pause between two requests while the daemon has no room for the job.
 const ASK_EVERY: Duration = Duration::from_millis(500);
 
 /// Pause between attempts to find the next daemon.
@@ -46,8 +46,8 @@ pub struct Request<'a> {
     pub profile: FittedFields,
     /// The request for a number of GPUs, if the job asks for one.
     pub gpus: Option<GpuRequest<'a>>,
-    /// Whether to wait while too few GPUs have room, or while the guarantees of other tenants leave
-    /// no room.
+    /// Whether to wait while the daemon has no room for the job: too few GPUs, too little memory, or
+    /// too little of the user's caps.
     pub waits: bool,
 }
 
@@ -110,13 +110,13 @@ enum Reply {
 /// The outcome of a request to keep a tenant.
 enum Answer {
     Kept(Keeper),
-    /// The GPUs have no room now, but may have room after other tenants have ended. The text is the
-    /// daemon's reason.
+    /// The daemon has no room for the job now, but may have room after other tenants have ended. The
+    /// text is the daemon's reason.
     NoRoom(String),
 }
 
 /// Connects to the running daemon, or starts a daemon, and asks the daemon to keep the tenant. If
-/// the request `waits`, repeats the request while the GPUs have no room.
+/// the request `waits`, repeats the request while the daemon has no room for the job.
 pub fn keep(request: &Request<'_>) -> Result<Keeper> {
     let mut is_told = false;
     loop {

@@ -25,7 +25,6 @@ use deepres_abi::fallback::FALLBACK_VARIABLE;
 use deepres_abi::oversubscribe::Oversubscribe;
 use deepres_abi::wire::TENANT_NAME_BYTES;
 use deepres_model::text::{is_harmful, is_name};
-use deepres_policy::class::Class;
 use std::ffi::OsString;
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
@@ -81,9 +80,9 @@ pub struct Args {
     /// program sees only these (docs/placement.md) [default: the program sees all GPUs]
     #[arg(long, value_name = "NUMBER")]
     gpus: Option<NonZero<u32>>,
-    /// Wait, instead of failing, while too few GPUs have room (--gpus), or while guarantees to
-    /// others leave no room for this tenant's memory (--class guaranteed --share SHARE --memory
-    /// SIZE)
+    /// Wait, instead of failing, while too few GPUs have room (--gpus), while guarantees to others
+    /// leave no room for this tenant's memory (--class guaranteed --share SHARE --memory SIZE), or
+    /// while the user's other tenants have too much of the user's caps
     #[arg(long)]
     wait: bool,
     /// Program and its arguments
@@ -139,14 +138,6 @@ pub fn run(args: Args) -> Result<ExitCode> {
     }
     let mut wish = args.wishes.wish;
     let profile = profiled::heed(args.profile.as_deref(), args.wishes.has_auto_sm, &mut wish, &args.command)?;
-    if let Some(class @ (Class::Fair | Class::BestEffort)) = wish.class
-        && args.wait
-        && args.gpus.is_none()
-    {
-        anyhow::bail!(
-            "--wait waits for GPUs or for guaranteed memory, and without --gpus a tenant of class {class} has no guarantee; leave out --wait, or give --gpus, or ask for --class guaranteed --share SHARE --memory SIZE"
-        );
-    }
     let name = args.name.unwrap_or_else(|| default_name(program));
     let candidates = args.gpus.map(|_| placement::candidates()).transpose()?.unwrap_or_default();
     let gpus = args.gpus.map(|wanted| connect::GpuRequest { wanted, candidates: &candidates });

@@ -23,7 +23,7 @@ pub use tenant::{ByNvml, TenantMemory};
 use crate::gpus::Gpus;
 use crate::identity::{Key, read};
 use crate::nvml::OnGpu;
-use crate::registry::{Refused, Tenants};
+use crate::registry::{Lack, Refused, Tenants};
 use crate::tenant::Tenant;
 use deepres_abi::wire::RefusalKind;
 use deepres_model::authority::Wish;
@@ -92,7 +92,7 @@ impl Memory {
     /// If the tenant of the key `own` holds memory on GPUs, only these GPUs count. If the tenant
     /// holds no memory, the GPUs that it uses count. If the tenant uses no GPU, all GPUs count. If
     /// none of these GPUs is large enough, waiting cannot help, and the refusal is final. Otherwise
-    /// the kind of the refusal is [`RefusalKind::NoRoom`].
+    /// the refusal names what the tenant lacks.
     pub fn lacks(&self, tenants: &Tenants, gpus: &Gpus, wish: &Wish, own: &Key) -> Option<Refused> {
         let (Some(Class::Guaranteed), Some(bytes)) = (wish.class, wish.memory_bytes) else { return None };
         let used = tenants.living().map(|(_, tenant)| tenant).find(|tenant| tenant.owner.key == *own);
@@ -117,7 +117,7 @@ impl Memory {
                 Bytes(bytes),
                 Bytes(most)
             );
-            Refused::new(RefusalKind::NoRoom, reason)
+            Refused::lacking(Lack::Memory(bytes), reason)
         })
     }
 

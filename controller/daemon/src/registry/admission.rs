@@ -1,7 +1,7 @@
 //! Admits processes and lets them go: finds or makes the tenant of a process, settles the tenant's
 //! terms, and begins or ends the session.
 
-use super::waiting::{Lack, Waiter};
+use super::waiting::{HOLDS_BACK_NS, Lack, Waiter};
 use super::{Order, Registry};
 use crate::arbiter::{Bell, SessionId, SessionSeat};
 use crate::identity::source::Source;
@@ -60,6 +60,8 @@ pub struct Refused {
     pub kind: RefusalKind,
     /// The reason, as a sentence.
     pub reason: String,
+    /// The thing for which the process may wait; `None` if a wait would be in vain.
+    pub lack: Option<Lack>,
     /// Whether the launches of the process fail, whatever the configuration's fail mode.
     pub is_shut: bool,
 }
@@ -74,7 +76,12 @@ impl Guest {
 impl Refused {
     /// Returns a refusal of this kind, for this reason.
     pub fn new(kind: RefusalKind, reason: impl Into<String>) -> Self {
-        Self { kind, reason: reason.into(), is_shut: false }
+        Self { kind, reason: reason.into(), lack: None, is_shut: false }
+    }
+
+    /// Returns the refusal of a job that may wait for `lack`, for this reason.
+    pub fn lacking(lack: Lack, reason: impl Into<String>) -> Self {
+        Self { lack: Some(lack), ..Self::new(RefusalKind::NoRoom, reason) }
     }
 
     /// Returns the refusal of a process whose launches fail, whatever the configuration's fail
@@ -364,12 +371,12 @@ impl Registry {
         let can_be_told = role == Role::Keeper && !is_back;
         let terms = self.terms(guest, &identity.key, asked, can_be_told);
         match &terms {
-            Err(refused) if refused.kind == RefusalKind::NoRoom && hello.waits != 0 => {
+            Err(Refused { lack: Some(lack), .. }) if hello.waits != 0 => {
                 let waiter = Waiter {
                     key: identity.key.clone(),
                     name: identity.name.clone(),
                     user: guest.facts.owner,
-                    lack: Lack::Memory(asked.or(self.config.defaults.wish()).memory_bytes.unwrap_or(0)),
+                    lack: *lack,
                 };
                 self.waiting.note(waiter, monotonic_ns());
             }
@@ -450,8 +457,23 @@ impl Registry {
         if can_be_told && let Some(reason) = terms.refusal() {
             return Err(Refused::new(RefusalKind::Request, reason));
         }
+        let lacks_cap = can_be_told.then(|| self.lacks_cap(&terms, user, key, is_new)).flatten();
         terms.set_has_room(has_share && lacks_memory.is_none());
-        lacks_memory.filter(|_| can_be_told).map_or(Ok(terms), Err)
+        lacks_cap.or_else(|| lacks_memory.filter(|_| can_be_told)).map_or(Ok(terms), Err)
+    }
+
+    /// Returns the refusal of a job whose user's other tenants have too much of the user's caps. A
+    /// new job is also refused if other jobs of the user came before, and wait for these caps.
+    fn lacks_cap(&self, terms: &Terms, user: u32, key: &Key, is_new: bool) -> Option<Refused> {
+        let lacks_same = |lack| matches!(lack, Lack::Cap { user: other, .. } if other == user);
+        let is_in_turn = || !self.waiting.is_behind(key, monotonic_ns(), HOLDS_BACK_NS, lacks_same);
+        let reason = match terms.crowding() {
+            None if !is_new || !terms.share_caps() || is_in_turn() => return None,
+            None => "other jobs of the user came before, and wait for a part of the user's caps; end one of the user's tenants".to_owned(),
+            Some(reason) => reason,
+        };
+        let memory_bytes = terms.wish().memory_bytes.unwrap_or(0);
+        Some(Refused::lacking(Lack::Cap { user, memory_bytes }, reason))
     }
 
     /// Returns the refusal of a new job's guaranteed memory, if other jobs came before and wait for
@@ -464,7 +486,7 @@ impl Registry {
                 "the daemon cannot guarantee {} of memory now: other jobs came before, and wait for guaranteed memory; ask for class fair",
                 Bytes(bytes)
             );
-            Refused::new(RefusalKind::NoRoom, reason)
+            Refused::lacking(Lack::Memory(bytes), reason)
         })
     }
 

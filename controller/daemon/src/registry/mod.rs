@@ -23,6 +23,7 @@ pub use admission::{Admitted, Guest, Membership, Refused};
 pub use allocations::Allocations;
 pub use settings::Changed;
 pub use tenants::{MAX_DESERTED, Tenants};
+pub use waiting::Lack;
 
 use crate::gpus::Gpus;
 use crate::identity::cgroup::{Kind, Place};
@@ -149,7 +150,7 @@ impl Registry {
         &self.gpus
     }
 
-    /// Returns the jobs that wait for guaranteed memory, in the order in which they get it.
+    /// Returns the jobs that wait, in the order in which they get what they lack.
     pub fn waiting(&self) -> Vec<WaitingStatus> {
         self.waiting.status(monotonic_ns())
     }

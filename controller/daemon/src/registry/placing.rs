@@ -4,7 +4,7 @@
 //! tenants for which it chose the GPU, and of all other tenants with sessions there. A GPU with a
 //! fault gets no job.
 
-use super::waiting::{Lack, Waiter};
+use super::waiting::{HOLDS_BACK_NS, Lack, Waiter};
 use super::{Refused, Registry};
 use crate::tenant::Placed;
 use deepres_abi::PPM;
@@ -12,11 +12,7 @@ use deepres_abi::wire::{Hello, RefusalKind};
 use deepres_model::clock::monotonic_ns;
 use deepres_policy::placement::{GpuSet, Placement, Request, Room, place};
 use std::num::NonZero;
-use std::time::Duration;
 
-/// The longest time for which a job that waits for GPUs holds later jobs back, ns. GPUs that a
-/// server has may never be free.
-const HOLDS_BACK_NS: u64 = Duration::from_secs(600).as_nanos() as u64;
 /// The reason for the GPUs of a job that an earlier daemon placed.
 const EARLIER: &str = "an earlier daemon chose these GPUs";
 

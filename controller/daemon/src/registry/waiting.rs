@@ -1,5 +1,5 @@
-//! The jobs that wait for guaranteed memory or for GPUs (`deepres run --wait`). The first job that
-//! came is the first to get them.
+//! The jobs that wait for guaranteed memory, for GPUs or for a part of their user's caps (`deepres
+//! run --wait`). The first job that came is the first to get them.
 
 use crate::identity::Key;
 use deepres_model::admin::WaitingStatus;
@@ -8,6 +8,9 @@ use std::time::Duration;
 
 /// A waiting job asks twice a second. A job that did not ask for this long has given up.
 const GIVEN_UP_NS: u64 = Duration::from_secs(3).as_nanos() as u64;
+/// The longest time for which a job that waits for GPUs or for a cap holds later jobs back, ns. A
+/// server may keep the GPUs or the cap for ever.
+pub const HOLDS_BACK_NS: u64 = Duration::from_secs(600).as_nanos() as u64;
 /// The most jobs of one user with a place in the order.
 const MOST_OF_USER: usize = 64;
 
@@ -16,6 +19,13 @@ const MOST_OF_USER: usize = 64;
 pub enum Lack {
     /// Guaranteed memory, bytes.
     Memory(u64),
+    /// A part of this user's caps, with this much memory, bytes; 0 if the job asks for no amount.
+    Cap {
+        /// The user.
+        user: u32,
+        /// The memory.
+        memory_bytes: u64,
+    },
     /// A number of GPUs with room.
     Gpus {
         /// The number.
@@ -81,11 +91,11 @@ impl Waiting {
             tenant: place.job.name.clone(),
             uid: place.job.user,
             memory_bytes: match place.job.lack {
-                Lack::Memory(bytes) => bytes,
+                Lack::Memory(memory_bytes) | Lack::Cap { memory_bytes, .. } => memory_bytes,
                 Lack::Gpus { .. } => 0,
             },
             gpus: match place.job.lack {
-                Lack::Memory(_) => None,
+                Lack::Memory(_) | Lack::Cap { .. } => None,
                 Lack::Gpus { count, .. } => Some(count),
             },
             since_ns: place.since_ns,

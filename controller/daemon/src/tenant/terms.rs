@@ -5,7 +5,7 @@ use super::Allotment;
 use crate::state::SavedTenant;
 use deepres_abi::grant::NO_LIMIT;
 use deepres_abi::wish::Key;
-use deepres_model::authority::{Granted, Part, Rule, Want, Wants, Wish, grant, refuse};
+use deepres_model::authority::{Granted, Part, Rule, Want, Wants, Wish, crowded, grant, refuse};
 use deepres_model::clock::monotonic_ns;
 use deepres_model::config::{CapOf, Caps};
 use deepres_policy::class::Class;
@@ -172,9 +172,15 @@ impl Terms {
     }
 
     /// Returns the reason for which a job that has not started cannot have these terms; `None` if
-    /// the job can have them.
+    /// the job can have them, unless its user's other tenants have too much ([`Self::crowding`]).
     pub fn refusal(&self) -> Option<String> {
-        refuse(&self.asked, self.caps, &self.part, self.has_room)
+        refuse(&self.asked, self.caps, self.has_room)
+    }
+
+    /// Returns the reason for which a job that has not started cannot have these terms while its
+    /// user's other tenants have too much of the caps; `None` if they leave enough.
+    pub fn crowding(&self) -> Option<String> {
+        crowded(&self.asked, self.caps, &self.part)
     }
 
     /// Returns the administrator's settings after the settings `unset` have ended and `wish` is

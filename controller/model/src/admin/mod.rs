@@ -270,7 +270,8 @@ status! {
         pub gpus: Vec<GpuStatus>,
         /// The tenants, by name.
         pub tenants: Vec<TenantStatus> as Gauge,
-        /// The jobs that wait for guaranteed memory or GPUs, in the order in which they get them.
+        /// The jobs that wait for guaranteed memory, GPUs or a part of their user's caps, in the order
+        /// in which they get them.
         #[serde(default)]
         pub waiting: Vec<WaitingStatus> as Gauge,
         /// The unmanaged processes.
@@ -314,16 +315,18 @@ status! {
         pub mps_deaths: u64,
     }
 
-    /// A job that waits for guaranteed memory or for GPUs (`deepres run --wait`).
+    /// A job that waits for guaranteed memory, for GPUs or for a part of its user's caps (`deepres run
+    /// --wait`).
     #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
     pub struct WaitingStatus {
         /// The name for the job's tenant.
         pub tenant: String => "WAITING",
         /// The job's user.
         pub uid: u32 => "UID",
-        /// The guaranteed memory for which the job waits, bytes; 0 if the job waits for GPUs.
+        /// The memory for which the job waits, bytes; 0 if the job waits for GPUs, or asks for no
+        /// amount of memory.
         pub memory_bytes: u64 => "MEMORY",
-        /// The number of GPUs for which the job waits. `None`: the job waits for memory.
+        /// The number of GPUs for which the job waits. `None`: the job does not wait for GPUs.
         #[serde(default)]
         pub gpus: Option<usize> => "GPUS",
         /// The time since which the job waits, ns of `CLOCK_MONOTONIC`.

@@ -88,12 +88,34 @@ fn jobs_that_wait_get_their_memory_in_the_order_in_which_they_came() {
 }
 
 #[test]
-fn nobody_waits_for_a_guarantee_that_was_not_asked_for() {
-    let host = host();
-    let options = ["--class", "fair", "--memory", "2GiB", "--wait"];
-    let refused = host.finish(host.run(&options, c_client("view"), &[]));
-    assert_eq!(refused.code, 1, "{refused:?}");
-    assert!(refused.stderr.contains("a tenant of class fair has no guarantee"), "{}", refused.stderr);
+fn jobs_wait_in_their_order_for_a_cap_of_which_their_users_other_tenants_have_too_much() {
+    let (host, _daemon) = host().config("[caps]\nmemory = \"1GiB\"\n").with_daemon();
+    let named = |name, memory| ["--name", name, "--memory", memory, "--class", "fair"];
+    let first = viewing(&host, &named("first", "800MiB"));
+    let wait = |name, memory, reason: &str| {
+        let options = [&named(name, memory)[..], &["--wait"]].concat();
+        let mut job = host.spawn(host.run(&options, c_client("view"), &[]));
+        job.await_error_line(|line| line.contains("waiting: ") && line.contains(reason));
+        job
+    };
+    let mut long = wait("long", "800MiB", "of which the user's other tenants leave 224 MiB");
+    // The cap has room for this job, but the other job came before.
+    let mut short = wait("short", "200MiB", "other jobs of the user came before");
+    let refused = host.finish(host.run(&named("late", "200MiB"), c_client("view"), &[]));
+    refused.refused("or wait for it with --wait");
+    let status = host.status();
+    let waiting = status["waiting"].as_array().expect("a list").iter();
+    let told: Vec<_> = waiting.map(|job| (&job["tenant"], &job["memory_bytes"])).collect();
+    assert_eq!(told, [(&"long".into(), &(800 * MIB).into()), (&"short".into(), &(200 * MIB).into())]);
+    first.finish().success();
+    for job in [&mut long, &mut short] {
+        job.await_json();
+    }
+    for job in [long, short] {
+        job.finish().success();
+    }
+    let beyond = [&named("beyond", "2GiB")[..], &["--wait"]].concat();
+    host.finish(host.run(&beyond, c_client("view"), &[])).refused("the cap for everybody is 1 GiB");
 }
 
 #[test]

@@ -241,6 +241,14 @@ mod measured {
 
     #[test]
     #[ignore = "deep: takes long"]
+    fn graphs_that_launch_themselves_again_on_the_device() {
+        let many = format!("while_rounds = 100\n{SIMGPU_TOML}");
+        let running = Duration::from_millis(100);
+        assert_exact_on(&many, MEASURED_BY_CHANCE, running, &["again:k20x2", "wait:200"]);
+    }
+
+    #[test]
+    #[ignore = "deep: takes long"]
     fn graphs_with_conditions_between_kernels_on_a_stream_that_is_always_busy() {
         let many = format!("while_rounds = 100\n{SIMGPU_TOML}");
         let steps = ["while:k80x3", "k20x5", "wait:70", "while:k2"];

@@ -27,4 +27,9 @@ fn a_mig_device_is_a_gpu_of_its_own_with_shares_and_limits() {
         client.finish().success();
     }
     host.call(&["slurm", "gres-conf"]).refused("MIG devices have no shards");
+
+    let without_daemon = Host::new().simgpu("mig = true\n");
+    let mut command = without_daemon.alone(c_client("view"));
+    command.env("DEEPRES_MEMORY", "1GiB");
+    assert_eq!(without_daemon.told(command).1["total"], GIB);
 }

@@ -302,6 +302,23 @@ fn a_file_that_is_not_a_tenants_is_refused_with_the_reason_and_left_as_it_is() {
 }
 
 #[test]
+fn a_process_keeps_its_limits_by_itself_if_its_tenants_file_has_no_place_for_its_gpu() {
+    let variables = [("DEEPRES_MEMORY", "1GiB"), ("DEEPRES_TENANT", "many")];
+    let start = |host: &Host, directory: &Path| {
+        let mut command = alone(host, c_client_by("view", Way::Linked), &[], &variables);
+        command.env("DEEPRES_DIR", directory);
+        host.told(command)
+    };
+    // The simulated GPUs of two hosts differ in their UUIDs.
+    let (many, other) = (Host::new().simgpu("gpus = 16\n"), Host::new());
+    let (_first, _) = start(&many, &many.deepres_dir());
+    let (second, said) = start(&other, &many.deepres_dir());
+    assert_eq!(number(&said, "total"), LIMIT_BYTES, "{}", second.stderr());
+    let done = second.finish().success();
+    assert!(done.stderr.contains("has places for 16 GPUs, and other GPUs have them"), "{}", done.stderr);
+}
+
+#[test]
 fn a_file_of_another_version_is_refused_while_it_is_in_use_and_replaced_when_it_is_not() {
     let host = Host::new();
     let variables = [("DEEPRES_MEMORY", "1GiB"), ("DEEPRES_TENANT", "victim")];

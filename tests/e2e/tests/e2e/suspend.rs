@@ -376,6 +376,23 @@ fn a_driver_that_hangs_holds_up_nobody_else_and_not_for_ever() {
     clients.into_iter().for_each(assert_unchanged);
 }
 
+#[test]
+#[ignore = "deep: takes long"]
+fn a_command_waits_for_a_slow_driver_as_long_as_the_daemon() {
+    /// Longer than a command waits for other answers of the daemon.
+    const SLOW: Duration = Duration::from_secs(7);
+    let (host, _daemon) = Host::of_one_gib().with_daemon();
+    let client = holding(&host, "slow", &[], 64 * MIB, "300");
+    host.call(&["suspend", "slow"]).success();
+    let keeper = keeper(&host);
+    kill_process(keeper, Signal::STOP).expect("it lives");
+    let resumed = host.spawn(host.deepres(&["resume", "slow"]));
+    thread::sleep(SLOW);
+    kill_process(keeper, Signal::CONT).expect("it lives");
+    resumed.finish().success();
+    assert_unchanged(client);
+}
+
 /// Returns the library path of programs whose driver is of a release without checkpoints.
 /// [`daemon_of_an_old_driver`] makes that driver.
 fn libraries_of_an_old_driver(host: &Host) -> OsString {

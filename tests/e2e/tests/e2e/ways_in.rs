@@ -137,6 +137,22 @@ fn a_client_is_counted_though_its_libcuda_only_loads_the_driver() {
     }
 }
 
+/// Returns the simulated driver without these functions, in a folder of its own, and the folders in
+/// which a client then finds its libraries.
+pub fn driver_without(lacks: &[&str]) -> (tempfile::TempDir, String) {
+    let mut driver = std::fs::read(artefacts().simgpu.join("libcuda.so.1")).unwrap();
+    for name in lacks {
+        // Nobody looks the function up under the name that begins with an `x`.
+        let name = format!("\0{name}\0");
+        let at = driver.windows(name.len()).position(|bytes| bytes == name.as_bytes()).unwrap();
+        driver[at + 1] = b'x';
+    }
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("libcuda.so.1"), driver).unwrap();
+    let libraries = format!("{}:{}", folder.path().display(), artefacts().simgpu.display());
+    (folder, libraries)
+}
+
 /// Releases of the driver differ in the variants of a function that they export. One is enough.
 #[test]
 fn a_client_is_counted_though_the_driver_lacks_the_older_or_the_newer_variants() {
@@ -150,18 +166,9 @@ fn a_client_is_counted_though_the_driver_lacks_the_older_or_the_newer_variants()
         "cuDevicePrimaryCtxRelease_v2",
     ];
     for (age, lacks) in [("older", &older[..]), ("newer", &newer[..])] {
-        let mut driver = std::fs::read(artefacts().simgpu.join("libcuda.so.1")).unwrap();
-        for name in lacks {
-            // Nobody looks the function up under the name that begins with an `x`.
-            let name = format!("\0{name}\0");
-            let at = driver.windows(name.len()).position(|bytes| bytes == name.as_bytes()).unwrap();
-            driver[at + 1] = b'x';
-        }
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("libcuda.so.1"), driver).unwrap();
+        let (_folder, libraries) = driver_without(lacks);
         let (host, _daemon) = Host::new().with_daemon();
         let mut command = host.run(&["--name", age, "--memory", "1GiB"], c_client("launches"), &[]);
-        let libraries = format!("{}:{}", folder.path().display(), artefacts().simgpu.display());
         command.env("LD_LIBRARY_PATH", libraries);
         assert_every_launch_is_counted(&host, age, command);
     }

@@ -17,6 +17,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, SendFlags, accept, recv, send};
 use zerocopy::IntoBytes;
 
+use crate::ways_in::driver_without;
+
 const LIMIT_BYTES: u64 = GIB;
 const SHARE: &str = "25%";
 /// The greatest part of the time that a job with this share may have, percent. The excess covers
@@ -245,6 +247,10 @@ fn a_new_process_launches_nothing_without_a_daemon_if_launches_are_to_fail() {
     let done = launcher.finish();
     done.refused("launches of the job fail until a daemon takes it up");
     done.refused("800");
+    // The daemon's mark tells a job that no `deepres run` started.
+    let done = host.finish(host.preloaded(c_client("backlog")));
+    done.refused("launches of the job fail until a daemon takes it up");
+    done.refused("800");
 
     // A daemon that has no room says that launches are to fail.
     let (host, _daemon) = Host::new().config(&format!("max_connections = 1\n{CLOSED}")).with_daemon();
@@ -284,4 +290,11 @@ fn a_job_that_nothing_can_hold_to_its_limits_does_not_get_the_gpu() {
     done.refused("800");
     let done = with("DEEPRES_CHARGE_COPIES", "true").success();
     assert!(done.stderr.contains("the job runs unmetered"), "{}", done.stderr);
+    // Nor can a job under a driver that lacks a function that deepres needs.
+    let (_folder, libraries) = driver_without(&["cuStreamIsCapturing"]);
+    let mut command = host.alone(c_client("view"));
+    command.env("LD_LIBRARY_PATH", libraries).env("DEEPRES_MEMORY", "1GiB");
+    let done = host.finish(command);
+    done.refused("this driver has no cuStreamIsCapturing, so nothing can hold the job to its limits");
+    done.refused("800");
 }

@@ -67,20 +67,24 @@ impl Conditional {
 
     /// Returns the body that runs at a graph's launch number `launch`, and the number of its runs.
     pub fn runs(&self, launch: u64) -> Option<(usize, u64)> {
-        /// 2⁶⁴ divided by the golden ratio: spreads consecutive numbers evenly.
-        const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
         let value = self.at_launch;
         match self.kind {
             cu::CU_GRAPH_COND_TYPE_IF if value != 0 => Some((0, 1)),
             cu::CU_GRAPH_COND_TYPE_IF => (self.bodies.len() > 1).then_some((1, 1)),
-            cu::CU_GRAPH_COND_TYPE_WHILE if value != 0 => {
-                let rounds = u128::from(config().while_rounds);
-                Some((0, 1 + ((u128::from(launch.wrapping_mul(SPREAD)) * rounds) >> u64::BITS) as u64))
-            }
+            cu::CU_GRAPH_COND_TYPE_WHILE if value != 0 => Some((0, rounds(launch))),
             cu::CU_GRAPH_COND_TYPE_SWITCH => {
                 ((value as usize) < self.bodies.len()).then_some((value as usize, 1))
             }
             _ => None,
         }
     }
+}
+
+/// Returns the number of rounds of a loop on the device at a graph's launch number `launch`: from 1
+/// to `while_rounds`, another number at each launch.
+pub fn rounds(launch: u64) -> u64 {
+    /// 2⁶⁴ divided by the golden ratio: spreads consecutive numbers evenly.
+    const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
+    let most = u128::from(config().while_rounds);
+    1 + ((u128::from(launch.wrapping_mul(SPREAD)) * most) >> u64::BITS) as u64
 }

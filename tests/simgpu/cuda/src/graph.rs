@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use deepres_abi::driver::types as cu;
 use simgpu_engine::{Ticket, Work};
 
+use crate::condition;
 use crate::context::lock;
 use crate::graph_memory;
 use crate::handle::{Kind, Table};
@@ -484,6 +485,12 @@ pub struct Exec {
 /// failed.
 pub type UpdateRefusal = (u32, usize, usize);
 
+/// Returns whether a graph with these flags of its instantiation may be launched from the device.
+/// Simulated kernels launch nothing, so the graph itself launches itself again.
+fn is_for_device(flags: u64) -> bool {
+    flags & u64::from(cu::CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) != 0
+}
+
 impl Exec {
     /// Instantiates a graph, and returns the executable graph.
     pub fn create(graph: &Arc<Graph>, flags: u64) -> Result<Arc<Self>> {
@@ -494,9 +501,9 @@ impl Exec {
             cu::CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY,
         ];
         status::refuse(flags & !known.iter().fold(0, |all, flag| all | u64::from(*flag)) != 0)?;
-        if flags & u64::from(cu::CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) != 0 {
-            return Err(status::NOT_SUPPORTED);
-        }
+        // The driver frees no memory between the launches from the device.
+        let frees = flags & u64::from(cu::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH) != 0;
+        status::refuse(is_for_device(flags) && frees)?;
         let plan = Plan::new(graph)?;
         EXECS
             .insert_with(|handle| {
@@ -545,7 +552,10 @@ impl Exec {
             stream.wait_for(&[ticket])?;
         }
         let mut run = Vec::new();
-        plan.submit(stream, last.0, &mut run)?;
+        let rounds = if is_for_device(self.flags) { condition::rounds(last.0) } else { 1 };
+        for _ in 0..rounds {
+            plan.submit(stream, last.0, &mut run)?;
+        }
         flush(stream, &mut run)?;
         *last = (last.0 + 1, Some(host().last_ticket(stream.engine)));
         Ok(())
