@@ -17,6 +17,7 @@ pub const PRODUCT: &[&str] = &["deepres-interposer", "deepres"];
 pub const SIMGPU: &[&str] = &["simgpu-cuda", "simgpu-nvml"];
 
 /// A folder with `deepres`, `libdeepres.so` and `simgpu/`.
+#[derive(Clone)]
 pub struct Artefacts {
     folder: PathBuf,
 }

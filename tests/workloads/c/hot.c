@@ -27,7 +27,7 @@
 #include <unistd.h>
 
 /* After WARM_UP launches the times of all kinds are known. */
-enum { STREAMS = 8, WARM_UP = 400000, WATCHED = 500, BETWEEN = 2000, COUNTED = 1000000 };
+enum { STREAMS = 8, WARM_UP = 400000, BETWEEN = 2000, COUNTED = 1000000 };
 
 extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t), *__libc_memalign(size_t, size_t);
 
@@ -245,8 +245,10 @@ static void have_events(void) {
     for (int i = 0; i < WARM_UP; i++) launch_once(i);
 }
 
+/* Watches calls of all kinds until UNLOCKED calls of each kind took no lock. The scheduler may
+ * delay a call until the meter thread ends the call's segment; such a call takes a lock. */
 static void watch(void) {
-    enum { REST_US = 500 };
+    enum { REST_US = 500, UNLOCKED = 12, MOST = 20000 };
     struct sigaction action = {.sa_sigaction = on_step, .sa_flags = SA_SIGINFO};
     int watched[KINDS] = {0}, unlocked[KINDS] = {0};
     long fewest_steps[KINDS] = {0};
@@ -254,7 +256,8 @@ static void watch(void) {
     /* Stepping through a launch takes so long that otherwise the meter thread would end the
      * launch's segment. */
     run_alone(1);
-    for (int i = 0; i < WATCHED; i++) {
+    int lacking = KINDS;
+    for (int i = 0; i < MOST && lacking; i++) {
         usleep(REST_US);
         for (int j = 0; j < BETWEEN; j++) launch_once(j);
         steps = locked = 0;
@@ -264,6 +267,7 @@ static void watch(void) {
         int kind = kind_of(i);
         watched[kind]++;
         unlocked[kind] += !locked;
+        lacking -= !locked && unlocked[kind] == UNLOCKED;
         if (!locked && (!fewest_steps[kind] || steps < fewest_steps[kind])) fewest_steps[kind] = steps;
     }
     for (int kind = 0; kind < KINDS; kind++)

@@ -75,7 +75,9 @@ pub fn run(options: &Options) -> Result<()> {
 /// Builds `dist/` with its packages, and checks it.
 pub fn build() -> Result<Artefacts> {
     ebpf::build().context("cannot make dist/ without the kernel programs")?;
-    let artefacts = compile(&build::target().join("dist"), &crate::workspace().join("dist"))?;
+    let (target, dist) = (build::target().join("dist"), crate::workspace().join("dist"));
+    let artefacts = compile(&target, &dist, build::SIMGPU)?;
+    build::lay_out_simgpu(&built(&target), &dist.join("simgpu"))?;
     println!("{}", check(&artefacts)?);
     report(&pack(&artefacts, artefacts.folder())?)?;
     Ok(artefacts)
@@ -90,7 +92,7 @@ pub fn verify(first: &Artefacts) -> Result<()> {
         "the kernel programs in {} differ from those of the first build",
         programs.display()
     );
-    let second = compile(&again.join("target"), &again.join("dist"))?;
+    let second = compile(&again.join("target"), &again.join("dist"), &[])?;
     let product = [second.deepres(), second.library()];
     for path in product.into_iter().chain(pack(&second, second.folder())?) {
         let name = path.file_name().context("a file has a name")?;
@@ -106,8 +108,9 @@ pub fn verify(first: &Artefacts) -> Result<()> {
     fs::remove_dir_all(&again).with_context(|| format!("cannot remove {}", again.display()))
 }
 
-/// Compiles the product and the simulated GPU in the folder `target`, and lays them out in `dist`.
-fn compile(target: &Path, dist: &Path) -> Result<Artefacts> {
+/// Compiles the product and the packages `others` in the folder `target`, and lays the product out in
+/// `dist`.
+fn compile(target: &Path, dist: &Path, others: &[&str]) -> Result<Artefacts> {
     let zig = artefacts::zig()?;
     let zigbuild = cache::entry("cargo-zigbuild", ZIGBUILD_VERSION, |folder| {
         let mut install = build::cargo();
@@ -126,15 +129,19 @@ fn compile(target: &Path, dist: &Path) -> Result<Artefacts> {
         .env("CARGO_PROFILE_RELEASE_DEBUG", "none")
         .env("CARGO_ENCODED_RUSTFLAGS", remapped(target)?.join(FLAG_SEPARATOR))
         .env_remove("RUSTFLAGS");
-    for package in build::PRODUCT.iter().chain([&PLUGIN]).chain(build::SIMGPU) {
+    for package in build::PRODUCT.iter().chain([&PLUGIN]).chain(others) {
         cargo.args(["--package", package]);
     }
     command::run(&mut cargo)?;
-    let built = target.join("x86_64-unknown-linux-gnu/release");
+    let built = built(target);
     build::lay_out(&built, dist)?;
     build::install(&built.join(PLUGIN), &dist.join(PLUGIN))?;
-    build::lay_out_simgpu(&built, &dist.join("simgpu"))?;
     Ok(Artefacts::in_folder(dist.to_owned()))
+}
+
+/// Returns the folder of the programs and libraries that cargo builds in the folder `target`.
+fn built(target: &Path) -> PathBuf {
+    target.join("x86_64-unknown-linux-gnu/release")
 }
 
 /// Returns the flags of rustc that keep paths of this machine out of the product.

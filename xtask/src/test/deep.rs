@@ -3,14 +3,19 @@
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::thread;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use deepres_e2e::{containers, venv};
 
 use super::tally::Tally;
-use super::{EndToEnd, cargo_tests, heading, measured, models, prepare, program, together};
+use super::program::Program;
+use super::{
+    EndToEnd, cargo_tests, heading, is_timeless, measured, models, prepare, program, start_beside, together,
+};
+use crate::build::{self, Artefacts};
 use crate::sanitize::Sanitizer;
-use crate::{build, command, dist, ebpf, eval, fuzz};
+use crate::{command, dist, ebpf, eval, fuzz};
 
 /// The time that each fuzz target runs, s.
 const FUZZ_SECONDS: u32 = 20;
@@ -22,6 +27,9 @@ const NOTE: &str = "docs/deep-check.md";
 /// The text before the commit on this page.
 const COMMIT: &str = "Commit: ";
 
+/// The argument that selects the tests of both tracks.
+const BOTH_TRACKS: [&str; 1] = ["--include-ignored"];
+
 /// Runs the deep track.
 pub fn run(tally: &mut Tally) -> Result<()> {
     prepare(true)?;
@@ -32,32 +40,33 @@ pub fn run(tally: &mut Tally) -> Result<()> {
     for framework in venv::FRAMEWORKS {
         venv::framework(framework)?;
     }
-    heading("cargo xtask dist");
-    let artefacts = dist::build()?;
-    heading("cargo xtask dist --verify");
-    tally.check("cargo xtask dist --verify", dist::verify(&artefacts));
-    venv::pycuda(&venv::clients()?, &artefacts.simgpu())?;
-    heading("cargo build --workspace --lib --bins --tests");
-    let programs = program::build_all()?;
-    let mut end_to_end = EndToEnd::of(&programs, &artefacts, &["--include-ignored"])?;
-    end_to_end.environment.push(("DEEPRES_CALLS_SECONDS", CALLS_SECONDS.as_ref()));
-    end_to_end.together(tally, &[])?;
-    end_to_end.measured(tally, &[])?;
-    for program in programs.iter().filter(|program| program.name != super::END_TO_END) {
-        together(tally, program, &[], &["--include-ignored"])?;
-        measured(tally, program, &[], &["--include-ignored"], &[])?;
-    }
-    features(tally)?;
-    models(tally, &["--include-ignored"])?;
-    heading("cargo xtask eval --bars");
-    tally.check("cargo xtask eval --bars", eval::check_bars(&[]));
-    heading("cargo xtask eval --packing --bars");
-    tally.check("cargo xtask eval --packing --bars", eval::check_bars(&["--packing"]));
-    heading("cargo xtask eval --plans --bars");
-    tally.check("cargo xtask eval --plans --bars", eval::check_bars(&["--plans"]));
-    heading("cargo xtask fuzz");
-    let options = fuzz::Options { targets: Vec::new(), seconds: FUZZ_SECONDS, seed: 0 };
-    tally.check("cargo xtask fuzz", fuzz::run(&options));
+    thread::scope(|scope| {
+        // The last step of the product's build uses one processor, and the models need no product.
+        let mut beside = vec![start_beside(scope, |tally| models(tally, &BOTH_TRACKS))?];
+        heading("cargo xtask dist");
+        let artefacts = dist::build()?;
+        venv::pycuda(&venv::clients()?, &artefacts.simgpu())?;
+        heading("cargo build --workspace --lib --bins --tests");
+        let programs = program::build_all()?;
+        let mut end_to_end = EndToEnd::of(&programs, &artefacts, &BOTH_TRACKS)?;
+        end_to_end.environment.push(("DEEPRES_CALLS_SECONDS", CALLS_SECONDS.as_ref()));
+        let others = || programs.iter().filter(|program| program.name != super::END_TO_END);
+        let (timeless, timed): (Vec<Program>, Vec<Program>) = others().cloned().partition(is_timeless);
+        let product = artefacts.clone();
+        beside.push(start_beside(scope, move |tally| {
+            timeless.iter().try_for_each(|program| together(tally, program, &[], &BOTH_TRACKS))?;
+            without_time(tally, &product)
+        })?);
+        end_to_end.together(tally, &[])?;
+        for program in &timed {
+            together(tally, program, &[], &BOTH_TRACKS)?;
+        }
+        for checks in beside {
+            tally.add(checks.join().expect("a check that fails gives an error")?);
+        }
+        end_to_end.measured(tally, &[])?;
+        others().try_for_each(|program| measured(tally, program, &[], &BOTH_TRACKS, &[]))
+    })?;
     for sanitizer in Sanitizer::ALL {
         if sanitizer == Sanitizer::Thread && !ebpf::has_own_source() {
             bail!(
@@ -66,6 +75,22 @@ pub fn run(tally: &mut Tally) -> Result<()> {
         }
         cargo_tests(tally, &mut sanitizer.tests()?, &[])?;
     }
+    Ok(())
+}
+
+/// Runs the checks that neither wait nor depend on time.
+fn without_time(tally: &mut Tally, artefacts: &Artefacts) -> Result<()> {
+    features(tally)?;
+    for selection in [&[][..], &["--packing"], &["--plans"]] {
+        let what = [&["cargo xtask eval"], selection, &["--bars"]].concat().join(" ");
+        heading(&what);
+        tally.check(&what, eval::check_bars(selection));
+    }
+    heading("cargo xtask fuzz");
+    let options = fuzz::Options { targets: Vec::new(), seconds: FUZZ_SECONDS, seed: 0 };
+    tally.check("cargo xtask fuzz", fuzz::run(&options));
+    heading("cargo xtask dist --verify");
+    tally.check("cargo xtask dist --verify", dist::verify(artefacts));
     Ok(())
 }
 

@@ -96,8 +96,7 @@ fn quick(tally: &mut Tally, filter: Option<&str>) -> Result<()> {
         if is_whole {
             beside.push(start_beside(scope, style)?);
         }
-        let (timeless, timed): (Vec<Program>, Vec<Program>) =
-            others().cloned().partition(|program| TIMELESS.contains(&program.package()));
+        let (timeless, timed): (Vec<Program>, Vec<Program>) = others().cloned().partition(is_timeless);
         let filter = &filter[..];
         beside.push(start_beside(scope, move |tally| {
             timeless.iter().try_for_each(|program| together(tally, program, filter, &[]))
@@ -114,6 +113,11 @@ fn quick(tally: &mut Tally, filter: Option<&str>) -> Result<()> {
         }
         end_to_end.measured(tally, filter)
     })
+}
+
+/// Returns whether the program's tests neither wait nor depend on time.
+fn is_timeless(program: &Program) -> bool {
+    TIMELESS.contains(&program.package())
 }
 
 /// Starts checks beside builds and beside tests that may share the machine, at the lowest priority.

@@ -11,15 +11,10 @@ const LINGER: Duration = Duration::from_millis(20);
 /// Pause of a stream after which the meter thread may end the stream's segment.
 const STALE: Duration = Duration::from_micros(200);
 
-/// For each kind of call, the least number of calls that the client executes in single steps. The
-/// last figure is the least number of these calls without a locked instruction. Most calls of the
-/// loop lie between the ends of a segment; on a busy machine, fewer calls do.
-const KINDS: [(&str, u64, u64); 4] = [
-    ("cuLaunchKernel", 310, 60),
-    ("cuLaunchKernelEx", 62, 12),
-    ("cuGraphLaunch", 62, 12),
-    ("cuMemGetInfo", 62, 50),
-];
+/// The kinds of call that the client executes in single steps.
+const KINDS: [&str; 4] = ["cuLaunchKernel", "cuLaunchKernelEx", "cuGraphLaunch", "cuMemGetInfo"];
+/// The number of calls of each kind without a locked instruction for which the client watches.
+const UNLOCKED: u64 = 12;
 
 /// Runs the client in this mode as a tenant, and returns its output.
 fn run(host: &Host, way: &str) -> Value {
@@ -66,9 +61,9 @@ fn a_launch_allocates_nothing_and_calls_no_kernel() {
 fn a_call_of_each_kind_takes_no_lock() {
     let (host, _daemon) = Host::new().with_daemon();
     let said = run(&host, "watched");
-    for (kind, watched, unlocked) in KINDS {
+    for kind in KINDS {
         let seen = &said[kind];
-        assert!(number(seen, "watched") >= watched && number(seen, "unlocked") >= unlocked, "{kind}: {said}");
+        assert!(number(seen, "unlocked") >= UNLOCKED, "{kind}: {said}");
         assert!(number(seen, "fewest_steps") > 50, "the hook's own instructions were seen: {kind}: {said}");
     }
     assert_ne!(host.ps().tenant("hot").kernel_launches, 0, "it was metered");

@@ -57,7 +57,7 @@ impl Lock {
         let mut patience_ns = PATIENCE_NS;
         let mut own = number;
         loop {
-            let Some(seen) = self.spin(own) else { return Found::Clean };
+            let Some(seen) = self.spin(own, monotonic_ns) else { return Found::Clean };
             let awaited = seen | AWAITED;
             if seen != awaited && !self.replace(seen, awaited) {
                 continue;
@@ -75,18 +75,18 @@ impl Lock {
         }
     }
 
-    /// Takes the lock with this value if its holder releases it soon. Returns `None` then, else the
-    /// lock's value. A waiter that has not slept gives up at once beside a sleeping one: so many
-    /// spinning waiters cannot take the CPUs from the holder.
-    fn spin(&self, own: u32) -> Option<u32> {
-        let until_ns = monotonic_ns() + SPIN_NS;
+    /// Takes the lock with this value if its holder releases it soon, by the clock `now_ns`. Returns
+    /// `None` then, else the lock's value. A waiter that has not slept gives up at once beside a
+    /// sleeping one: so many spinning waiters cannot take the CPUs from the holder.
+    fn spin(&self, own: u32, mut now_ns: impl FnMut() -> u64) -> Option<u32> {
+        let until_ns = now_ns() + SPIN_NS;
         loop {
             let seen = self.0.load(Ordering::Relaxed);
             if seen == FREE {
                 if self.replace(FREE, own) {
                     return None;
                 }
-            } else if seen & AWAITED > own & AWAITED || monotonic_ns() >= until_ns {
+            } else if seen & AWAITED > own & AWAITED || now_ns() >= until_ns {
                 return Some(seen);
             }
             std::hint::spin_loop();
@@ -180,42 +180,28 @@ mod tests {
         assert_eq!(lock.lock(11, |_| true), Found::Clean);
     }
 
-    /// Tests that measure. Each test runs alone on the machine.
-    mod measured {
-        use super::*;
-
-        #[test]
-        fn a_waiter_does_not_sleep_while_others_hold_the_lock_for_microseconds() {
-            const TURNS: u32 = 50_000;
-            const HOLD_NS: u64 = 2_000;
-            let sleeps = || {
-                // SAFETY: the call writes the usage of this thread into `usage`, for which zeros are
-                // valid.
-                unsafe {
-                    let mut usage: libc::rusage = std::mem::zeroed();
-                    libc::getrusage(libc::RUSAGE_THREAD, &mut usage);
-                    usage.ru_nvcsw
-                }
-            };
+    #[test]
+    fn a_waiter_spins_for_the_time_of_a_sleep_unless_another_waiter_sleeps() {
+        const HOLDER: u32 = 7;
+        const WAITER: u32 = 8;
+        const STEP_NS: u64 = 1_000;
+        // Spins for a lock with the value `held`, which its holder releases at this time. Returns
+        // what the waiter saw last, and how long it spun.
+        let spin = |held: u32, released_ns: u64| {
             let lock = Lock::default();
-            let slept = std::thread::scope(|scope| {
-                let threads = [1, 2].map(|number| {
-                    let lock = &lock;
-                    scope.spawn(move || {
-                        let before = sleeps();
-                        for _ in 0..TURNS {
-                            lock.lock(number, |_| true);
-                            let until_ns = monotonic_ns() + HOLD_NS;
-                            while monotonic_ns() < until_ns {}
-                            lock.unlock();
-                        }
-                        sleeps() - before
-                    })
-                });
-                threads.map(|thread| thread.join().expect("no panic")).iter().sum::<i64>()
+            lock.0.store(held, Ordering::Relaxed);
+            let mut now_ns = 0;
+            let seen = lock.spin(WAITER, || {
+                now_ns += STEP_NS;
+                if now_ns == STEP_NS + released_ns {
+                    lock.unlock();
+                }
+                now_ns
             });
-            // A thread still sleeps if the holder lost its CPU.
-            assert!(slept < i64::from(TURNS / 50), "{slept} sleeps in {TURNS} turns");
-        }
+            (seen, lock.holder(), now_ns - STEP_NS)
+        };
+        assert_eq!(spin(HOLDER, 2 * STEP_NS), (None, Some(WAITER), 2 * STEP_NS));
+        assert_eq!(spin(HOLDER, 2 * SPIN_NS), (Some(HOLDER), Some(HOLDER), SPIN_NS));
+        assert_eq!(spin(HOLDER | AWAITED, 2 * STEP_NS), (Some(HOLDER | AWAITED), Some(HOLDER), 0));
     }
 }
