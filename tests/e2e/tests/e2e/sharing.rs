@@ -73,6 +73,14 @@ mod measured {
             start(&host, "short", Some("70%"), &["--kernel", "busy_200us", "--sync-every", "50"]),
         ];
         thread::sleep(SETTLED);
+        // The first client queued kernels while it was alone. These kernels ran beside the second
+        // client, and the first client pays for them within its bound on a debt.
+        let debt_ns = || {
+            let tenants = host.status()["tenants"].clone();
+            let long = tenants.as_array().expect("tenants").iter().find(|tenant| tenant["name"] == "long");
+            -long.expect("the first client")["gpus"][0]["lag_ns"].as_i64().expect("a lag")
+        };
+        await_value(debt_ns, |debt_ns| *debt_ns <= 0);
         Window::measure(&host, MEASURED_BY_LONG).assert_shares(&[("long", 30.0), ("short", 70.0)]);
         host.status()["gpus"][0].clone()
     }
