@@ -8,8 +8,8 @@ use std::thread;
 use anyhow::{Context as _, Result, bail, ensure};
 use deepres_e2e::{containers, venv};
 
-use super::tally::Tally;
 use super::program::Program;
+use super::tally::Tally;
 use super::{
     EndToEnd, cargo_tests, heading, is_timeless, measured, models, prepare, program, start_beside, together,
 };
