@@ -51,10 +51,10 @@ fn every_launch_of_a_program_that_is_not_preloaded_is_counted_from_the_first_one
 #[test]
 fn children_are_metered_and_tenants_of_the_same_library_are_not() {
     let Some((host, _alone)) = alone("") else { return };
-    const CHILD: &str = "import ctypes, time\n\
+    const CHILD: &str = "import ctypes, os\n\
         cuda = ctypes.CDLL('libcuda.so.1')\n\
         cuda.cuInit(0)\n\
-        time.sleep(1)\n\
+        os.read(0, 1)\n\
         for _ in range(700): cuda.cuLaunchKernel(None, 1, 1, 1, 1, 1, 1, 0, None, None, None)\n\
         memory = ctypes.c_void_p()\n\
         for _ in range(3): cuda.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(1 << 20))\n";
@@ -65,7 +65,19 @@ fn children_are_metered_and_tenants_of_the_same_library_are_not() {
         "sh",
         &["-c", "python3 -c \"$0\"; python3 -c \"$0\"", CHILD],
     );
-    host.spawn(job).finish().success();
+    let mut job = host.spawn(job);
+    let mut children = Vec::new();
+    for _ in 0..2 {
+        let new = |processes: &[Value]| {
+            let pids = processes.iter().filter(|process| process["state"] == "metered");
+            pids.map(|process| process["pid"].clone()).find(|pid| !children.contains(pid))
+        };
+        let child = new(&await_metered(&host, |processes| new(processes).is_some()));
+        children.extend(child);
+        // The child waits for this line until it is metered.
+        job.say("");
+    }
+    job.finish().success();
     tenant.finish().success();
     // The shell was named too, and has no driver library of its own.
     let ended = await_metered(&host, |processes| all_ended(processes, 3));
