@@ -2,6 +2,7 @@
 //! from a variable when the process first uses CUDA.
 
 use deepres_abi::quantity::parse_share;
+use deepres_daemon::probes::kernel::is_in_host_pid_namespace;
 use deepres_model::admin::client::Client;
 use deepres_model::admin::{Reply, Request};
 use deepres_model::mps::{DEFAULT_PIPES, PIPES_VARIABLE, ask, control_daemon, named, numbers};
@@ -29,6 +30,13 @@ pub fn tell_of_another_part(granted_ppm: Option<u32>, handed: Option<&Path>) {
     };
     let directory = directory(handed);
     if control_daemon(&directory).is_none() {
+        if directory.is_dir() && !is_in_host_pid_namespace() {
+            eprintln!(
+                "deepres: --sm has an effect only if an MPS control daemon runs in {}; this container does not show the host's processes",
+                directory.display()
+            );
+            return;
+        }
         eprintln!(
             "deepres: --sm has no effect: no MPS control daemon runs in {}; start it by `nvidia-cuda-mps-control -d`, let deepres start it (`mps = \"start\"`), or set {PIPES_VARIABLE}",
             directory.display()
