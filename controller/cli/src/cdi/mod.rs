@@ -64,9 +64,9 @@ struct SpecFile {
 The container gets the library, the directory of the daemon's tenant socket (both read-only), LD_PRELOAD, \
 DEEPRES_SOCKET and the variables of the wishes (DEEPRES_SHARE and so on). The daemon decides about the wishes, \
 as for every other program; only the part of the SMs (--sm) stays as it is here. With --sm, the container also \
-gets the directory of the MPS control daemon that runs now, writable, and CUDA_MPS_PIPE_DIRECTORY. Each container is a tenant of its own. --tenant names the tenant; containers of one \
-name are one tenant only if the daemon's configuration has the name in shared_names. Other devices in the file \
-stay as they are.
+gets the directory of the MPS control daemon that runs now (writable), and CUDA_MPS_PIPE_DIRECTORY. Each \
+container is a tenant of its own. --tenant names the tenant; containers of one name are one tenant only if the \
+daemon's configuration has the name in shared_names. Other devices in the file stay as they are.
 
 Examples:
   deepres cdi generate --name train --share 30% --memory 2GiB
@@ -127,7 +127,7 @@ fn generate(args: &Generate) -> Result<()> {
     }
     if has_part && pipes.is_none() {
         eprintln!(
-            "deepres: no MPS control daemon runs, so {qualified} brings none into a container, and --sm has no effect there; start MPS, and run this command again"
+            "deepres: no MPS control daemon runs, so {qualified} has no directory of MPS, and --sm has no effect in its containers; start MPS, and run this command again"
         );
     }
     if let Some(other) = Directory::candidates().first().filter(|_| !is_running && named_socket().is_none())
