@@ -7,10 +7,15 @@ use deepres_model::admin::client::Client;
 use deepres_model::admin::{Reply, Request};
 use deepres_model::mps::{DEFAULT_PIPES, PIPES_VARIABLE, ask, control_daemon, named, numbers};
 use deepres_model::wish::Value;
+use std::env;
 use std::path::{Path, PathBuf};
 
 /// The variable of NVIDIA's driver, a percentage without a sign.
 const PERCENTAGE_VARIABLE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
+
+/// The variable that names the job's static partition of the SMs, if the MPS control daemon has
+/// static partitions (NVIDIA's MPS guide).
+const PARTITION_VARIABLE: &str = "CUDA_MPS_SM_PARTITION";
 
 /// Returns the driver's variable for a part of the SMs, parts per million.
 pub fn variable(sm_ppm: u32) -> (&'static str, String) {
@@ -28,6 +33,12 @@ pub fn tell_of_another_part(granted_ppm: Option<u32>, handed: Option<&Path>) {
         );
         return;
     };
+    if env::var_os(PARTITION_VARIABLE).is_some() {
+        eprintln!(
+            "deepres: --sm does not bind the job: {PARTITION_VARIABLE} is set, and with static partitions of the SMs the driver ignores percentages"
+        );
+        return;
+    }
     let directory = directory(handed);
     if control_daemon(&directory).is_none() {
         if directory.is_dir() && !is_in_host_pid_namespace() {

@@ -118,6 +118,15 @@ fn a_part_of_the_sms_without_mps_has_no_effect_and_the_command_says_so_once() {
 }
 
 #[test]
+fn a_part_of_the_sms_beside_a_static_partition_does_not_bind_and_the_command_says_so() {
+    let (host, _daemon) = Host::new().simgpu(SIMGPU).with_daemon();
+    let mut command = host.run(&["--sm", "40%"], "true", &[]);
+    command.env("CUDA_MPS_SM_PARTITION", "0");
+    let said = host.finish(command).success().stderr;
+    assert!(said.contains("deepres: --sm does not bind the job: CUDA_MPS_SM_PARTITION is set"), "{said}");
+}
+
+#[test]
 fn the_configuration_can_turn_mps_off() {
     let (host, _daemon) = Host::new().simgpu(SIMGPU).config("mps = \"off\"\n").with_daemon();
     let _mps = mps(&host);

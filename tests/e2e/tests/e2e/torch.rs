@@ -77,12 +77,30 @@ fn pytorch_trains_as_without_deepres_and_survives_its_own_out_of_memory() {
     assert_trains_as_without(&torch().python(), client, CLIENT_LIMIT, "OutOfMemoryError", counts);
 }
 
+/// PyTorch's allocators beside the usual one: a name, and the value of `PYTORCH_ALLOC_CONF`.
+const ALLOCATORS: [(&str, &str); 2] =
+    [("segments", "expandable_segments:True"), ("pools", "backend:cudaMallocAsync")];
+
+#[test]
+#[ignore = "deep: takes long"]
+fn pytorch_trains_as_without_deepres_with_each_allocator() {
+    for (allocator, configuration) in ALLOCATORS {
+        println!("{allocator}");
+        let client = |command: Command| {
+            let mut command = client(command);
+            command.env("PYTORCH_ALLOC_CONF", configuration);
+            command
+        };
+        let counts = |tenant: &Tenant, kernels: u64| tenant.kernel_launches == kernels;
+        assert_trains_as_without(&torch().python(), client, CLIENT_LIMIT, "OutOfMemoryError", counts);
+    }
+}
+
 #[test]
 fn each_allocator_of_pytorch_meets_the_limit_and_goes_on() {
     let (host, _daemon) = Host::new().with_daemon();
     let limit = LIMIT_BYTES.to_string();
-    let allocators = [("segments", "expandable_segments:True"), ("pools", "backend:cudaMallocAsync")];
-    let clients = allocators.map(|(allocator, configuration)| {
+    let clients = ALLOCATORS.map(|(allocator, configuration)| {
         let options = ["--name", allocator, "--memory", &limit];
         let mut command = client(host.run(&options, torch().python(), &[]));
         command.env("PYTORCH_ALLOC_CONF", configuration);
