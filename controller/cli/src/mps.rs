@@ -2,14 +2,20 @@
 //! from a variable when the process first uses CUDA.
 
 use deepres_abi::quantity::parse_share;
+use deepres_daemon::probes::kernel::is_in_host_pid_namespace;
 use deepres_model::admin::client::Client;
 use deepres_model::admin::{Reply, Request};
 use deepres_model::mps::{DEFAULT_PIPES, PIPES_VARIABLE, ask, control_daemon, named, numbers};
 use deepres_model::wish::Value;
+use std::env;
 use std::path::{Path, PathBuf};
 
 /// The variable of NVIDIA's driver, a percentage without a sign.
 const PERCENTAGE_VARIABLE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
+
+/// The variable that names the job's static partition of the SMs, if the MPS control daemon has
+/// static partitions (NVIDIA's MPS guide).
+const PARTITION_VARIABLE: &str = "CUDA_MPS_SM_PARTITION";
 
 /// Returns the driver's variable for a part of the SMs, parts per million.
 pub fn variable(sm_ppm: u32) -> (&'static str, String) {
@@ -27,8 +33,21 @@ pub fn tell_of_another_part(granted_ppm: Option<u32>, handed: Option<&Path>) {
         );
         return;
     };
+    if env::var_os(PARTITION_VARIABLE).is_some() {
+        eprintln!(
+            "deepres: --sm does not bind the job: {PARTITION_VARIABLE} is set, and with static partitions of the SMs the driver ignores percentages"
+        );
+        return;
+    }
     let directory = directory(handed);
     if control_daemon(&directory).is_none() {
+        if directory.is_dir() && !is_in_host_pid_namespace() {
+            eprintln!(
+                "deepres: --sm has an effect only if an MPS control daemon runs in {}; this container does not show the host's processes",
+                directory.display()
+            );
+            return;
+        }
         eprintln!(
             "deepres: --sm has no effect: no MPS control daemon runs in {}; start it by `nvidia-cuda-mps-control -d`, let deepres start it (`mps = \"start\"`), or set {PIPES_VARIABLE}",
             directory.display()

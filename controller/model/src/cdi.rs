@@ -150,6 +150,11 @@ impl Mount {
     pub fn read_only(host_path: PathBuf, container_path: String) -> Self {
         Self { host_path, container_path, options: ["ro", "nosuid", "nodev", "bind"] }
     }
+
+    /// Returns a mount like [`Self::read_only`], to which the container can write.
+    pub fn writable(host_path: PathBuf, container_path: String) -> Self {
+        Self { host_path, container_path, options: ["rw", "nosuid", "nodev", "bind"] }
+    }
 }
 
 /// A CDI specification whose form deepres has checked.

@@ -1,10 +1,10 @@
 //! Paths of the built parts under test. If nobody has built the parts, this module builds them.
 
 use std::{
-    env, fs,
+    env, fs, io,
     os::unix::fs::symlink,
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, Stdio},
     sync::OnceLock,
 };
 
@@ -245,6 +245,15 @@ pub fn nvrtc(venv: &Venv) -> PathBuf {
 
 fn prepared<T>(venv: Result<T>) -> T {
     venv.unwrap_or_else(|error| panic!("the Python clients: {error:#}"))
+}
+
+/// Runs a command that takes long, and shows its output on standard error. Standard output is for
+/// results. Returns an error if the command fails.
+pub(crate) fn run_shown(command: &mut Command) -> Result<()> {
+    command.stdin(Stdio::null()).stdout(io::stderr());
+    let status = command.status().with_context(|| format!("{command:?}"))?;
+    ensure!(status.success(), "{command:?} failed");
+    Ok(())
 }
 
 /// Runs a command. Returns an error if the command fails.

@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 
 use crate::{
-    artefacts::{repository, run},
+    artefacts::{repository, run, run_shown},
     cache, stand_ins,
 };
 
@@ -156,7 +156,8 @@ fn with_requirements(name: &str, requirements: &str, recipe: &Recipe<'_>) -> Res
         // The cache keeps the environment itself. A second copy in pip's cache would be as large.
         let mut install = venv.pip();
         install.args(["install", "--no-cache-dir"]).args(recipe.options).arg("-r").arg(&requirements);
-        run(install.envs(recipe.variables.iter().copied()))?;
+        // A framework takes gigabytes, so the user sees how far pip is.
+        run_shown(install.envs(recipe.variables.iter().copied()))?;
         recipe.then.map_or(Ok(()), |then| then(venv))
     })
 }

@@ -1,4 +1,5 @@
-"""Jobs of PyTorch: a service, and trainings that end in several ways. Argument: the name of a job.
+"""Jobs of PyTorch: a service, and trainings that end in several ways. Arguments: the name of a job,
+and for a service perhaps the number of requests, and the time within which it should answer, ms.
 
 Each job says in one JSON object what it did. Kernels of the simulated GPU compute nothing. So a job
 uses no value that it reads back.
@@ -16,6 +17,8 @@ from torch import nn
 
 WIDTH, CLASSES, BATCH = 256, 10, 32
 REQUESTS, MOST_PAUSE_S = 200, 0.02
+# Requests whose times do not count, because the driver first loads the kernels.
+WARM_UP_REQUESTS = 20
 STEPS = 20
 
 
@@ -47,20 +50,28 @@ class Training:
             self.step()
 
 
-def service():
-    """Answers requests, with pauses in which the GPU has nothing to do."""
+def service(requests=REQUESTS, slo_ms=None):
+    """Answers requests, with pauses in which the GPU has nothing to do. With an SLO, also times the answers."""
     model, copies = net().eval(), torch.cuda.Stream()
-    pause, answered = random.Random(7), 0
+    pause, answered, took_ms = random.Random(7), 0, []
     with torch.inference_mode():
-        for _ in range(REQUESTS):
+        for number in range(requests):
+            if number == WARM_UP_REQUESTS and slo_ms is not None:
+                say(warm=True)
+            began = time.monotonic()
             request = torch.full((pause.randint(1, BATCH), WIDTH), 1.0).pin_memory()
             with torch.cuda.stream(copies):
                 here = request.cuda(non_blocking=True)
             torch.cuda.current_stream().wait_stream(copies)
             here.record_stream(torch.cuda.current_stream())
             answered += len(model(here).softmax(1).cpu())
+            took_ms.append((time.monotonic() - began) * 1e3)
             time.sleep(pause.random() * MOST_PAUSE_S)
-    say(requests=REQUESTS, answered=answered, peak=torch.cuda.max_memory_allocated())
+    times = {}
+    if slo_ms is not None:
+        timed = took_ms[WARM_UP_REQUESTS:]
+        times = {"late": sum(took > slo_ms for took in timed) / len(timed), "slowest_ms": max(timed)}
+    say(requests=requests, answered=answered, peak=torch.cuda.max_memory_allocated(), **times)
     os._exit(0)
 
 
@@ -106,4 +117,4 @@ def checkpoint():
 JOBS = {job.__name__: job for job in (service, exception, out_of_memory, killed, checkpoint)}
 
 if __name__ == "__main__":
-    JOBS[sys.argv[1]]()
+    JOBS[sys.argv[1]](*map(int, sys.argv[2:]))

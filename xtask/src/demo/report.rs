@@ -308,6 +308,38 @@ mod tests {
     }
 
     #[test]
+    fn the_json_keeps_its_keys() {
+        let (first, last) = (moment(0, 0, [0, 0], None), moment(1_000, 1_000, [650, 350], None));
+        let report = Report::between("real", "c", &["a", "b"], &first, &last).unwrap();
+        let json = serde_json::to_value(&report).unwrap();
+        let keys =
+            |value: &serde_json::Value| value.as_object().unwrap().keys().cloned().collect::<BTreeSet<_>>();
+        let expected = |keys: &[&str]| keys.iter().map(|key| (*key).to_owned()).collect::<BTreeSet<_>>();
+        let of_report = [
+            "device",
+            "gpu_bound_fraction",
+            "max_due_error_points",
+            "max_share_error_points",
+            "seconds",
+            "tenants",
+        ];
+        let of_tenant = [
+            "client",
+            "due_share",
+            "entitled_share",
+            "gpu_s",
+            "launches",
+            "memory_bytes",
+            "memory_limit_bytes",
+            "metered_share",
+            "name",
+            "true_share",
+            "wait_s",
+        ];
+        assert_eq!((keys(&json), keys(&json["tenants"][0])), (expected(&of_report), expected(&of_tenant)));
+    }
+
+    #[test]
     fn a_tenant_that_is_not_there_is_an_error() {
         let one = moment(0, 0, [0, 0], None);
         assert!(Report::between("real", "c", &["a", "nobody"], &one, &one).is_err());

@@ -10,8 +10,9 @@ use crate::wishes::{self, Elsewhere, Wishes};
 use anyhow::{Context, Result, bail};
 use deepres_abi::directory::DIRECTORY_VARIABLE;
 use deepres_abi::oversubscribe::Oversubscribe;
-use deepres_model::cdi::{ContainerEdits, Device, DeviceName, KIND, Spec};
+use deepres_model::cdi::{ContainerEdits, Device, DeviceName, KIND, Mount, Spec};
 use deepres_model::directory::{Directory, named_socket};
+use deepres_model::mps::PIPES_VARIABLE;
 use deepres_model::wish::Key;
 use std::ffi::OsStr;
 use std::io::Write;
@@ -62,9 +63,10 @@ struct SpecFile {
 #[command(after_help = "\
 The container gets the library, the directory of the daemon's tenant socket (both read-only), LD_PRELOAD, \
 DEEPRES_SOCKET and the variables of the wishes (DEEPRES_SHARE and so on). The daemon decides about the wishes, \
-as for every other program; only the part of the SMs (--sm) stays as it is here. Each container is a tenant of its own. --tenant names the tenant; containers of one \
-name are one tenant only if the daemon's configuration has the name in shared_names. Other devices in the file \
-stay as they are.
+as for every other program; only the part of the SMs (--sm) stays as it is here. With --sm, the container also \
+gets the directory of the MPS control daemon that runs now (writable), and CUDA_MPS_PIPE_DIRECTORY. Each \
+container is a tenant of its own. --tenant names the tenant; containers of one name are one tenant only if the \
+daemon's configuration has the name in shared_names. Other devices in the file stay as they are.
 
 Examples:
   deepres cdi generate --name train --share 30% --memory 2GiB
@@ -106,7 +108,9 @@ fn generate(args: &Generate) -> Result<()> {
     let socket = std::path::absolute(socket)?;
     let sockets = socket.parent().context("the tenant socket is in no directory")?;
     let qualified = format!("{KIND}={}", args.name);
-    let device = device(args, &library, &socket, sockets)?;
+    let has_part = args.wishes.wish.sm_ppm.is_some();
+    let pipes = if has_part { mps::running().map(std::path::absolute).transpose()? } else { None };
+    let device = device(args, &library, &socket, sockets, pipes.as_deref())?;
     if args.output == Path::new(STANDARD_OUTPUT) {
         let mut spec = Spec::default();
         spec.put(device)?;
@@ -121,6 +125,11 @@ fn generate(args: &Generate) -> Result<()> {
             sockets.display()
         );
     }
+    if has_part && pipes.is_none() {
+        eprintln!(
+            "deepres: no MPS control daemon runs, so {qualified} has no directory of MPS, and --sm has no effect in its containers; start MPS, and run this command again"
+        );
+    }
     if let Some(other) = Directory::candidates().first().filter(|_| !is_running && named_socket().is_none())
         && *other != Directory::own()
         && other.tenant_directory().is_dir()
@@ -133,8 +142,15 @@ fn generate(args: &Generate) -> Result<()> {
     Ok(())
 }
 
-/// Returns the device that the arguments describe.
-fn device(args: &Generate, library: &Path, socket: &Path, sockets: &Path) -> Result<Device> {
+/// Returns the device that the arguments describe. `pipes` is the directory of the MPS control
+/// daemon that the container is to use.
+fn device(
+    args: &Generate,
+    library: &Path,
+    socket: &Path,
+    sockets: &Path,
+    pipes: Option<&Path>,
+) -> Result<Device> {
     let name = socket.file_name().and_then(OsStr::to_str);
     let name = name.with_context(|| format!("{} is not the name of a socket", socket.display()))?;
     let tenant = args.tenant.as_ref().map(|tenant| format!("{}={tenant}", run::TENANT_VARIABLE));
@@ -142,8 +158,14 @@ fn device(args: &Generate, library: &Path, socket: &Path, sockets: &Path) -> Res
     let variables = wishes::variables(wish).chain(wish.sm_ppm.map(mps::variable));
     let wishes = variables.map(|(name, value)| format!("{name}={value}"));
     let way = args.oversubscribe.map(|way| format!("{}={}", run::OVERSUBSCRIBE_VARIABLE, way.name()));
-    let container_edits =
+    let mut container_edits =
         ContainerEdits::new(library, sockets, name, tenant.into_iter().chain(wishes).chain(way));
+    if let Some(pipes) = pipes {
+        // The directory has one path for the control daemon and its clients.
+        let place = pipes.to_str().with_context(|| format!("{} is not UTF-8", pipes.display()))?;
+        container_edits.env.push(format!("{PIPES_VARIABLE}={place}"));
+        container_edits.mounts.push(Mount::writable(pipes.to_owned(), place.to_owned()));
+    }
     Ok(Device { name: args.name.clone(), container_edits })
 }
 

@@ -136,7 +136,7 @@ fn mps() -> Check {
                 "MPS runs ({}): a fatal fault of one of its clients ends all other clients, with deepres or without",
                 pipes.display()
             ),
-            "deepres needs MPS only for `deepres run --sm`; if no program needs it, run `echo quit | nvidia-cuda-mps-control`",
+            "deepres needs MPS only for `deepres run --sm`; if no program needs it, run `echo quit | nvidia-cuda-mps-control`, and leave out `mps = \"start\"` in deepres.toml",
         ),
         None => Check::good("mps", "does not run"),
     }

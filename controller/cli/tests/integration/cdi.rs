@@ -2,11 +2,15 @@
 //! devices. Bad input changes nothing.
 
 use crate::cli::{Place, complaint, harmless_library, text};
-use deepres_daemon_harness::Daemon;
+use deepres_daemon_harness::{Daemon, wait_until};
 use deepres_model::config::Config;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::time::Duration;
+
+/// Time within which a new process has its name.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 impl Place {
     fn cdi(&self, arguments: &[&str]) -> Output {
@@ -97,6 +101,46 @@ fn a_device_says_how_urgent_its_jobs_are_and_that_they_may_be_suspended() {
     assert_eq!(listed, format!("deepres.dev/share=late  {}", expected.join("  ")));
     let said = complaint(&place.generate(&["--name", "late", "--deadline", "soon"]), 2);
     assert!(said.contains("soon"), "{said}");
+}
+
+#[test]
+fn a_device_with_a_part_of_the_sms_brings_the_directory_of_mps() {
+    let place = Place::with_driver();
+    std::fs::create_dir_all(place.directory.join("tenant")).unwrap();
+    let pipes = place.scratch.path().join("mps");
+    std::fs::create_dir(&pipes).unwrap();
+    let generate = || {
+        let mut command = place.deepres(&["cdi", "generate", "--name", "a", "--sm", "40%", "--output", "-"]);
+        let output = command.env("CUDA_MPS_PIPE_DIRECTORY", &pipes).output().unwrap();
+        let spec: Value = serde_json::from_slice(&output.stdout).unwrap();
+        (spec["devices"][0]["containerEdits"].clone(), text(&output.stderr))
+    };
+    let (edits, said) = generate();
+    assert!(said.contains("no MPS control daemon runs") && said.lines().count() == 1, "{said}");
+    assert_eq!(edits["mounts"].as_array().unwrap().len(), 4);
+
+    // A process with the name of the control daemon takes its place.
+    let program = pipes.join("nvidia-cuda-mps-control");
+    std::os::unix::fs::symlink("/bin/sleep", &program).unwrap();
+    let mut control = Command::new(&program).arg("100").spawn().unwrap();
+    // The kernel lets `spawn` return before it gives the process its new name.
+    let name = format!("/proc/{}/comm", control.id());
+    wait_until(PATIENCE, || std::fs::read_to_string(&name).is_ok_and(|name| name.starts_with("nvidia")));
+    std::fs::write(pipes.join("nvidia-cuda-mps-control.pid"), control.id().to_string()).unwrap();
+    let (edits, said) = generate();
+    control.kill().unwrap();
+    control.wait().unwrap();
+    assert_eq!(said, "");
+    let variables = edits["env"].as_array().unwrap();
+    let pipes = pipes.to_str().unwrap();
+    for variable in
+        ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=40".to_owned(), format!("CUDA_MPS_PIPE_DIRECTORY={pipes}")]
+    {
+        assert!(variables.contains(&Value::from(variable.as_str())), "{variable}: {edits}");
+    }
+    let mount = &edits["mounts"][4];
+    assert_eq!((&mount["hostPath"], &mount["containerPath"]), (&pipes.into(), &pipes.into()));
+    assert_eq!(mount["options"][0], "rw", "clients write to the pipes");
 }
 
 #[test]

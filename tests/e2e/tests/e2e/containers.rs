@@ -9,6 +9,8 @@ use deepres_e2e::containers::{Container, Containers, OUTER_ROOT, Users};
 use deepres_e2e::prelude::*;
 use simgpu_engine::Config;
 
+use crate::mps::{SIMGPU, daemon_with_mps, parts};
+
 /// Time of a measurement. A hundred quanta pass in it.
 const MEASURED: Duration = Duration::from_secs(3);
 /// Time after which both clients are connected, metered and past their first launches.
@@ -92,6 +94,16 @@ fn a_containers_users_are_bounded_as_the_user_that_started_it() {
         "root made the user namespace of one: {roots:?}"
     );
     assert_eq!(memory_limit("other"), GIB, "an ordinary user without a namespace is that user");
+}
+
+#[test]
+fn a_container_with_a_part_of_the_sms_is_a_client_of_the_hosts_mps() {
+    let host = Host::new().simgpu(SIMGPU).config("mps = \"start\"\n");
+    let Some(containers) = Containers::on(&host) else { return };
+    let _daemon = daemon_with_mps(&host);
+    let device = containers.device("part", &["--tenant", "part", "--sm", "40%"]);
+    let _running = start(&containers, &device, Users::Shared, &[]);
+    assert_eq!(parts(&host), [Some(40)]);
 }
 
 #[test]

@@ -14,7 +14,7 @@ use rustix::process::{Pid, kill_process};
 const NO_EFFECT: &str = "--sm has no effect";
 const CEILING: &str = "deepres: the MPS server gives each client at most 30% of the SMs";
 /// A GPU of 100 SMs. The kernel uses all SMs of the GPU.
-const SIMGPU: &str = "sm_count = 100\nlaunch_overhead_ns = 0\n\
+pub const SIMGPU: &str = "sm_count = 100\nlaunch_overhead_ns = 0\n\
                       kernel = [{ name = \"busy_1000us\", ns = 1000000, sm_ppm = 1000000 }]\n";
 const PERCENT: u32 = 10_000;
 
@@ -61,7 +61,7 @@ fn job(host: &Host, options: &[&str]) -> Process {
 }
 
 /// Returns the parts of the SMs of the clients that live, by the ground truth, percent.
-fn parts(host: &Host) -> Vec<Option<u32>> {
+pub fn parts(host: &Host) -> Vec<Option<u32>> {
     let clients = host.truth().processes.into_iter();
     let clients = clients.filter(|process| process.alive && process.comm.starts_with("backlog"));
     clients.map(|client| client.sm_limit_ppm.map(|ppm| ppm / PERCENT)).collect()
@@ -115,6 +115,15 @@ fn a_part_of_the_sms_without_mps_has_no_effect_and_the_command_says_so_once() {
     let reason = format!("deepres: {NO_EFFECT}: no MPS control daemon runs in {}", directory.display());
     assert!(said.starts_with(&reason) && said.lines().count() == 1, "{said}");
     assert_eq!(parts(&host), [None]);
+}
+
+#[test]
+fn a_part_of_the_sms_beside_a_static_partition_does_not_bind_and_the_command_says_so() {
+    let (host, _daemon) = Host::new().simgpu(SIMGPU).with_daemon();
+    let mut command = host.run(&["--sm", "40%"], "true", &[]);
+    command.env("CUDA_MPS_SM_PARTITION", "0");
+    let said = host.finish(command).success().stderr;
+    assert!(said.contains("deepres: --sm does not bind the job: CUDA_MPS_SM_PARTITION is set"), "{said}");
 }
 
 #[test]
@@ -180,6 +189,39 @@ fn a_lower_percentage_of_the_mps_server_is_told() {
     assert_eq!((told, parts(&host)), ([false, true], vec![Some(30); 3]));
 }
 
+#[test]
+fn the_death_of_a_client_within_a_launch_or_of_the_control_daemon_breaks_nobody_else() {
+    let (host, _daemon) = Host::new().simgpu(SIMGPU).with_daemon();
+    let mut control = mps(&host);
+    let _other = job(&host, &["--name", "other", "--sm", "40%", "--memory", "1GiB"]);
+    let launches = || host.account("other")["kernel_launches"].as_u64().unwrap_or(0);
+    let goes_on = || {
+        let before = launches();
+        await_value(launches, |now| *now > before);
+    };
+    goes_on();
+    let held = host.account("other")["memory_bytes"].clone();
+    let is_whole = || {
+        goes_on();
+        assert_eq!(host.tenant("other")["memory_limit_bytes"], GIB);
+        assert_eq!(host.account("other")["memory_bytes"], held);
+        await_value(|| parts(&host), |parts| *parts == [Some(40)]);
+    };
+
+    let run = host.run(&["--name", "doomed", "--sm", "60%"], c_client("backlog"), &["--sync-every", "4"]);
+    let mut doomed = by_mps(&host, run);
+    doomed.env("SIMGPU_FAULTS", "die:cuLaunchKernel:50");
+    assert_ne!(host.finish(doomed).code, 0, "it died within a launch");
+    host.await_ps(|ps| ps.find("doomed").is_none_or(|doomed| doomed.memory_bytes == 0));
+    is_whole();
+    let mut next = job(&host, &["--name", "next", "--sm", "60%"]);
+    assert_eq!(parts(&host), [Some(40), Some(60)], "its part is free again");
+    next.terminate();
+
+    control.kill();
+    is_whole();
+}
+
 /// Writes [`PROFILE`] with these lines before it. Returns the file.
 fn profile(host: &Host, lines: &str) -> PathBuf {
     let file = host.path().join("profile.toml");
@@ -234,7 +276,7 @@ fn the_operating_point_of_a_tenant_follows_its_requests() {
 }
 
 /// Starts a daemon that finds the control program, on a host where no variable names MPS.
-fn daemon_with_mps(host: &Host) -> Process {
+pub fn daemon_with_mps(host: &Host) -> Process {
     host.daemon_with(&[("PATH", Path::new(&program_path()))])
 }
 

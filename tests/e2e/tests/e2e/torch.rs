@@ -10,6 +10,8 @@ use deepres_e2e::clients::{conformance, cuda_program_on, torch_simgpu};
 use deepres_e2e::prelude::*;
 use rustix::process::{Pid, kill_process};
 
+use crate::mps::{by_mps, mps};
+
 /// Time limit of a client. PyTorch's import takes seconds, on a machine with other work.
 const CLIENT_LIMIT: Duration = Duration::from_secs(120);
 /// Time limit of a client that compiles. Triton keeps a CPU busy for half a minute.
@@ -75,12 +77,30 @@ fn pytorch_trains_as_without_deepres_and_survives_its_own_out_of_memory() {
     assert_trains_as_without(&torch().python(), client, CLIENT_LIMIT, "OutOfMemoryError", counts);
 }
 
+/// PyTorch's allocators beside the usual one: a name, and the value of `PYTORCH_ALLOC_CONF`.
+const ALLOCATORS: [(&str, &str); 2] =
+    [("segments", "expandable_segments:True"), ("pools", "backend:cudaMallocAsync")];
+
+#[test]
+#[ignore = "deep: takes long"]
+fn pytorch_trains_as_without_deepres_with_each_allocator() {
+    for (allocator, configuration) in ALLOCATORS {
+        println!("{allocator}");
+        let client = |command: Command| {
+            let mut command = client(command);
+            command.env("PYTORCH_ALLOC_CONF", configuration);
+            command
+        };
+        let counts = |tenant: &Tenant, kernels: u64| tenant.kernel_launches == kernels;
+        assert_trains_as_without(&torch().python(), client, CLIENT_LIMIT, "OutOfMemoryError", counts);
+    }
+}
+
 #[test]
 fn each_allocator_of_pytorch_meets_the_limit_and_goes_on() {
     let (host, _daemon) = Host::new().with_daemon();
     let limit = LIMIT_BYTES.to_string();
-    let allocators = [("segments", "expandable_segments:True"), ("pools", "backend:cudaMallocAsync")];
-    let clients = allocators.map(|(allocator, configuration)| {
+    let clients = ALLOCATORS.map(|(allocator, configuration)| {
         let options = ["--name", allocator, "--memory", &limit];
         let mut command = client(host.run(&options, torch().python(), &[]));
         command.env("PYTORCH_ALLOC_CONF", configuration);
@@ -216,6 +236,23 @@ fn a_program_of_the_shared_runtime_library_gets_what_the_reference_promises() {
     }
 }
 
+#[test]
+fn a_function_that_the_stand_in_lacks_answers_an_error_and_is_counted() {
+    const CALLS: &str = "import ctypes; runtime = ctypes.CDLL('libcudart.so.13'); \
+                         print([runtime.cudaMallocArray(None, None, 0, 0, 0) for _ in range(2)])";
+    let host = Host::new();
+    let mut command = torch().prepared(host.command("python3"));
+    command.args(["-c", CALLS]).env("SIMGPU_VERBOSE", "1");
+    let said = host.finish(command).success();
+    // cudaErrorNotSupported
+    assert_eq!(said.stdout.trim(), "[801, 801]");
+    assert!(
+        said.stderr.contains("simgpu: cudaMallocArray is not supported; called 2 times"),
+        "{}",
+        said.stderr
+    );
+}
+
 /// Tests that measure. Each test runs alone on the machine.
 mod measured {
     use super::*;
@@ -263,6 +300,65 @@ mod measured {
     #[test]
     fn two_pytorch_trainers_that_read_each_tenth_loss_share_seventy_to_thirty() {
         two_trainers_share_seventy_to_thirty("10");
+    }
+
+    /// Returns the part of all SMs that a process has on average for a time.
+    fn area(host: &Host, pid: u32) -> f64 {
+        let look = || {
+            let truth = host.truth();
+            let process = truth.processes.iter().find(|process| process.pid == pid).expect("it uses the GPU");
+            (truth.at_ns, process.gpus[0].sm_ns)
+        };
+        let (from_ns, before_ns) = look();
+        thread::sleep(MEASURED);
+        let (to_ns, after_ns) = look();
+        (after_ns - before_ns) as f64 / (to_ns - from_ns) as f64
+    }
+
+    #[test]
+    #[ignore = "deep: takes long"]
+    fn two_services_keep_their_slo_under_mps_and_a_trainer_keeps_its_part() {
+        // Products of matrices use all SMs that they get.
+        const SIMGPU: &str =
+            "sm_count = 100\nkernel = [{ name = 'standin_*', ns = 1000000, sm_ppm = 1000000 }]\n";
+        const REQUESTS: &str = "800";
+        const SLO_MS: &str = "40";
+        /// The most late answers, as a part of all.
+        const LATE: f64 = 0.01;
+        /// The least part of its area alone that the trainer has beside the services. The services
+        /// leave the trainer's part of the SMs free.
+        const OF_ALONE: f64 = 0.9;
+        let (host, _daemon) = Host::measuring().lasting(CLIENT_LIMIT).simgpu(SIMGPU).with_daemon();
+        let _mps = mps(&host);
+        let start = |options: &[&str], name: &str, arguments: &[&str]| {
+            let run = host.run(options, torch().python(), &[]);
+            let mut command = torch().prepared(by_mps(&host, run));
+            command.arg(script(name)).args(arguments);
+            host.spawn(command)
+        };
+        let trains = ["--seconds", "600", "--sync-every", "10"];
+        let mut trainer = start(&["--name", "trainer", "--sm", "40%"], "torch_train", &trains);
+        trainer.await_line_within(|line| line.contains("; training"), CLIENT_LIMIT);
+        let pid = host.ps().tenant("trainer").sessions[0].pid;
+        let alone = area(&host, pid);
+
+        let slo = format!("{SLO_MS}ms");
+        let mut services = ["one", "other"].map(|name| {
+            let options = ["--name", name, "--sm", "30%", "--slo", &slo];
+            start(&options, "torch_jobs", &["service", REQUESTS, SLO_MS])
+        });
+        for service in &mut services {
+            service.await_line_within(|line| line.contains("warm"), CLIENT_LIMIT);
+        }
+        let beside = area(&host, pid);
+        let serve = services.each_mut().map(|service| service.try_wait().is_none());
+        assert_eq!(serve, [true, true], "both serve for the whole time");
+        let said = services.map(|service| service.finish_within(CLIENT_LIMIT).success().json());
+        println!("the trainer had {alone:.3} of the SMs alone, and {beside:.3} beside: {said:?}");
+        for said in said {
+            assert!(said["late"].as_f64().is_some_and(|late| late <= LATE), "{said}");
+        }
+        assert!(beside >= OF_ALONE * alone, "{beside} of {alone}");
     }
 
     #[test]
