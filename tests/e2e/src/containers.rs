@@ -113,9 +113,16 @@ impl<'host> Containers<'host> {
     /// of podman.
     #[track_caller]
     pub fn start_with(&self, options: &[&str], device: &str, users: Users, program: &[&str]) -> Container {
+        self.start_on_gpu(&[&["--device", device], options].concat(), users, program)
+    }
+
+    /// Starts a program in a container with the simulated GPU and the clients of this machine. The
+    /// options of podman bring everything of deepres.
+    #[track_caller]
+    pub fn start_on_gpu(&self, options: &[&str], users: Users, program: &[&str]) -> Container {
         let Artefacts { simgpu, .. } = artefacts();
         let clients = target().join("e2e-clients");
-        let mut given: Vec<String> = ["--device", device].map(str::to_owned).to_vec();
+        let mut given = Vec::new();
         for folder in [simgpu, &clients] {
             given.extend(["--volume".to_owned(), format!("{0}:{0}:ro", folder.display())]);
         }

@@ -122,6 +122,12 @@ pub fn jupyter() -> Result<Venv> {
     with_requirements("venv-jupyter", "requirements-jupyter.txt", &Recipe::default())
 }
 
+/// Returns the environment with the schemas of Kubernetes. Makes the environment first if the cache
+/// lacks it.
+pub fn kubernetes() -> Result<Venv> {
+    with_requirements("venv-kubernetes", "requirements-kubernetes.txt", &Recipe::default())
+}
+
 /// Returns the environment of one of the [`FRAMEWORKS`]. Makes the environment first if the cache
 /// lacks it.
 pub fn framework(name: &str) -> Result<Venv> {

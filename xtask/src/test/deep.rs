@@ -37,6 +37,7 @@ pub fn run(tally: &mut Tally) -> Result<()> {
         containers::system_root()?;
     }
     venv::jupyter()?;
+    venv::kubernetes()?;
     for framework in venv::FRAMEWORKS {
         venv::framework(framework)?;
     }

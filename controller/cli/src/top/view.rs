@@ -438,6 +438,18 @@ pub mod tests {
     }
 
     #[test]
+    fn the_readme_shows_the_screen_of_80_columns() {
+        let folder = env!("CARGO_MANIFEST_DIR");
+        let screen = std::fs::read_to_string(format!("{folder}/src/top/screens/80.txt")).unwrap();
+        let readme = std::fs::read_to_string(format!("{folder}/../../README.md")).unwrap();
+        // The recorded lines stand in quotation marks.
+        let lines = screen.lines().map(|line| line.trim_matches('"').trim_end());
+        for line in lines.filter(|line| !line.is_empty()) {
+            assert!(readme.contains(&format!("\n    {line}\n")), "not in the README: {line}");
+        }
+    }
+
+    #[test]
     fn the_selected_row_stays_in_sight_on_a_low_screen() {
         let mut app = app();
         app.selected = Some(("nightly".to_owned(), 0));

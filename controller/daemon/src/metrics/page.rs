@@ -198,6 +198,7 @@ fn buckets(lengths: &[u64]) -> [(f64, u64); BUCKETS] {
 mod tests {
     use super::*;
     use deepres_model::admin::{AccountStatus, GpuStatus, TenantStatus, UnmanagedStatus};
+    use deepres_model::identity::{Container, Runtime};
 
     fn status() -> Arc<Status> {
         let gpu = GpuStatus { index: 1, uuid: "GPU-1".to_owned(), handoffs: 7, ..GpuStatus::default() };
@@ -258,6 +259,31 @@ mod tests {
             ],
         );
         assert!(!page.contains("# EOF") && !page.contains("fairness_ratio{"), "{page}");
+    }
+
+    #[test]
+    fn a_tenant_of_kubernetes_has_the_names_of_its_pod() {
+        let container =
+            Container { runtime: Runtime::Containerd, id: "f".repeat(64), name: Some("main".to_owned()) };
+        let mut tenant = TenantStatus {
+            name: "vision/train-0/main".to_owned(),
+            class: "fair".to_owned(),
+            container: Some(container),
+            namespace: Some("vision".to_owned()),
+            pod: Some("train-0".to_owned()),
+            ..TenantStatus::default()
+        };
+        let of = |tenant: &TenantStatus| {
+            let status = Status { tenants: vec![tenant.clone()], ..Status::default() };
+            page(Arc::new(status), Format::Prometheus).unwrap()
+        };
+        let line = r#"deepres_tenant_info{tenant="vision/train-0/main",uid="0",container="main",namespace="vision",pod="train-0",class="fair"} 1"#;
+        assert_lines(&of(&tenant), &[line]);
+        // Nobody told the daemon the names of the container and its pod.
+        (tenant.namespace, tenant.pod) = (None, None);
+        tenant.container.as_mut().unwrap().name = None;
+        let line = r#"deepres_tenant_info{tenant="vision/train-0/main",uid="0",container="ffffffffffff",class="fair"} 1"#;
+        assert_lines(&of(&tenant), &[line]);
     }
 
     #[test]

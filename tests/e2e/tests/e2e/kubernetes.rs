@@ -1,12 +1,15 @@
 //! Containers that get a share by the answer of the Kubernetes device plugin, with the CDI device
-//! applied as containerd applies it.
+//! applied as containerd applies it. Containers with the variables and files of HAMi, Volcano and
+//! KAI. The manifests of the chart.
 
 use std::path::Path;
 use std::sync::Arc;
 
+use deepres_e2e::artefacts::repository;
 use deepres_e2e::clients::c_client_on;
 use deepres_e2e::containers::{Container, Containers, Users};
 use deepres_e2e::prelude::*;
+use deepres_e2e::venv;
 use deepres_k8s::node::{Node, Options, Timing};
 use deepres_k8s::plugin::Resource;
 use deepres_model::directory::Directory;
@@ -100,6 +103,76 @@ fn a_container_has_the_share_that_the_plugin_gave_it_whatever_it_asks_for() {
     assert_eq!(ps.tenant(&name).entitled_ppm, 300_000);
     let limit = ps.tenant(&name).memory_limit_bytes.expect("a container has a limit");
     assert_eq!(limit, host.truth().gpus[0].memory_total_bytes * 30 / 100);
+}
+
+#[test]
+fn the_limits_of_hami_volcano_and_kai_are_wishes_to_the_daemon() {
+    const MEMORY: (&str, &str) = ("CUDA_DEVICE_MEMORY_LIMIT_0", "3000m");
+    const POLICY: &str = "GPU_CORE_UTILIZATION_POLICY";
+    let (host, _daemon) = Host::new().with_daemon();
+    let share = |percent| ("CUDA_DEVICE_SM_LIMIT", percent);
+    let of_kai = ("CUDA_DEVICE_MEMORY_LIMIT", "4147m");
+    for (name, variables, share_ppm, mebibytes) in [
+        ("hami", [MEMORY, share("30"), (POLICY, "force")], json!(300_000), 3000),
+        ("lifted", [MEMORY, share("30"), (POLICY, "disable")], json!(null), 3000),
+        ("kai", [of_kai, share("27"), (POLICY, "default")], json!(270_000), 4147),
+    ] {
+        let mut command = host.preloaded(c_client("view"));
+        command.env("DEEPRES_TENANT", name).envs(variables);
+        let (client, said) = host.told(command);
+        let tenant = host.tenant(name);
+        let seen = [&said["total"], &tenant["memory_limit_bytes"], &tenant["asked_share_ppm"]];
+        assert_eq!(seen, [&json!(mebibytes * MIB), &json!(mebibytes * MIB), &share_ppm], "{name}: {tenant}");
+        client.finish().success();
+    }
+}
+
+/// HAMi, Volcano and KAI mount a library and a file that makes the dynamic linker preload it.
+#[test]
+fn in_the_place_of_hami_core_the_library_finds_the_daemon_and_keeps_the_limits() {
+    let host = Host::new();
+    let Some(containers) = Containers::on(&host) else { return };
+    let _daemon = host.daemon();
+    let preload = host.path().join("ld.so.preload");
+    std::fs::write(&preload, "/usr/local/vgpu/libvgpu.so\n").expect("a folder of our own");
+    let mount = |from: &Path, to: &str| format!("--volume={}:{to}:ro", from.display());
+    let options = [
+        mount(&artefacts().library, "/usr/local/vgpu/libvgpu.so"),
+        mount(&preload, "/etc/ld.so.preload"),
+        mount(&host.deepres_dir().join("tenant"), "/run/deepres/tenant"),
+        "--env=CUDA_DEVICE_MEMORY_LIMIT_0=3000m".to_owned(),
+        "--env=CUDA_DEVICE_SM_LIMIT=30".to_owned(),
+    ];
+    let client = c_client_on(CLibrary::OldGlibc, "backlog", Way::ProcAddress).display().to_string();
+    let mut container =
+        containers.start_on_gpu(&options.each_ref().map(String::as_str), Users::Shared, &[&client]);
+    container.process.await_exactly("ready");
+    let name = tenant(&containers, &container);
+    let ps = host.await_ps(|ps| ps.find(&name).is_some_and(|tenant| tenant.entitled_ppm > 0));
+    let tenant = ps.tenant(&name);
+    assert_eq!((tenant.entitled_ppm, tenant.memory_limit_bytes), (300_000, Some(3000 * MIB)));
+}
+
+#[test]
+#[ignore = "deep: installs the schemas of Kubernetes"]
+fn the_manifests_fit_the_schemas_of_all_supported_kubernetes() {
+    let validate = venv::kubernetes().expect("the environment with the schemas");
+    let host = Host::new();
+    let deploy = repository().join("controller/deploy/kubernetes");
+    // The claim's kind exists since 1.34.
+    for (file, oldest) in [
+        ("deepres.yaml", 31),
+        ("examples/share.yaml", 31),
+        ("examples/gpu.yaml", 31),
+        ("examples/claim.yaml", 34),
+    ] {
+        let mut check = host.command(validate.python());
+        check.args(["-m", "kubernetes_validate", "--strict"]);
+        check.args((oldest..=36).flat_map(|minor| ["-k".to_owned(), format!("1.{minor}")]));
+        check.arg(deploy.join(file));
+        let said = host.finish(check).success().stdout;
+        assert!(said.contains("INFO") && !said.contains("WARN"), "{file}: {said}");
+    }
 }
 
 /// Tests that measure. Each test runs alone on the machine.

@@ -2,6 +2,9 @@
 //! chooses the GPUs that a job sees.
 
 use deepres_e2e::prelude::*;
+use deepres_eval::placement::matrix::Matrix;
+use deepres_eval::placement::ours;
+use std::fs;
 use std::path::Path;
 
 /// Four GPUs in pairs behind switches, on two NUMA nodes. 0 and 2, and 1 and 3, have NVLinks.
@@ -32,6 +35,69 @@ fn a_gpu_that_is_lost_at_the_daemons_start_gets_no_job_and_the_others_keep_their
     let (gang, chosen, seen) = placed(&host, "gang", &["--gpus", "2", "--share", "50%"]);
     assert_eq!((&chosen, &seen), (&json!([1, 3]), &json!([1, 3])), "NVLinks join them");
     gang.finish().success();
+}
+
+/// Returns a square table.
+fn square<T>(size: usize, cell: impl Fn(usize, usize) -> T) -> Vec<Vec<T>> {
+    (0..size).map(|a| (0..size).map(|b| cell(a, b)).collect()).collect()
+}
+
+/// Returns the configuration of a simulated machine like the one of a matrix.
+fn machine_of(Matrix { topology, .. }: &Matrix) -> String {
+    let gpus = topology.len();
+    let is_switched = topology.links().any(|(_, _, pair)| pair.is_switched);
+    let most = topology.links().map(|(_, _, pair)| pair.links).max().unwrap_or(0);
+    let generation = topology.links().map(|(_, _, pair)| pair.generation).max().unwrap_or(0);
+    let ancestors = square(gpus, |a, b| if a == b { "X" } else { topology.pair(a, b).wire.level.name() });
+    let links = square(gpus, |a, b| if a == b || is_switched { 0 } else { topology.pair(a, b).links });
+    let p2p = square(gpus, |a, b| match topology.pair(a, b).wire.p2p {
+        Some(status) if a != b => status.name(),
+        _ => "OK",
+    });
+    let nodes: Option<Vec<u32>> = topology.gpus().iter().map(|gpu| gpu.numa_node).collect();
+    format!(
+        "gpus = {gpus}\n[topology]\nancestors = {ancestors:?}\nnvlinks = {links:?}\np2p = {p2p:?}\n\
+         switch_links = {}\nnvlink_version = {generation}\nnuma_nodes = {:?}\n",
+        if is_switched { most } else { 0 },
+        nodes.unwrap_or_default()
+    )
+}
+
+#[test]
+fn the_topology_of_each_real_machine_comes_back_from_nvml() {
+    let mut machines = 0;
+    for entry in ours().read_dir().unwrap() {
+        let file = entry.unwrap().path();
+        let text = String::from_utf8_lossy(&fs::read(&file).unwrap()).into_owned();
+        // A text without a usable matrix describes no machine.
+        let Ok(matrix) = Matrix::parse(&file.display().to_string(), &text) else { continue };
+        let Matrix { name, topology } = &matrix;
+        let shown = Host::new().simgpu(&machine_of(&matrix)).json(&["topo", "--json"]);
+        for pair in shown["pairs"].as_array().unwrap() {
+            let [a, b] = [0, 1].map(|place| pair["gpus"][place].as_u64().unwrap() as usize);
+            let seen = ["ancestor", "nvlinks", "through_nvswitch", "bandwidth_mb_per_s"];
+            let seen = seen.map(|field| pair[field].clone());
+            let of = topology.pair(a, b);
+            let real = [json!(of.wire.level.name()), json!(of.links), json!(of.is_switched), json!(of.mb_s)];
+            assert_eq!(seen, real, "{name}: {a} and {b}");
+        }
+        let nodes: Option<Vec<u32>> = topology.gpus().iter().map(|gpu| gpu.numa_node).collect();
+        for (gpu, node) in nodes.into_iter().flatten().enumerate() {
+            assert_eq!(shown["gpus"][gpu]["numa_node"], node, "{name}: {gpu}");
+        }
+        machines += 1;
+    }
+    assert!(machines > 1);
+}
+
+#[test]
+fn nvswitches_join_the_gpus_of_a_clique_alone() {
+    let machine = "gpus = 4\ntopology = { switch_links = 18, nvlink_version = 4, cliques = [1, 1, 2, 2] }\n";
+    let topology = Host::new().simgpu(machine).json(&["topo", "--json"]);
+    let pairs = topology["pairs"].as_array().unwrap().iter();
+    let joined: Vec<_> = pairs.filter(|pair| pair["nvlinks"] == 18).map(|pair| &pair["gpus"]).collect();
+    assert_eq!(joined, [&json!([0, 1]), &json!([2, 3])], "{topology}");
+    assert_eq!(topology["gpus"][3]["fabric"]["clique"], 2, "{topology}");
 }
 
 #[test]

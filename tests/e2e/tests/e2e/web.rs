@@ -57,6 +57,8 @@ fn the_page_shows_the_tenants_in_light_and_dark_without_an_error() {
     }
     let unnamed = browser.value(UNNAMED).expect("the controls are known");
     assert_eq!(unnamed, json!([]), "controls without a name");
+    let flaws = browser.value(FLAWS).expect("the elements are known");
+    assert_eq!(flaws, json!([]), "a screen reader gets lost");
     assert_eq!(browser.errors(), Vec::<&Value>::new());
 }
 
@@ -85,6 +87,23 @@ const CONTRAST: &str = r#"(() => {
 const UNNAMED: &str = r#"[...document.querySelectorAll("button, input, select, canvas")]
   .filter((node) => node.checkVisibility() && !(node.ariaLabel || node.innerText || (node.labels && node.labels.length)))
   .map((node) => node.outerHTML)"#;
+
+/// Returns the flaws in the structure of the page by which a screen reader or a keyboard gets lost.
+const FLAWS: &str = r#"(() => {
+  const all = (selector) => [...document.querySelectorAll(selector)];
+  const ids = all("[id]").map((node) => node.id);
+  const flaws = ids.filter((id, place) => ids.indexOf(id) !== place).map((id) => "two elements have the id " + id);
+  if (!document.documentElement.lang || !document.title) flaws.push("the page has no language or no title");
+  if (all("main").length !== 1 || all("h1").length !== 1) flaws.push("not one main part or not one first heading");
+  for (const name of ["aria-labelledby", "aria-describedby"])
+    for (const id of all("[" + name + "]").flatMap((node) => node.getAttribute(name).split(" ")))
+      if (!ids.includes(id)) flaws.push(name + " names the missing " + id);
+  const levels = all("h1, h2, h3, h4, h5, h6").map((head) => Number(head.tagName[1]));
+  if (levels.some((level, place) => level > (levels[place - 1] || 0) + 1)) flaws.push("headings leave out a level: " + levels);
+  flaws.push(...all("th:not([scope])").map((head) => "a head of no row or column: " + head.innerText));
+  flaws.push(...all("[tabindex]").filter((node) => node.tabIndex > 0).map((node) => "out of order: " + node.outerHTML));
+  return flaws;
+})()"#;
 
 #[test]
 #[ignore = "deep: needs Debian's Chromium"]

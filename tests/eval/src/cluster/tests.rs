@@ -53,3 +53,42 @@ fn the_fragments_of_four_gpus_hold_no_job_of_ninety() {
     assert!(counted.refused > 3, "{counted:?}");
     assert_eq!(counted.refused_though_room, 0, "no GPU had room");
 }
+
+/// Returns a number with a comma after each three digits.
+fn grouped(number: f64) -> String {
+    let digits = format!("{number:.0}");
+    let first = digits.len() % 3;
+    let (begin, rest) = digits.split_at(first);
+    let threes = (0..rest.len()).step_by(3).map(|place| &rest[place..place + 3]);
+    Some(begin).filter(|begin| !begin.is_empty()).into_iter().chain(threes).collect::<Vec<_>>().join(",")
+}
+
+/// A row of the page's table: its head, and the figure of a policy.
+type Line = (&'static str, fn(&Row) -> String);
+
+#[test]
+#[ignore = "deep: a day on a thousand nodes"]
+fn the_page_has_the_figures_of_a_day_on_a_thousand_nodes() {
+    const LINES: [Line; 12] = [
+        ("writes a second that the API server sees", |row| format!("{:.1}", row.api_writes_per_s)),
+        ("writes a second in the worst minute", |row| format!("{:.1}", row.api_writes_per_s_peak)),
+        ("writes for each job", |row| format!("{:.2}", row.api_writes_per_job)),
+        ("decisions of a node, an hour", |row| grouped(row.decisions_per_node_h)),
+        ("messages on a node, an hour", |row| grouped(row.messages_per_node_h)),
+        ("pods refused by a node", |row| grouped(row.refused as f64)),
+        ("pods refused by a node although a GPU of the cluster had room", |row| {
+            grouped(row.refused_though_room as f64)
+        }),
+        ("jobs pending though a GPU had room", |row| grouped(row.pending_though_room as f64)),
+        ("containers that waited on their node", |row| grouped(row.waited_on_node as f64)),
+        ("time to the start, mean, s", |row| grouped(row.wait_s_mean)),
+        ("time to the start, 99 %, s", |row| grouped(row.wait_s_p99)),
+        ("GPUs used", |row| format!("{:.1} %", row.used * 100.0)),
+    ];
+    let rows = evaluate(Size::LARGE, &Policy::ALL);
+    let cells = |of: fn(&Row) -> String| rows.iter().map(of).collect::<Vec<_>>().join(" | ");
+    let table: String = LINES.iter().map(|(head, of)| format!("| {head} | {} |\n", cells(*of))).collect();
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/scale.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    assert!(page.contains(&table), "docs/scale.md lacks these figures:\n{table}");
+}

@@ -78,6 +78,7 @@ pub struct Topology {
     pub nvlinks: Vec<Vec<usize>>,
     pub switch_links: usize,
     pub nvlink_version: u32,
+    pub cliques: Vec<u32>,
     pub numa_nodes: Vec<u32>,
     pub p2p: Vec<Vec<P2p>>,
 }
@@ -93,6 +94,7 @@ impl Topology {
             ("ancestors", is_square(&self.ancestors, gpus)),
             ("nvlinks", is_square(&self.nvlinks, gpus)),
             ("p2p", is_square(&self.p2p, gpus)),
+            ("cliques", self.cliques.is_empty() || self.cliques.len() == gpus),
             ("numa_nodes", self.numa_nodes.is_empty() || self.numa_nodes.len() == gpus),
         ] {
             if !fits {
@@ -177,6 +179,7 @@ mod tests {
         for text in [
             "gpus = 2\ntopology.ancestors = [['X']]",
             "gpus = 2\ntopology.nvlinks = [[0, 1], [1]]",
+            "gpus = 2\ntopology.cliques = [1]",
             "gpus = 2\ntopology.numa_nodes = [1]",
             "gpus = 2\ntopology.p2p = [['X', 'OK']]",
             "gpus = 2\ntopology.p2p = [['X', 'KO'], ['OK', 'X']]",

@@ -219,6 +219,8 @@ const VERSION_SHIFT: u32 = 24;
 /// The versions of `nvmlGpuFabricInfoV_t`. Each version adds fields at the end of the version
 /// before.
 const FABRIC_VERSIONS: std::ops::RangeInclusive<c_uint> = 2..=3;
+/// The UUID of the cluster to which the cliques of the configuration belong.
+const CLUSTER_UUID: [u8; 16] = *b"simulated fabric";
 
 /// Returns the other end of a GPU's NVLink. An error means that the GPU has no such link.
 fn remote(
@@ -565,7 +567,7 @@ export! {
     }
 
     nvmlDeviceGetGpuFabricInfoV(device: nvmlDevice_t, info: *mut sys::nvmlGpuFabricInfoV_t) |library| {
-        library.index(device)?;
+        let clique = library.config().topology.cliques.get(library.index(device)?);
         // SAFETY: see above. Each version of the struct begins with these fields.
         let Some(info) = (unsafe { info.as_mut() }) else {
             return Err(sys::nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT);
@@ -573,8 +575,16 @@ export! {
         if !FABRIC_VERSIONS.contains(&(info.version >> VERSION_SHIFT)) {
             return version_mismatch();
         }
-        // No GPU is in a fabric.
-        info.state = sys::NVML_GPU_FABRIC_STATE_NOT_SUPPORTED as sys::nvmlGpuFabricState_t;
+        let state = match clique {
+            Some(clique) => {
+                info.clusterUuid = CLUSTER_UUID;
+                info.cliqueId = *clique;
+                info.status = sys::nvmlReturn_enum_NVML_SUCCESS;
+                sys::NVML_GPU_FABRIC_STATE_COMPLETED
+            }
+            None => sys::NVML_GPU_FABRIC_STATE_NOT_SUPPORTED,
+        };
+        info.state = state as sys::nvmlGpuFabricState_t;
         Ok(())
     }
 
