@@ -92,8 +92,9 @@ impl Followed {
     }
 }
 
-/// Makes a launch with the key `key` on a stream by `launch`. If the process follows a plan, first holds
-/// the launch at the plan's cuts. A captured launch does not run, so the plan does not have it.
+/// Makes a launch with the key `key` on a stream by `launch`. If the process follows a plan, first
+/// holds the launch at the plan's cuts. A captured launch does not run, so the plan does not have
+/// it.
 #[inline(always)]
 pub fn along<T>(stream: Stream, key: impl FnOnce() -> u64, launch: impl FnOnce() -> T) -> T {
     if !capture::is_planned() || capture::is_active() {

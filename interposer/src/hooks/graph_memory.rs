@@ -1,6 +1,6 @@
 //! Hooks of the calls that make graphs. The hooks find out which graphs allocate memory, the amount
-//! that their launches may need, and the amount that an upload takes in advance. The hooks also find
-//! out whether kernels may launch graphs.
+//! that their launches may need, and the amount that an upload takes in advance. The hooks also
+//! find out whether kernels may launch graphs.
 
 use deepres_abi::driver::ApiId;
 use deepres_abi::driver::result::CUDA_SUCCESS;
