@@ -22,10 +22,7 @@ const UNKNOWN_NS: u64 = 10_000;
 /// is as the segment found it. The function calls `launch` only if it needs the result.
 #[inline(always)]
 pub fn goes_at_once(stream: Stream, launch: impl FnOnce() -> Launch) -> bool {
-    let Some(process) = process::current() else {
-        process::count_early();
-        return true;
-    };
+    let Some(process) = process::current_or_bypass() else { return true };
     if !capture::is_clear() {
         return false;
     }
@@ -215,10 +212,7 @@ fn try_enter(stream: Stream, launch: Launch) -> Result<Entry, Bypass> {
 /// another tenant's copies. Sets and copies within a device are launches to this module.
 pub fn enter_copy(stream: Stream, copy: Launch) -> Option<Metered> {
     let _uncancelled = os::uncancelled();
-    let Some(process) = process::current() else {
-        process::count_early();
-        return None;
-    };
+    let process = process::current_or_bypass()?;
     try_enter_copy(process, stream, copy)
         .inspect_err(|unmarked| {
             if let Unmarked::Bypass(reason) = unmarked {

@@ -32,10 +32,10 @@ use crate::record;
 use crate::thread;
 
 /// Returns the process, and the context to which the interposer charges a call: the current
-/// context, or the likely context if none is current. If there is no such context, counts a bypass
-/// and returns `None`.
+/// context, or the likely context if none is current. If there is no session or no such context,
+/// counts a bypass and returns `None`.
 fn current() -> Option<(&'static Process, &'static ContextState)> {
-    let process = process::current()?;
+    let process = process::current_or_bypass()?;
     let context = process.current_context().or_else(|| process.likely_context());
     if context.is_none() {
         coverage::bypass(Bypass::UnchargedContext);
@@ -43,12 +43,13 @@ fn current() -> Option<(&'static Process, &'static ContextState)> {
     Some((process, context?))
 }
 
-/// Returns the process, and the context to which the interposer charges a call on `stream`.
+/// Returns the process, and the context to which the interposer charges a call on `stream`. Counts
+/// a bypass as [`current`] does.
 fn of(stream: Stream) -> Option<(&'static Process, &'static ContextState)> {
     if stream.is_default() {
         return current();
     }
-    let process = process::current()?;
+    let process = process::current_or_bypass()?;
     let said = || process.calls.context_of(stream).and_then(|handle| process.context(handle));
     // If the driver does not name the context, the interposer takes the context of the thread's
     // lane on the stream. If there is no lane, it takes the current context, which is mostly right.
@@ -57,9 +58,6 @@ fn of(stream: Stream) -> Option<(&'static Process, &'static ContextState)> {
 }
 
 fn request_on(context: &ContextState, api: ApiId, kind: MemoryKind, bytes: u64) -> Request {
-    if context.gpu.index().is_none() {
-        coverage::bypass(Bypass::UnchargedGpu);
-    }
     // Memory that a job allocates in a green context belongs to the primary context.
     Request { api, kind, ordinal: context.ordinal, context: context.home().0, bytes }
 }
@@ -426,7 +424,7 @@ pub unsafe extern "C" fn create(
     let call = || unsafe { real(handle, bytes, properties, flags) };
     // SAFETY: the pointer is null, or the caller passes it as properties for the driver to read.
     let location = unsafe { properties.as_ref() }.map(|properties| properties.location);
-    let Some((process, ordinal)) = process::current().zip(location.and_then(ordinal_at)) else {
+    let Some((process, ordinal)) = process::current_or_bypass().zip(location.and_then(ordinal_at)) else {
         return call();
     };
     let charged = charge::blocks(bytes as u64);

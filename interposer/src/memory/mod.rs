@@ -207,7 +207,7 @@ impl Accounts {
     /// Small linear allocations share blocks. If the job may oversubscribe, it gets linear and
     /// managed memory beyond the limit.
     pub fn allocate(&self, process: &Process, request: Request, call: &mut dyn FnMut(Way) -> Answer) -> u32 {
-        let Some(site) = Site::of(process, request.ordinal) else { return call(Way::Device).0 };
+        let Some(site) = Site::of_call(process, request.ordinal) else { return call(Way::Device).0 };
         let reserved_bytes = request.reserved_bytes();
         let mut promise = self.slabs.reserve(&site, &request);
         if promise.is_err() {
