@@ -178,7 +178,7 @@ unsafe fn written<T: Copy>(pointer: *const T) -> Option<T> {
 ///
 /// # Safety
 /// `pointer` is null or may be written through.
-unsafe fn beyond<T: TryFrom<u64>>(bytes: u64, pointer: *mut T) -> Answer {
+unsafe fn allocate_managed<T: TryFrom<u64>>(bytes: u64, pointer: *mut T) -> Answer {
     if pointer.is_null() {
         return (CUDA_ERROR_INVALID_VALUE, None);
     }
@@ -211,7 +211,7 @@ macro_rules! linear {
             on_current_gpu((ApiId::$symbol, MemoryKind::Linear, bytes), $pointer, |way| {
                 if way == Way::Managed {
                     // SAFETY: the caller wants the address at `pointer`.
-                    return unsafe { beyond(bytes, $pointer) };
+                    return unsafe { allocate_managed(bytes, $pointer) };
                 }
                 // SAFETY: the driver wrote the address if it reports success.
                 unsafe { answer(call(), $pointer, |at| (Name::Address(at.into()), bytes)) }
@@ -378,7 +378,7 @@ macro_rules! pitch {
                         return (CUDA_ERROR_INVALID_VALUE, None);
                     };
                     // SAFETY: the caller wants the address at `pointer`.
-                    let answer = unsafe { beyond(expected, pointer) };
+                    let answer = unsafe { allocate_managed(expected, pointer) };
                     if answer.0 == CUDA_SUCCESS {
                         *pitch = row;
                     }
@@ -565,7 +565,7 @@ maps_array! {
 /// Returns whether `address` is oversubscribed memory: managed memory that the job takes for device
 /// memory. The job frees the memory in the order of `stream`. During a capture, returns false,
 /// because the call then only adds a node to a graph.
-fn is_beyond(address: u64, stream: Stream) -> bool {
+fn is_oversubscribed(address: u64, stream: Stream) -> bool {
     process::current().is_some_and(|process| {
         process.memory.oversubscription.has(address)
             && !(capture::is_active() && process.calls.may_be_capturing(stream))
@@ -578,10 +578,10 @@ macro_rules! frees_on_streams {
         pub unsafe extern "C" fn $name(address: CUdeviceptr, stream: CUstream) -> CUresult {
             let (free, _inside) = entered!($symbol(address, stream));
             let on = Stream::new(stream, $per_thread);
-            let is_beyond = is_beyond(address, on);
+            let is_oversubscribed = is_oversubscribed(address, on);
             let _blocked = blocked_calls::begin();
             let call = || {
-                if let Some(result) = is_beyond.then(|| managed::free_behind(on, address)).flatten() {
+                if let Some(result) = is_oversubscribed.then(|| managed::free_behind(on, address)).flatten() {
                     return result;
                 }
                 free()

@@ -222,8 +222,8 @@ impl Accounts {
         let promise = match promise {
             Ok(promise) => promise,
             Err(refused) => {
-                let beyond = self.allocate_oversubscribed(process, &site, &request, call);
-                return beyond.unwrap_or_else(|| self.refuse(&site, &request, Why::Limit(refused)));
+                let oversubscribed = self.allocate_oversubscribed(process, &site, &request, call);
+                return oversubscribed.unwrap_or_else(|| self.refuse(&site, &request, Why::Limit(refused)));
             }
         };
         let ((result, named), promise) = site.ask(reserved_bytes, promise, || call(Way::Device));
@@ -238,9 +238,9 @@ impl Accounts {
             None => {
                 site.withdraw(promise);
                 let is_full = result == CUDA_ERROR_OUT_OF_MEMORY && request.is_linear();
-                let beyond =
+                let oversubscribed =
                     is_full.then(|| self.allocate_oversubscribed(process, &site, &request, call)).flatten();
-                return beyond.unwrap_or_else(|| self.answered(&site, &request, result));
+                return oversubscribed.unwrap_or_else(|| self.answered(&site, &request, result));
             }
         }
         result
