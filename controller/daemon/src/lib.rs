@@ -274,11 +274,11 @@ pub fn run(
     gpus.set_faults(options.faults);
     let mut registry = Registry::new(config, gpus, beat);
     let mut state = StateFile::at(options.directory.state_file());
-    let (mut before, mut away, mut plans) = (Before::default(), Vec::new(), Plans::default());
+    let (mut before, mut suspended, mut plans) = (Before::default(), Vec::new(), Plans::default());
     if let Some(mut state) = state.load() {
         before.adopted = std::mem::take(&mut state.adopted);
         before.held = std::mem::take(&mut state.held);
-        away = std::mem::take(&mut state.away);
+        suspended = std::mem::take(&mut state.suspended);
         registry.restore(&state)?;
         plans.restore(std::mem::take(&mut state.plans), &registry);
     }
@@ -325,7 +325,7 @@ pub fn run(
         tokio::task::spawn_local(lines::serve(Rc::clone(&shared.lines)));
         tokio::task::spawn_local(look_ups::serve(Rc::clone(&shared)));
         tokio::task::spawn_local(residency::serve(Rc::clone(&shared)));
-        residency::bring_back_left(away, &shared);
+        residency::bring_back_left(suspended, &shared);
         plans::resume(&shared);
         tokio::task::spawn_local(memory::reconcile::serve(Rc::clone(&shared)));
         tokio::task::spawn_local(memory::log::serve(shared.status.subscribe()));
