@@ -8,7 +8,7 @@ use crate::blocked_calls;
 use crate::capture;
 use crate::coverage;
 use crate::driver::calls::{Calls, Context, Stream};
-use crate::gate::{self, Leave};
+use crate::gate::{self, Headroom};
 use crate::meter::lane::{Begun, Lane, LaneOwner, Unmarked};
 use crate::meter::segment::{Kind, Launch};
 use crate::process::{self, Process};
@@ -179,7 +179,7 @@ fn try_enter(stream: Stream, launch: Launch) -> Result<Entry, Bypass> {
             }
         }
     };
-    let entry = match lane.begin(calls, launch, passed.leave, passed.counted_ns) {
+    let entry = match lane.begin(calls, launch, passed.headroom, passed.counted_ns) {
         Ok(begun) => {
             // Only the launch that opens a segment sets `in_flight`. Until the segment is closed,
             // the meter thread sees the open segment.
@@ -230,7 +230,7 @@ fn try_enter_copy(process: &'static Process, stream: Stream, copy: Launch) -> Re
         thread::close_lanes(calls);
     }
     let lane = process.lane(stream)?;
-    let begun = lane.begin(calls, copy, Leave::NONE, (!lane.gpu.is_open()).then_some(0))?;
+    let begun = lane.begin(calls, copy, Headroom::NONE, (!lane.gpu.is_open()).then_some(0))?;
     if begun.opens {
         process.wake_meter();
     }
