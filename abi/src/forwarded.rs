@@ -28,7 +28,7 @@ pub enum Reason {
     /// The function hands an object to another process or to graphics. The interposer counts the
     /// receiver's call.
     Share,
-    /// The function suspends a process or brings it back. `deepres away` uses these functions too.
+    /// The function suspends a process or brings it back. `deepres mover` uses these functions too.
     Checkpoint,
 }
 

@@ -158,7 +158,7 @@ pub struct MeterSlot {
 /// ([`crate::oversubscribe::Oversubscribe::Managed`]). An older library leaves the slot 0.
 #[derive(Debug, Default)]
 #[repr(C)]
-pub struct BeyondSlot {
+pub struct OversubscribedSlot {
     /// The session's managed memory beyond the limit, bytes.
     pub held_bytes: AtomicU64,
     /// The part of `held_bytes` that the interposer moved to the GPU and did not move off again,
@@ -305,7 +305,7 @@ pub struct MeterPage {
     carried: AtomicU32,
     slots: [MeterSlot; MAX_GPUS],
     coverage: Coverage,
-    beyond: [BeyondSlot; MAX_GPUS],
+    oversubscribed: [OversubscribedSlot; MAX_GPUS],
     edges: [EdgeSlot; MAX_GPUS],
     intervals: [Intervals; MAX_GPUS],
     bypasses: Bypasses,
@@ -349,8 +349,8 @@ impl MeterPage {
     }
 
     /// Returns the memory beyond the limit on a GPU, or `None` if `gpu` is no GPU index.
-    pub fn beyond(&self, gpu: usize) -> Option<&BeyondSlot> {
-        self.beyond.get(gpu)
+    pub fn oversubscribed(&self, gpu: usize) -> Option<&OversubscribedSlot> {
+        self.oversubscribed.get(gpu)
     }
 
     /// Returns the times at which work on a GPU began and ended, or `None` if `gpu` is no GPU
@@ -674,7 +674,7 @@ const _: () = {
     assert!(core::mem::offset_of!(MeterPage, carried) == 64);
     assert!(core::mem::offset_of!(MeterPage, slots) == 256);
     assert!(core::mem::offset_of!(MeterPage, coverage) == 4352);
-    assert!(core::mem::offset_of!(MeterPage, beyond) == 11840);
+    assert!(core::mem::offset_of!(MeterPage, oversubscribed) == 11840);
     assert!(core::mem::offset_of!(MeterPage, edges) == 12096);
     assert!(core::mem::offset_of!(MeterPage, intervals) == 12224);
     assert!(size_of::<Intervals>() == 64 + 16 * INTERVALS);

@@ -232,8 +232,8 @@ pub fn forget_context(context: Context) {
     }
 }
 
-/// Forgets all captures and the bits, in a forked child, which has none of its parent's. Another thread
-/// of the parent may have had the lock, and then the child never gets it.
+/// Forgets all captures and the bits, in a forked child, which has none of its parent's. Another
+/// thread of the parent may have had the lock, and then the child never gets it.
 pub fn forget() {
     if let Some(mut captures) = CAPTURES.try_lock() {
         captures.clear();

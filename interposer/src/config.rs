@@ -183,8 +183,8 @@ impl Config {
         self.limits.get(ordinal).copied().unwrap_or_default().within(&self.fallback)
     }
 
-    /// Returns whether launches pass or fail if the process gets no session. `deepres run` tells the
-    /// process, or the mark of an earlier daemon does.
+    /// Returns whether launches pass or fail if the process gets no session. `deepres run` tells
+    /// the process, or the mark of an earlier daemon does.
     pub fn fail_mode(&self) -> FailMode {
         let is_marked =
             || self.believed_sockets().iter().any(|socket| socket.with_file_name(CLOSED_MARK).exists());

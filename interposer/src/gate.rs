@@ -2,8 +2,8 @@
 //!
 //! A launch that begins a segment passes the gate. While the gate is open, such a launch reads one
 //! word. Otherwise the launch needs a lease that has not expired, and room in the lease's window.
-//! The launches that join the segment need no pass, as long as the pass's [`Leave`] covers them. A
-//! thread never waits here while it holds a lock of the interposer.
+//! The launches that join the segment need no pass, as long as the pass's [`Headroom`] covers them.
+//! A thread never waits here while it holds a lock of the interposer.
 
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -73,26 +73,26 @@ impl Handlers {
 /// segment completes, and the GPU has the other segments to run until then.
 const SEGMENTS_PER_WINDOW: u64 = 4;
 
-/// A leave: the bound on the launches that may follow a launch through the gate, without asking the
-/// gate again.
+/// The headroom of a launch that passed the gate: the bound on the launches that may follow without
+/// asking the gate again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Leave {
-    /// The gate word under which the launches may go. If the gate changes, the leave ends.
+pub struct Headroom {
+    /// The gate word under which the launches may go. If the gate changes, the headroom ends.
     pub word: u32,
     /// The bound on the GPU time of all these launches together, by their estimates, ns.
     pub room_ns: u64,
 }
 
-impl Leave {
-    /// The leave that lets no launch follow without asking the gate.
+impl Headroom {
+    /// The headroom that lets no launch follow without asking the gate.
     pub const NONE: Self = Self { word: 0, room_ns: 0 };
 
-    /// Returns the leave of a launch that passed an open gate.
+    /// Returns the headroom of a launch that passed an open gate.
     pub const fn open(word: u32) -> Self {
         Self { word, room_ns: u64::MAX / 2 }
     }
 
-    /// Returns the leave of a launch that has just passed the gate under a lease. `queued_ns` is
+    /// Returns the headroom of a launch that has just passed the gate under a lease. `queued_ns` is
     /// the GPU time in flight with that launch.
     fn leased(grant: &GrantSlot, queued_ns: u64) -> Self {
         let gate = grant.gate();
@@ -117,7 +117,7 @@ pub struct Passed {
     /// GPU's queued time.
     pub counted_ns: Option<u64>,
     /// The bound on the launches that may follow this launch without asking the gate again.
-    pub leave: Leave,
+    pub headroom: Headroom,
     /// Counts the thread as launching. The caller drops the value after the launch's segment is
     /// open. `None` if there is no meter.
     pub launching: Option<Launching<'static>>,
@@ -134,7 +134,7 @@ pub fn pass_open(gpu: &Gpu) -> Option<Passed> {
     let word = gpu.gate_word();
     word.is_none_or(Gate::is_open).then(|| Passed {
         counted_ns: None,
-        leave: Leave::open(word.unwrap_or_default()),
+        headroom: Headroom::open(word.unwrap_or_default()),
         launching,
     })
 }
@@ -148,7 +148,7 @@ pub fn pass_open(gpu: &Gpu) -> Option<Passed> {
 pub fn pass(lane: &Lane, session: &Session, estimate_ns: u64, flush: impl FnOnce()) -> Option<Passed> {
     let gpu = lane.gpu;
     let Some((grant, meter)) = gpu.grant().zip(gpu.meter()) else {
-        return Some(Passed { counted_ns: None, leave: Leave::NONE, launching: None });
+        return Some(Passed { counted_ns: None, headroom: Headroom::NONE, launching: None });
     };
     let around = Around::new(lane, session, &gpu.only_launch);
     let (verdict, launching) = match wait(grant, meter, around, gpu.share_ns(estimate_ns), flush) {
@@ -160,11 +160,11 @@ pub fn pass(lane: &Lane, session: &Session, estimate_ns: u64, flush: impl FnOnce
     };
     let counted_ns = (verdict == Verdict::Leased).then_some(estimate_ns);
     gpu.queue(counted_ns.unwrap_or(0));
-    let leave = match counted_ns {
-        Some(_) => Leave::leased(grant, lane.in_flight_ns()),
-        None => Leave::NONE,
+    let headroom = match counted_ns {
+        Some(_) => Headroom::leased(grant, lane.in_flight_ns()),
+        None => Headroom::NONE,
     };
-    Some(Passed { counted_ns, leave, launching: Some(launching) })
+    Some(Passed { counted_ns, headroom, launching: Some(launching) })
 }
 
 /// Waits until the gate would let a launch of `lane` pass, but does not use up a lease of one

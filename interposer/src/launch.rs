@@ -8,7 +8,7 @@ use crate::blocked_calls;
 use crate::capture;
 use crate::coverage;
 use crate::driver::calls::{Calls, Context, Stream};
-use crate::gate::{self, Leave};
+use crate::gate::{self, Headroom};
 use crate::meter::lane::{Begun, Lane, LaneOwner, Unmarked};
 use crate::meter::segment::{Kind, Launch};
 use crate::process::{self, Process};
@@ -22,10 +22,7 @@ const UNKNOWN_NS: u64 = 10_000;
 /// is as the segment found it. The function calls `launch` only if it needs the result.
 #[inline(always)]
 pub fn goes_at_once(stream: Stream, launch: impl FnOnce() -> Launch) -> bool {
-    let Some(process) = process::current() else {
-        process::count_early();
-        return true;
-    };
+    let Some(process) = process::current_or_bypass() else { return true };
     if !capture::is_clear() {
         return false;
     }
@@ -182,7 +179,7 @@ fn try_enter(stream: Stream, launch: Launch) -> Result<Entry, Bypass> {
             }
         }
     };
-    let entry = match lane.begin(calls, launch, passed.leave, passed.counted_ns) {
+    let entry = match lane.begin(calls, launch, passed.headroom, passed.counted_ns) {
         Ok(begun) => {
             // Only the launch that opens a segment sets `in_flight`. Until the segment is closed,
             // the meter thread sees the open segment.
@@ -215,10 +212,7 @@ fn try_enter(stream: Stream, launch: Launch) -> Result<Entry, Bypass> {
 /// another tenant's copies. Sets and copies within a device are launches to this module.
 pub fn enter_copy(stream: Stream, copy: Launch) -> Option<Metered> {
     let _uncancelled = os::uncancelled();
-    let Some(process) = process::current() else {
-        process::count_early();
-        return None;
-    };
+    let process = process::current_or_bypass()?;
     try_enter_copy(process, stream, copy)
         .inspect_err(|unmarked| {
             if let Unmarked::Bypass(reason) = unmarked {
@@ -236,7 +230,7 @@ fn try_enter_copy(process: &'static Process, stream: Stream, copy: Launch) -> Re
         thread::close_lanes(calls);
     }
     let lane = process.lane(stream)?;
-    let begun = lane.begin(calls, copy, Leave::NONE, (!lane.gpu.is_open()).then_some(0))?;
+    let begun = lane.begin(calls, copy, Headroom::NONE, (!lane.gpu.is_open()).then_some(0))?;
     if begun.opens {
         process.wake_meter();
     }

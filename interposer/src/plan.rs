@@ -92,8 +92,9 @@ impl Followed {
     }
 }
 
-/// Makes a launch with the key `key` on a stream by `launch`. If the process follows a plan, first holds
-/// the launch at the plan's cuts. A captured launch does not run, so the plan does not have it.
+/// Makes a launch with the key `key` on a stream by `launch`. If the process follows a plan, first
+/// holds the launch at the plan's cuts. A captured launch does not run, so the plan does not have
+/// it.
 #[inline(always)]
 pub fn along<T>(stream: Stream, key: impl FnOnce() -> u64, launch: impl FnOnce() -> T) -> T {
     if !capture::is_planned() || capture::is_active() {
@@ -236,7 +237,7 @@ mod tests {
     fn only_work_that_has_surely_finished_counts() {
         use crate::driver::calls::Context;
         use crate::driver::fake;
-        use crate::gate::Leave;
+        use crate::gate::Headroom;
         use crate::meter::context::ContextState;
         use crate::meter::gpu::Gpu;
         use crate::meter::segment::{Kind, Launch};
@@ -250,14 +251,14 @@ mod tests {
         let before = || context.try_lock().and_then(|inner| lane.planned_before(&inner));
         assert_eq!(before(), None);
         let least = submitted();
-        let begun = lane.begin(&calls, KERNEL, Leave::open(0), None).unwrap();
+        let begun = lane.begin(&calls, KERNEL, Headroom::open(0), None).unwrap();
         lane.launched(begun.opens);
         assert!(before().is_some_and(|before| (least..=submitted()).contains(&before)), "open");
         lane.close(&calls);
         assert!(!lane.is_open() && before().is_some_and(|before| before >= least), "closed and not seen");
         // No plan has copies, so no tenant waits for the end of one.
         let copying = context.lane(CONTEXT, Stream(0x6666_0000), crate::thread::id()).unwrap();
-        let begun = copying.begin(&calls, COPY, Leave::NONE, Some(0)).unwrap();
+        let begun = copying.begin(&calls, COPY, Headroom::NONE, Some(0)).unwrap();
         copying.launched(begun.opens);
         let before = || context.try_lock().and_then(|inner| copying.planned_before(&inner));
         assert!(copying.is_open() && before().is_none());

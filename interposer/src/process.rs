@@ -114,11 +114,22 @@ pub fn gpu_name(ordinal: usize) -> String {
     gpu.map_or_else(|| format!("GPU {ordinal} of this process"), Gpu::to_string)
 }
 
+/// Returns the process's state for a call that deepres would meter or charge. Counts a call before
+/// the session as a bypass.
+#[inline(always)]
+pub fn current_or_bypass() -> Option<&'static Process> {
+    let process = current();
+    if process.is_none() {
+        count_early();
+    }
+    process
+}
+
 /// Counts a call before the session as a bypass. If the process has tried to begin a session in
 /// vain, counts nothing, because no session would show the count.
 #[cold]
 #[inline(never)]
-pub fn count_early() {
+fn count_early() {
     if START.load(Ordering::Relaxed) != STARTED {
         coverage::bypass(Bypass::NoSession);
     }

@@ -181,7 +181,7 @@ pub fn reset() {
 mod tests {
     use super::*;
     use crate::driver::fake;
-    use crate::gate::Leave;
+    use crate::gate::Headroom;
     use crate::meter::gpu::Gpu;
     use crate::meter::segment::{Kind, Launch};
     use crate::meter::thread::MeterThread;
@@ -201,7 +201,7 @@ mod tests {
             let lane = context.lane(CONTEXT, stream, id()).unwrap();
             remember(&calls, stream, CONTEXT, lane);
             while !lane.is_open() {
-                let begun = lane.begin(&calls, KERNEL, Leave::open(0), None).unwrap();
+                let begun = lane.begin(&calls, KERNEL, Headroom::open(0), None).unwrap();
                 lane.launched(begun.opens);
                 if begun.ends {
                     lane.end(&calls);

@@ -1,6 +1,7 @@
 //! Every function that NVIDIA's driver library exports, in every variant.
 //!
-//! Generated from the headers of nvidia-cuda-runtime==13.5.37 by `cargo xtask codegen`. Do not edit.
+//! `cargo xtask codegen` makes this file from the headers of nvidia-cuda-runtime==13.5.37.
+//! Do not edit the file.
 
 /// Calls the macro named by the argument once, with every row of the table, sorted by symbol:
 /// `{ id: …, symbol: …, family: "…", since: …, stream: Any|Legacy|PerThread, errors: […],
@@ -738,7 +739,8 @@ macro_rules! for_each_driver_function {
     };
 }
 
-/// The rows' ids sorted by family; within one, the per-thread variants last, each kind oldest first.
+/// The ids of the rows, sorted by family. Within a family, the variants for the per-thread stream
+/// come last. Of each kind, the oldest variant comes first.
 pub(super) const BY_FAMILY: [u16; 723] = [
     0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28,
     29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54,

@@ -1,6 +1,7 @@
 //! Result codes of the driver API.
 //!
-//! Generated from the headers of nvidia-cuda-runtime==13.5.37 by `cargo xtask codegen`. Do not edit.
+//! `cargo xtask codegen` makes this file from the headers of nvidia-cuda-runtime==13.5.37.
+//! Do not edit the file.
 
 use core::ffi::CStr;
 

@@ -4,7 +4,6 @@
 #![deny(clippy::print_stdout)]
 
 mod adopt;
-mod away;
 mod cdi;
 mod completions;
 mod config;
@@ -12,6 +11,7 @@ mod daemon;
 mod doctor;
 mod explain;
 mod man;
+mod mover;
 mod mps;
 mod out;
 mod pause;
@@ -117,7 +117,7 @@ enum Command {
     Completions(completions::Args),
     /// Move processes off the GPUs until a daemon asks for them
     #[command(hide = true)]
-    Away(away::Args),
+    Mover(mover::Args),
     /// Write a man page for each command
     #[command(hide = true)]
     Man(man::Args),
@@ -155,7 +155,7 @@ pub fn main() -> ExitCode {
         Command::Reload(args) => reload::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Report(args) => report::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Completions(args) => completions::run(&args).map(|()| ExitCode::SUCCESS),
-        Command::Away(args) => away::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Mover(args) => mover::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Man(args) => man::run(&args).map(|()| ExitCode::SUCCESS),
         Command::HasLibrary(args) => Ok(run::has_library(&args)),
     };

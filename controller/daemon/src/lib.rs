@@ -6,12 +6,18 @@
 //! | `registry` | the record of GPUs, tenants and their memory |
 //! | `tenant` | one tenant: its terms, its members, its residence |
 //! | `memory` | promises and limits of memory, and reconciliation with NVML |
+//! | `gpus` | the GPUs of the host, and the GPUs that the daemon manages |
+//! | `gpu_lock` | the lock by which one daemon shares a GPU |
 //! | `nvml` | the thread that asks NVML |
 //! | `mps` | the MPS control daemon that the daemon starts |
 //! | `points` | the operating points of tenants with profiles |
 //! | `faults` | the threads that notice faults of GPUs |
 //! | `residency` | tenants that take turns on the GPUs with all their memory |
 //! | `sessions` | the tenant socket: admits processes, and answers processes that only ask |
+//! | `administrators` | the admin socket |
+//! | `files`, `service` | the daemon's directory and its sockets; the service manager |
+//! | [`shm`] | shared pages |
+//! | `lines`, `look_ups` | limits of log lines; the log of look-ups that miss the hook |
 //! | `slurm` | the part of the GPUs that Slurm gave to a job |
 //! | `http` | the HTTP server of the metrics and of the page |
 //! | `metrics` | the status as metrics for Prometheus |
@@ -21,6 +27,7 @@
 //! | [`state`] | the state that the daemon saves for the next daemon |
 //! | [`plans`] | iterations of tenants, and plans for tenants that run at once |
 //! | [`identity`] | which tenant a process belongs to |
+//! | `driver_use` | the calls of a tenant's processes to the kernel driver |
 //! | [`probes`] | the kernel programs, and the processes that use a GPU without being tenants |
 //! | [`trace`] | ioctls of the GPU's devices, by name |
 
@@ -274,11 +281,11 @@ pub fn run(
     gpus.set_faults(options.faults);
     let mut registry = Registry::new(config, gpus, beat);
     let mut state = StateFile::at(options.directory.state_file());
-    let (mut before, mut away, mut plans) = (Before::default(), Vec::new(), Plans::default());
+    let (mut before, mut suspended, mut plans) = (Before::default(), Vec::new(), Plans::default());
     if let Some(mut state) = state.load() {
         before.adopted = std::mem::take(&mut state.adopted);
         before.held = std::mem::take(&mut state.held);
-        away = std::mem::take(&mut state.away);
+        suspended = std::mem::take(&mut state.suspended);
         registry.restore(&state)?;
         plans.restore(std::mem::take(&mut state.plans), &registry);
     }
@@ -325,7 +332,7 @@ pub fn run(
         tokio::task::spawn_local(lines::serve(Rc::clone(&shared.lines)));
         tokio::task::spawn_local(look_ups::serve(Rc::clone(&shared)));
         tokio::task::spawn_local(residency::serve(Rc::clone(&shared)));
-        residency::bring_back_left(away, &shared);
+        residency::bring_back_left(suspended, &shared);
         plans::resume(&shared);
         tokio::task::spawn_local(memory::reconcile::serve(Rc::clone(&shared)));
         tokio::task::spawn_local(memory::log::serve(shared.status.subscribe()));

@@ -275,8 +275,8 @@ pub fn grant(asked: &Wish, set: &Wish, (caps, of): (Caps, CapOf), part: &Part, h
     }
 }
 
-/// Returns the reason for which the daemon refuses the wishes of a job that has not started, whatever
-/// its user's other tenants have; `None` if the daemon grants them.
+/// Returns the reason for which the daemon refuses the wishes of a job that has not started,
+/// whatever its user's other tenants have; `None` if the daemon grants them.
 pub fn refuse(asked: &Wish, (caps, of): (Caps, CapOf), has_room: bool) -> Option<String> {
     if let Some(ppm) = asked.share_ppm.filter(|ppm| *ppm > caps.share_ppm) {
         let most = Percent(caps.share_ppm);
@@ -328,8 +328,8 @@ pub fn refuse(asked: &Wish, (caps, of): (Caps, CapOf), has_room: bool) -> Option
 }
 
 /// Returns the reason for which a job that has not started cannot have its wishes now, because its
-/// user's other tenants have too much of the caps; `None` if they leave enough. The job can have its
-/// wishes once enough of these tenants have ended.
+/// user's other tenants have too much of the caps; `None` if they leave enough. The job can have
+/// its wishes once enough of these tenants have ended.
 pub fn crowded(asked: &Wish, (caps, of): (Caps, CapOf), part: &Part) -> Option<String> {
     let others = "the user's other tenants leave";
     if let Some(ppm) = asked.share_ppm.filter(|ppm| *ppm > part.share_ppm) {

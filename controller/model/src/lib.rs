@@ -6,6 +6,8 @@
 //! | [`admin`] | the protocol of the admin socket, and the output of `deepres ps --json` |
 //! | [`authority`] | the part of a wish that the daemon grants, and the rule for it |
 //! | [`wish`] | the wishes: how deepres reads, shows and explains each |
+//! | [`allocation`] | the parts of GPUs that a node's agent gave to containers |
+//! | [`cdi`] | the document that brings devices into containers |
 //! | [`config`] | the daemon's configuration file |
 //! | [`probes`] | the findings of the probes, in the form in which deepres shows them |
 //! | [`identity`] | how the daemon found a tenant |

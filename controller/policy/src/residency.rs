@@ -29,7 +29,7 @@ pub enum Place {
     /// The memory is on the GPUs.
     Resident,
     /// The memory is on the host, because another tenant needed the room.
-    Away,
+    Suspended,
     /// On the host or on the way, for another reason: an administrator's command, or a move that is
     /// under way.
     Fixed,
@@ -95,7 +95,7 @@ pub fn decide(now_ns: u64, free: &Bytes, tenants: &[Seen], times: Times) -> Opti
     // The tenant with the longest wait comes first, but best-effort tenants come last.
     applicants.sort_by_key(|tenant| (tenant.class == Class::BestEffort, tenant.since_ns));
     applicants.into_iter().find_map(|applicant| {
-        let wants = if applicant.place == Place::Away { &applicant.bytes } else { &applicant.needs };
+        let wants = if applicant.place == Place::Suspended { &applicant.bytes } else { &applicant.needs };
         let missing = |gone: &[&Seen]| {
             wants.iter().any(|(gpu, bytes)| {
                 let left = |from: &Bytes| from.get(gpu).copied().unwrap_or(0);
@@ -174,7 +174,7 @@ impl Seen {
     /// Returns whether the tenant waits for memory.
     fn applies(&self) -> bool {
         match self.place {
-            Place::Away => true,
+            Place::Suspended => true,
             Place::Resident => self.needs.values().any(|bytes| *bytes > 0),
             Place::Fixed => false,
         }
@@ -223,8 +223,8 @@ mod tests {
     #[test]
     fn tenants_that_always_have_work_take_turns() {
         let here = tenant(1, Place::Resident, 500, 60);
-        let away = tenant(2, Place::Away, 500, 60);
-        let both = [here, away];
+        let suspended = tenant(2, Place::Suspended, 500, 60);
+        let both = [here, suspended];
         assert_eq!(next(1_499, 40, &both), None);
         assert_eq!(next(1_500, 40, &both), Some(Move { leave: vec![1], enter: 2 }));
     }
@@ -232,7 +232,7 @@ mod tests {
     #[test]
     fn an_idle_tenant_that_did_nothing_when_it_was_back_is_brought_back_more_and_more_seldom() {
         let here = tenant(1, Place::Resident, 0, 60);
-        let idle = Seen { idle_since_ns: Some(0), ..tenant(2, Place::Away, 0, 60) };
+        let idle = Seen { idle_since_ns: Some(0), ..tenant(2, Place::Suspended, 0, 60) };
         for (idle_visits, turns) in [(0, 1), (1, 2), (2, 4), (3, 8), (4, 8), (u32::MAX, 8)] {
             let both = [here.clone(), Seen { idle_visits, ..idle.clone() }];
             let after = turns * TIMES.turn_ns;
@@ -246,26 +246,26 @@ mod tests {
     #[test]
     fn best_effort_makes_room_for_the_others_at_once_and_takes_no_turns_from_them_sooner() {
         let guest = Seen { class: Class::BestEffort, ..tenant(1, Place::Resident, 500, 60) };
-        let owner = tenant(2, Place::Away, 500, 60);
+        let owner = tenant(2, Place::Suspended, 500, 60);
         assert_eq!(next(501, 40, &[guest.clone(), owner]), Some(Move { leave: vec![1], enter: 2 }));
         let owner = tenant(2, Place::Resident, 500, 60);
-        let guest = Seen { place: Place::Away, ..guest };
+        let guest = Seen { place: Place::Suspended, ..guest };
         assert_eq!(next(1_400, 40, &[guest, owner]), None);
     }
 
     #[test]
     fn whoever_fits_comes_back_and_nobody_leaves_for_it() {
         let here = tenant(1, Place::Resident, 0, 60);
-        let away = Seen { idle_since_ns: Some(0), ..tenant(2, Place::Away, 0, 30) };
-        assert_eq!(next(10, 40, &[here, away]), Some(Move { leave: Vec::new(), enter: 2 }));
+        let suspended = Seen { idle_since_ns: Some(0), ..tenant(2, Place::Suspended, 0, 30) };
+        assert_eq!(next(10, 40, &[here, suspended]), Some(Move { leave: Vec::new(), enter: 2 }));
     }
 
     #[test]
     fn nobody_leaves_who_did_not_opt_in_or_whose_leaving_is_not_enough() {
         let firm = Seen { may_leave: false, ..tenant(1, Place::Resident, 0, 60) };
         let small = tenant(3, Place::Resident, 0, 10);
-        let away = tenant(2, Place::Away, 0, 60);
-        assert_eq!(next(9_000, 10, &[firm, small, away]), None);
+        let suspended = tenant(2, Place::Suspended, 0, 60);
+        assert_eq!(next(9_000, 10, &[firm, small, suspended]), None);
     }
 
     #[test]

@@ -573,7 +573,7 @@ mod tests {
         shares.set_shut([String::from("GPU-2")].into());
         assert_eq!(full.healthy(&mut shares, false, 1), 195 + 100, "a pod is getting its devices");
         assert_eq!(full.healthy(&mut shares, true, 2), 195 + 5);
-        // What a container leaves stays for a minute, also beside a fault.
+        // The share that a container leaves stays for a minute, also beside a fault.
         let ended = Node::new(&[(0, 0..95), (1, 155..195)]);
         for at_s in [3, 4] {
             shares.set_shut(["GPU-2", "of no shares"].map(String::from).into());

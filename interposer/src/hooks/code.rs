@@ -33,14 +33,13 @@ macro_rules! loads {
     )+) => {$(
         #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
         pub unsafe extern "C" fn $name($what: *mut $handle $(, $argument: $type)*) -> CUresult {
-            let (real, _inside) = entered!($symbol($what $(, $argument)*));
+            let (call, _inside) = entered!($symbol($what $(, $argument)*));
             let unload = || {
                 let unload = real!($unload);
                 // SAFETY: the driver wrote the handle, because it reported success.
                 unsafe { give_back($what, unload) }
             };
-            // SAFETY: the arguments are the caller's, unchanged.
-            load(ApiId::$symbol, || unsafe { real($what $(, $argument)*) }, unload)
+            load(ApiId::$symbol, call, unload)
         }
     )+};
 }
@@ -66,10 +65,8 @@ macro_rules! unloads {
     ($($name:ident: $symbol:ident($what:ident: $handle:ty);)+) => {$(
         #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
         pub unsafe extern "C" fn $name($what: $handle) -> CUresult {
-            let (real, _inside) = entered!($symbol($what));
+            let (call, _inside) = entered!($symbol($what));
             let _blocked = blocked_calls::begin();
-            // SAFETY: the argument is the caller's.
-            let call = || unsafe { real($what) };
             match current() {
                 Some((process, context)) => process.memory.unload_code(process, context, call),
                 None => call(),

@@ -1,6 +1,6 @@
 //! Hooks of the calls that make graphs. The hooks find out which graphs allocate memory, the amount
-//! that their launches may need, and the amount that an upload takes in advance. The hooks also find
-//! out whether kernels may launch graphs.
+//! that their launches may need, and the amount that an upload takes in advance. The hooks also
+//! find out whether kernels may launch graphs.
 
 use deepres_abi::driver::ApiId;
 use deepres_abi::driver::result::CUDA_SUCCESS;
@@ -24,10 +24,9 @@ macro_rules! instantiate {
     ($($name:ident: $symbol:ident($($argument:ident: $type:ty),*), $flags:expr;)+) => {$(
         #[doc = concat!("Hook of `", stringify!($symbol), "`. The hook notes the memory that launches of the graph may need.")]
         pub unsafe extern "C" fn $name(exec: *mut CUgraphExec, graph: CUgraph $(, $argument: $type)*) -> CUresult {
-            let (real, _inside) = entered!($symbol(exec, graph $(, $argument)*));
+            let (call, _inside) = entered!($symbol(exec, graph $(, $argument)*));
             heed($flags);
-            // SAFETY: the arguments are the caller's, unchanged.
-            let result = unsafe { real(exec, graph $(, $argument)*) };
+            let result = call();
             // SAFETY: the driver wrote the handle if it reports success.
             unsafe { note(result, exec, graph) };
             result
@@ -81,7 +80,7 @@ macro_rules! instantiate_with_params {
             graph: CUgraph,
             params: *mut CUDA_GRAPH_INSTANTIATE_PARAMS,
         ) -> CUresult {
-            let (real, _inside) = entered!($symbol(exec, graph, params));
+            let (make, _inside) = entered!($symbol(exec, graph, params));
             // SAFETY: the pointer is null, or the caller passes it as parameters for the driver to
             // read.
             let flags = unsafe { params.as_ref() }.map_or(0, |params| params.flags);
@@ -89,8 +88,7 @@ macro_rules! instantiate_with_params {
             let mut is_asked = false;
             let mut call = || {
                 is_asked = true;
-                // SAFETY: the arguments are the caller's, unchanged.
-                let result = unsafe { real(exec, graph, params) };
+                let result = make();
                 // SAFETY: the driver wrote the handle if it reports success.
                 unsafe { note(result, exec, graph) };
                 result
@@ -115,11 +113,10 @@ macro_rules! upload {
     ($name:ident, $symbol:ident, $per_thread:literal) => {
         #[doc = concat!("Hook of `", stringify!($symbol), "`. The hook reserves the memory that a launch would take.")]
         pub unsafe extern "C" fn $name(exec: CUgraphExec, stream: CUstream) -> CUresult {
-            let (real, _inside) = entered!($symbol(exec, stream));
+            let (call, _inside) = entered!($symbol(exec, stream));
             let on = Stream::new(stream, $per_thread);
             taking(ApiId::$symbol, Taker::Upload(ExecHandle(exec as usize)), || {
-                // SAFETY: the arguments are the caller's, unchanged.
-                measured(ApiId::$symbol, Kind::Copy, on, UNKNOWN_BYTES, || unsafe { real(exec, stream) })
+                measured(ApiId::$symbol, Kind::Copy, on, UNKNOWN_BYTES, call)
             })
         }
     };
@@ -129,13 +126,12 @@ upload!(upload_ptsz, cuGraphUpload_ptsz, true);
 
 /// Hook of `cuGraphExecDestroy`.
 pub unsafe extern "C" fn destroy_exec(exec: CUgraphExec) -> CUresult {
-    let (real, _inside) = entered!(cuGraphExecDestroy(exec));
+    let (call, _inside) = entered!(cuGraphExecDestroy(exec));
     let process = process::current().filter(|_| graphs::is_used());
     // The hook forgets the graph before the call. As soon as the handle is free, the driver may
     // give it to another graph.
     let forgotten = process.and_then(|process| process.memory.graphs.forget(ExecHandle(exec as usize)));
-    // SAFETY: the argument is the caller's.
-    let result = unsafe { real(exec) };
+    let result = call();
     if result != CUDA_SUCCESS
         && let Some((process, needs)) = process.zip(forgotten)
     {
@@ -152,9 +148,8 @@ pub unsafe extern "C" fn destroy_exec(exec: CUgraphExec) -> CUresult {
 
 /// Hook of `cuGraphDestroy`.
 pub unsafe extern "C" fn destroy(graph: CUgraph) -> CUresult {
-    let (real, _inside) = entered!(cuGraphDestroy(graph));
-    // SAFETY: the argument is the caller's.
-    let result = unsafe { real(graph) };
+    let (call, _inside) = entered!(cuGraphDestroy(graph));
+    let result = call();
     if graphs::is_used() {
         memory::refresh();
     }
@@ -169,10 +164,9 @@ pub unsafe extern "C" fn add_allocation(
     count: usize,
     params: *mut CUDA_MEM_ALLOC_NODE_PARAMS,
 ) -> CUresult {
-    let (real, _inside) = entered!(cuGraphAddMemAllocNode(node, graph, dependencies, count, params));
+    let (call, _inside) = entered!(cuGraphAddMemAllocNode(node, graph, dependencies, count, params));
     graphs::note();
-    // SAFETY: the arguments are the caller's, unchanged.
-    let result = unsafe { real(node, graph, dependencies, count, params) };
+    let result = call();
     // SAFETY: the driver wrote the address if it reports success.
     if let Some(params) = unsafe { params.as_ref() }.filter(|_| result == CUDA_SUCCESS) {
         allocation_added(params);
@@ -210,12 +204,11 @@ macro_rules! add {
     ($($name:ident: $symbol:ident($node:ident: *mut CUgraphNode $(, $argument:ident: $type:ty)*);)+) => {$(
         #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
         pub unsafe extern "C" fn $name($node: *mut CUgraphNode $(, $argument: $type)*, params: *mut CUgraphNodeParams) -> CUresult {
-            let (real, _inside) = entered!($symbol($node $(, $argument)*, params));
+            let (call, _inside) = entered!($symbol($node $(, $argument)*, params));
             if may_allocate(params) {
                 graphs::note();
             }
-            // SAFETY: the arguments are the caller's, unchanged.
-            let result = unsafe { real($node $(, $argument)*, params) };
+            let result = call();
             if result == CUDA_SUCCESS {
                 // SAFETY: the driver reports success.
                 unsafe { added(params) };

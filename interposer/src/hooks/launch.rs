@@ -230,8 +230,9 @@ super::hook! {
         // is not yet on its way to the GPU.
         let may_allocate = allocations::may_need(ExecHandle(graph as usize));
         let take = || if may_allocate { allocating(of.api, graph, on, pass) } else { pass() };
-        // The key of the recording, because the daemon learned the plan from a recording. The launch
-        // waits at the cuts before it takes memory, because other graphs would wait for that memory.
+        // The key of the recording, because the daemon learned the plan from a recording. The
+        // launch waits at the cuts before it takes memory, because other graphs would wait for that
+        // memory.
         plan::along(on, || estimates::launch_key(graph as u64, [0; 3], [0; 3], 0), take)
     };
 

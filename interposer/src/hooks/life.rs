@@ -20,10 +20,9 @@ use crate::process::{self, Process};
 /// succeeds, the hook starts the session. If nothing can hold the process to its limits, the hook
 /// returns `CUDA_ERROR_NOT_PERMITTED`.
 pub unsafe extern "C" fn init(flags: u32) -> CUresult {
-    let (real, _inside) = entered!(cuInit(flags));
+    let (call, _inside) = entered!(cuInit(flags));
     let _arrival = process::announce();
-    // SAFETY: the argument is the caller's.
-    let result = unsafe { real(flags) };
+    let result = call();
     if result == CUDA_SUCCESS && process::start().is_err() {
         return CUDA_ERROR_NOT_PERMITTED;
     }
@@ -101,9 +100,7 @@ fn retain(
 
 /// Hook of `cuDevicePrimaryCtxRetain`. The first call makes the primary context.
 pub unsafe extern "C" fn retain_primary(context: *mut CUcontext, device: CUdevice) -> CUresult {
-    let (real, _inside) = entered!(cuDevicePrimaryCtxRetain(context, device));
-    // SAFETY: the arguments are the caller's, unchanged.
-    let call = || unsafe { real(context, device) };
+    let (call, _inside) = entered!(cuDevicePrimaryCtxRetain(context, device));
     let Ok(process) = process::for_context() else { return CUDA_ERROR_NOT_PERMITTED };
     let Some(process) = process else { return call() };
     let end = |_: Context| {
@@ -127,9 +124,7 @@ pub unsafe extern "C" fn create_green(
     device: CUdevice,
     flags: u32,
 ) -> CUresult {
-    let (real, _inside) = entered!(cuGreenCtxCreate(green, resources, device, flags));
-    // SAFETY: the arguments are the caller's, unchanged.
-    let call = || unsafe { real(green, resources, device, flags) };
+    let (call, _inside) = entered!(cuGreenCtxCreate(green, resources, device, flags));
     let Ok(process) = process::for_context() else { return CUDA_ERROR_NOT_PERMITTED };
     let Some(process) = process else { return call() };
     let make = || {
@@ -163,11 +158,8 @@ macro_rules! makes_context {
             device: CUdevice,
             $($($last: $last_type,)+)?
         ) -> CUresult {
-            let (real, _inside) = entered!($symbol(context, $($argument,)* device $($(, $last)+)?));
-            make_context(ApiId::$symbol, context, device, || {
-                // SAFETY: the arguments are the caller's, unchanged.
-                unsafe { real(context, $($argument,)* device $($(, $last)+)?) }
-            })
+            let (call, _inside) = entered!($symbol(context, $($argument,)* device $($(, $last)+)?));
+            make_context(ApiId::$symbol, context, device, call)
         }
     )+};
 }
@@ -194,9 +186,7 @@ fn destroy_context(context: CUcontext, call: impl FnOnce() -> CUresult) -> CUres
 
 /// Hook of `cuCtxAttach`. The current context gets one more user, and ends with its last user.
 pub unsafe extern "C" fn attach_context(context: *mut CUcontext, flags: u32) -> CUresult {
-    let (real, _inside) = entered!(cuCtxAttach(context, flags));
-    // SAFETY: the arguments are the caller's, unchanged.
-    let call = || unsafe { real(context, flags) };
+    let (call, _inside) = entered!(cuCtxAttach(context, flags));
     match process::current().and_then(|process| process.current_context()) {
         Some(context) => context.attach(call, |result| *result == CUDA_SUCCESS),
         None => call(),
@@ -215,9 +205,7 @@ pub fn context_of_green(green: CUgreenCtx) -> Option<Context> {
 /// captures of its streams, and releases the primary context. Memory and events stay with the
 /// primary context while that context has other users.
 pub unsafe extern "C" fn destroy_green(green: CUgreenCtx) -> CUresult {
-    let (real, _inside) = entered!(cuGreenCtxDestroy(green));
-    // SAFETY: the argument is the caller's.
-    let call = || unsafe { real(green) };
+    let (call, _inside) = entered!(cuGreenCtxDestroy(green));
     let Some((process, context)) = process::current().zip(context_of_green(green)) else { return call() };
     let contexts = process.contexts();
     let known = contexts.into_iter().find(|known| known.is_alive_as(context) && known.is_green());
@@ -277,10 +265,8 @@ macro_rules! forward {
     ($($name:ident: $symbol:ident($argument:ident: $type:ty) => |$call:ident| $body:expr;)+) => {$(
         #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
         pub unsafe extern "C" fn $name($argument: $type) -> CUresult {
-            let (real, _inside) = entered!($symbol($argument));
+            let ($call, _inside) = entered!($symbol($argument));
             let _blocked = blocked_calls::begin();
-            // SAFETY: the argument is the caller's.
-            let $call = || unsafe { real($argument) };
             $body
         }
     )+};

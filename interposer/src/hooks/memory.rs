@@ -32,10 +32,10 @@ use crate::record;
 use crate::thread;
 
 /// Returns the process, and the context to which the interposer charges a call: the current
-/// context, or the likely context if none is current. If there is no such context, counts a bypass
-/// and returns `None`.
+/// context, or the likely context if none is current. If there is no session or no such context,
+/// counts a bypass and returns `None`.
 fn current() -> Option<(&'static Process, &'static ContextState)> {
-    let process = process::current()?;
+    let process = process::current_or_bypass()?;
     let context = process.current_context().or_else(|| process.likely_context());
     if context.is_none() {
         coverage::bypass(Bypass::UnchargedContext);
@@ -43,12 +43,13 @@ fn current() -> Option<(&'static Process, &'static ContextState)> {
     Some((process, context?))
 }
 
-/// Returns the process, and the context to which the interposer charges a call on `stream`.
+/// Returns the process, and the context to which the interposer charges a call on `stream`. Counts
+/// a bypass as [`current`] does.
 fn of(stream: Stream) -> Option<(&'static Process, &'static ContextState)> {
     if stream.is_default() {
         return current();
     }
-    let process = process::current()?;
+    let process = process::current_or_bypass()?;
     let said = || process.calls.context_of(stream).and_then(|handle| process.context(handle));
     // If the driver does not name the context, the interposer takes the context of the thread's
     // lane on the stream. If there is no lane, it takes the current context, which is mostly right.
@@ -57,9 +58,6 @@ fn of(stream: Stream) -> Option<(&'static Process, &'static ContextState)> {
 }
 
 fn request_on(context: &ContextState, api: ApiId, kind: MemoryKind, bytes: u64) -> Request {
-    if context.gpu.index().is_none() {
-        coverage::bypass(Bypass::UnchargedGpu);
-    }
     // Memory that a job allocates in a green context belongs to the primary context.
     Request { api, kind, ordinal: context.ordinal, context: context.home().0, bytes }
 }
@@ -180,7 +178,7 @@ unsafe fn written<T: Copy>(pointer: *const T) -> Option<T> {
 ///
 /// # Safety
 /// `pointer` is null or may be written through.
-unsafe fn beyond<T: TryFrom<u64>>(bytes: u64, pointer: *mut T) -> Answer {
+unsafe fn allocate_managed<T: TryFrom<u64>>(bytes: u64, pointer: *mut T) -> Answer {
     if pointer.is_null() {
         return (CUDA_ERROR_INVALID_VALUE, None);
     }
@@ -208,16 +206,15 @@ macro_rules! linear {
     ($($name:ident: $symbol:ident($pointer:ident: *mut $written:ty, $bytes:ident: $size:ty);)+) => {$(
         #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
         pub unsafe extern "C" fn $name($pointer: *mut $written, $bytes: $size) -> CUresult {
-            let (real, _inside) = entered!($symbol($pointer, $bytes));
+            let (call, _inside) = entered!($symbol($pointer, $bytes));
             let bytes = $bytes as u64;
             on_current_gpu((ApiId::$symbol, MemoryKind::Linear, bytes), $pointer, |way| {
                 if way == Way::Managed {
                     // SAFETY: the caller wants the address at `pointer`.
-                    return unsafe { beyond(bytes, $pointer) };
+                    return unsafe { allocate_managed(bytes, $pointer) };
                 }
-                // SAFETY: the arguments are the caller's, unchanged. The driver wrote the address
-                // if it reports success.
-                unsafe { answer(real($pointer, $bytes), $pointer, |at| (Name::Address(at.into()), bytes)) }
+                // SAFETY: the driver wrote the address if it reports success.
+                unsafe { answer(call(), $pointer, |at| (Name::Address(at.into()), bytes)) }
             })
         }
     )+};
@@ -230,12 +227,11 @@ linear! {
 
 /// Hook of `cuMemAllocManaged`.
 pub unsafe extern "C" fn alloc_managed(pointer: *mut CUdeviceptr, bytes: usize, flags: u32) -> CUresult {
-    let (real, _inside) = entered!(cuMemAllocManaged(pointer, bytes, flags));
+    let (call, _inside) = entered!(cuMemAllocManaged(pointer, bytes, flags));
     let charged = charge::managed(bytes as u64);
     on_current_gpu((ApiId::cuMemAllocManaged, MemoryKind::Managed, charged), pointer, |_| {
-        // SAFETY: the arguments are the caller's, unchanged. The driver wrote the address if it
-        // reports success.
-        unsafe { answer(real(pointer, bytes, flags), pointer, |at| (Name::Address(at), charged)) }
+        // SAFETY: the driver wrote the address if it reports success.
+        unsafe { answer(call(), pointer, |at| (Name::Address(at), charged)) }
     })
 }
 
@@ -248,13 +244,10 @@ macro_rules! pooled {
             $($pool: $handle,)?
             stream: CUstream,
         ) -> CUresult {
-            let (real, _inside) = entered!($symbol(pointer, bytes $(, $pool)?, stream));
+            let (call, _inside) = entered!($symbol(pointer, bytes $(, $pool)?, stream));
             let pool = [$($pool)?].into_iter().next();
             let on = Stream::new(stream, $per_thread);
-            from_pool(ApiId::$symbol, pool, on, bytes as u64, pointer, || {
-                // SAFETY: the arguments are the caller's, unchanged.
-                unsafe { real(pointer, bytes $(, $pool)?, stream) }
-            })
+            from_pool(ApiId::$symbol, pool, on, bytes as u64, pointer, call)
         }
     )+};
 }
@@ -268,9 +261,8 @@ pooled! {
 
 /// Hook of `cuMemPoolCreate`. The pool's properties name the device whose memory the pool holds.
 pub unsafe extern "C" fn create_pool(pool: *mut CUmemoryPool, properties: *const CUmemPoolProps) -> CUresult {
-    let (real, _inside) = entered!(cuMemPoolCreate(pool, properties));
-    // SAFETY: the arguments are the caller's, unchanged.
-    let result = unsafe { real(pool, properties) };
+    let (call, _inside) = entered!(cuMemPoolCreate(pool, properties));
+    let result = call();
     // SAFETY: `properties` is null, or the caller passes it for the driver to read. The driver
     // wrote the handle if it reports success.
     if let (CUDA_SUCCESS, Some(process), Some(properties), Some(pool)) = unsafe {
@@ -309,9 +301,8 @@ macro_rules! gets_pool {
             location: *mut CUmemLocation,
             kind: CUmemAllocationType,
         ) -> CUresult {
-            let (real, _inside) = entered!($symbol(pool, location, kind));
-            // SAFETY: the arguments are the caller's, unchanged.
-            let result = unsafe { real(pool, location, kind) };
+            let (call, _inside) = entered!($symbol(pool, location, kind));
+            let result = call();
             if result == CUDA_SUCCESS
                 && let Some(process) = process::current()
                 // SAFETY: each pointer is null, or the driver has read or written there.
@@ -338,9 +329,8 @@ pub unsafe extern "C" fn import_pool(
     kind: CUmemAllocationHandleType,
     flags: u64,
 ) -> CUresult {
-    let (real, _inside) = entered!(cuMemPoolImportFromShareableHandle(pool, handle, kind, flags));
-    // SAFETY: the arguments are the caller's, unchanged.
-    let result = unsafe { real(pool, handle, kind, flags) };
+    let (call, _inside) = entered!(cuMemPoolImportFromShareableHandle(pool, handle, kind, flags));
+    let result = call();
     if result == CUDA_SUCCESS
         && let Some(process) = process::current()
         // SAFETY: the driver wrote the handle if it reports success.
@@ -353,10 +343,9 @@ pub unsafe extern "C" fn import_pool(
 
 /// Hook of `cuDeviceGraphMemTrim`, after which the process may hold less memory.
 pub unsafe extern "C" fn trim_graphs(device: CUdevice) -> CUresult {
-    let (real, _inside) = entered!(cuDeviceGraphMemTrim(device));
+    let (call, _inside) = entered!(cuDeviceGraphMemTrim(device));
     let _blocked = blocked_calls::begin();
-    // SAFETY: the argument is the caller's.
-    let result = unsafe { real(device) };
+    let result = call();
     refresh();
     result
 }
@@ -379,7 +368,7 @@ macro_rules! pitch {
             height: $size,
             element: u32,
         ) -> CUresult {
-            let (real, _inside) = entered!($symbol(pointer, pitch, width, height, element));
+            let (call, _inside) = entered!($symbol(pointer, pitch, width, height, element));
             let expected = charge::pitched(width as u64, height as u64);
             on_current_gpu((ApiId::$symbol, MemoryKind::Pitch, expected), pointer, |way| {
                 if way == Way::Managed {
@@ -389,16 +378,15 @@ macro_rules! pitch {
                         return (CUDA_ERROR_INVALID_VALUE, None);
                     };
                     // SAFETY: the caller wants the address at `pointer`.
-                    let answer = unsafe { beyond(expected, pointer) };
+                    let answer = unsafe { allocate_managed(expected, pointer) };
                     if answer.0 == CUDA_SUCCESS {
                         *pitch = row;
                     }
                     return answer;
                 }
-                // SAFETY: the arguments are the caller's, unchanged. If the driver reports success,
-                // it wrote the address and the pitch.
+                // SAFETY: if the driver reports success, it wrote the address and the pitch.
                 unsafe {
-                    answer(real(pointer, pitch, width, height, element), pointer, |at| {
+                    answer(call(), pointer, |at| {
                         let bytes = written(pitch).map(|pitch| (pitch as u64).saturating_mul(height as u64));
                         (Name::Address(at.into()), bytes.unwrap_or(expected))
                     })
@@ -420,13 +408,11 @@ pub unsafe extern "C" fn create(
     properties: *const CUmemAllocationProp,
     flags: u64,
 ) -> CUresult {
-    let (real, _inside) = entered!(cuMemCreate(handle, bytes, properties, flags));
+    let (call, _inside) = entered!(cuMemCreate(handle, bytes, properties, flags));
     let _blocked = blocked_calls::begin();
-    // SAFETY: the arguments are the caller's, unchanged.
-    let call = || unsafe { real(handle, bytes, properties, flags) };
     // SAFETY: the pointer is null, or the caller passes it as properties for the driver to read.
     let location = unsafe { properties.as_ref() }.map(|properties| properties.location);
-    let Some((process, ordinal)) = process::current().zip(location.and_then(ordinal_at)) else {
+    let Some((process, ordinal)) = process::current_or_bypass().zip(location.and_then(ordinal_at)) else {
         return call();
     };
     let charged = charge::blocks(bytes as u64);
@@ -440,10 +426,9 @@ pub unsafe extern "C" fn create(
 
 /// Hook of `cuMemRetainAllocationHandle`.
 pub unsafe extern "C" fn retain(handle: *mut CUmemGenericAllocationHandle, address: *mut c_void) -> CUresult {
-    let (real, _inside) = entered!(cuMemRetainAllocationHandle(handle, address));
+    let (make, _inside) = entered!(cuMemRetainAllocationHandle(handle, address));
     let call = || {
-        // SAFETY: the arguments are the caller's, unchanged.
-        let result = unsafe { real(handle, address) };
+        let result = make();
         // SAFETY: the driver wrote the handle if it reports success.
         (result, if result == CUDA_SUCCESS { unsafe { written(handle) } } else { None })
     };
@@ -461,9 +446,8 @@ pub unsafe extern "C" fn export(
     kind: CUmemAllocationHandleType,
     flags: u64,
 ) -> CUresult {
-    let (real, _inside) = entered!(cuMemExportToShareableHandle(place, handle, kind, flags));
-    // SAFETY: the arguments are the caller's, unchanged.
-    let result = unsafe { real(place, handle, kind, flags) };
+    let (call, _inside) = entered!(cuMemExportToShareableHandle(place, handle, kind, flags));
+    let result = call();
     if let Some(process) = process::current().filter(|_| result == CUDA_SUCCESS) {
         process.memory.exported(handle);
     }
@@ -477,9 +461,7 @@ pub unsafe extern "C" fn import(
     from: *mut c_void,
     kind: CUmemAllocationHandleType,
 ) -> CUresult {
-    let (real, _inside) = entered!(cuMemImportFromShareableHandle(handle, from, kind));
-    // SAFETY: the arguments are the caller's, unchanged.
-    let call = || unsafe { real(handle, from, kind) };
+    let (call, _inside) = entered!(cuMemImportFromShareableHandle(handle, from, kind));
     let Some(process) = process::current().filter(|process| process.memory.has_exported()) else {
         coverage::OWN.note_call(ApiId::cuMemImportFromShareableHandle);
         return call();
@@ -497,10 +479,8 @@ macro_rules! changes {
     ($($name:ident: $symbol:ident($($argument:ident: $type:ty),*) => |$process:ident, $call:ident| $body:expr;)+) => {$(
         #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
         pub unsafe extern "C" fn $name($($argument: $type),*) -> CUresult {
-            let (real, _inside) = entered!($symbol($($argument),*));
+            let ($call, _inside) = entered!($symbol($($argument),*));
             let _blocked = blocked_calls::begin();
-            // SAFETY: the arguments are the caller's, unchanged.
-            let $call = || unsafe { real($($argument),*) };
             match process::current() {
                 Some($process) => $body,
                 None => $call(),
@@ -571,9 +551,8 @@ macro_rules! maps_array {
     ($($name:ident: $symbol:ident, $per_thread:literal;)+) => {$(
         #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
         pub unsafe extern "C" fn $name(list: *mut c_void, count: u32, stream: CUstream) -> CUresult {
-            let (real, _inside) = entered!($symbol(list, count, stream));
-            // SAFETY: the arguments are the caller's, unchanged.
-            map_array(list, count, Stream::new(stream, $per_thread), || unsafe { real(list, count, stream) })
+            let (call, _inside) = entered!($symbol(list, count, stream));
+            map_array(list, count, Stream::new(stream, $per_thread), call)
         }
     )+};
 }
@@ -586,7 +565,7 @@ maps_array! {
 /// Returns whether `address` is oversubscribed memory: managed memory that the job takes for device
 /// memory. The job frees the memory in the order of `stream`. During a capture, returns false,
 /// because the call then only adds a node to a graph.
-fn is_beyond(address: u64, stream: Stream) -> bool {
+fn is_oversubscribed(address: u64, stream: Stream) -> bool {
     process::current().is_some_and(|process| {
         process.memory.oversubscription.has(address)
             && !(capture::is_active() && process.calls.may_be_capturing(stream))
@@ -597,16 +576,15 @@ macro_rules! frees_on_streams {
     ($($name:ident: $symbol:ident, $per_thread:literal;)+) => {$(
         #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
         pub unsafe extern "C" fn $name(address: CUdeviceptr, stream: CUstream) -> CUresult {
-            let (real, _inside) = entered!($symbol(address, stream));
+            let (free, _inside) = entered!($symbol(address, stream));
             let on = Stream::new(stream, $per_thread);
-            let is_beyond = is_beyond(address, on);
+            let is_oversubscribed = is_oversubscribed(address, on);
             let _blocked = blocked_calls::begin();
             let call = || {
-                if let Some(result) = is_beyond.then(|| managed::free_behind(on, address)).flatten() {
+                if let Some(result) = is_oversubscribed.then(|| managed::free_behind(on, address)).flatten() {
                     return result;
                 }
-                // SAFETY: the arguments are the caller's, unchanged.
-                unsafe { real(address, stream) }
+                free()
             };
             match process::current() {
                 Some(process) => process.memory.free_address(process, address, call),
@@ -693,9 +671,7 @@ macro_rules! arrays {
             descriptor: *const $descriptor
             $(, $levels: $type)?
         ) -> CUresult {
-            let (real, _inside) = entered!($symbol(handle, descriptor $(, $levels)?));
-            // SAFETY: the arguments are the caller's, unchanged.
-            let call = || unsafe { real(handle, descriptor $(, $levels)?) };
+            let (call, _inside) = entered!($symbol(handle, descriptor $(, $levels)?));
             // SAFETY: the pointer is null, or the caller passes it as a descriptor for the driver
             // to read.
             let Some(shape) = unsafe { descriptor.as_ref() }.map(Describe::shape) else { return call() };
@@ -739,10 +715,9 @@ macro_rules! info {
         /// Hook of a variant of `cuMemGetInfo`. The hook reports the tenant's own part of the
         /// memory.
         pub unsafe extern "C" fn $name(free: *mut $size, total: *mut $size) -> CUresult {
-            let (real, _inside) = entered!($symbol(free, total));
+            let (call, _inside) = entered!($symbol(free, total));
             let _blocked = blocked_calls::begin();
-            // SAFETY: the arguments are the caller's, unchanged.
-            let result = unsafe { real(free, total) };
+            let result = call();
             let Some(process) = process::current().filter(|_| result == CUDA_SUCCESS) else { return result };
             let Some(context) = process.current_context() else { return result };
             let Some((limit_bytes, held_bytes)) = limit(process, context.ordinal) else { return result };
@@ -764,9 +739,8 @@ macro_rules! total {
         /// Hook of a variant of `cuDeviceTotalMem`. The hook reports the size of the tenant's own
         /// part of the memory.
         pub unsafe extern "C" fn $name(bytes: *mut $size, device: CUdevice) -> CUresult {
-            let (real, _inside) = entered!($symbol(bytes, device));
-            // SAFETY: the arguments are the caller's, unchanged.
-            let result = unsafe { real(bytes, device) };
+            let (call, _inside) = entered!($symbol(bytes, device));
+            let result = call();
             let Some(process) = process::current().filter(|_| result == CUDA_SUCCESS) else { return result };
             let ordinal = usize::try_from(device).ok();
             let Some((limit_bytes, _)) = ordinal.and_then(|ordinal| limit(process, ordinal)) else {

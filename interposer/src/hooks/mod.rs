@@ -73,18 +73,26 @@ impl Hooked {
     }
 }
 
-/// Begins a guarded hook, as `entered!(symbol(arguments))`. Returns the real function and a mark,
-/// which the hook keeps until its end. If no driver has the function, or the thread is inside
-/// another hook, leaves the hook.
-macro_rules! entered {
+/// Returns a closure that makes the real call of a hook, as `real_call!(symbol(arguments))`. If no
+/// driver has the function, leaves the hook.
+macro_rules! real_call {
     ($symbol:ident($($argument:expr),*)) => {{
         let Some(real) = crate::driver::real!($symbol) else { return crate::hooks::MISSING };
-        let Some(inside) = crate::reentry::enter() else {
-            // SAFETY: the caller owes the hook what it owes the driver's function of this name. The
-            // function gets the caller's arguments unchanged.
-            return unsafe { real($($argument),*) };
-        };
-        (real, inside)
+        // SAFETY: the caller owes the hook what it owes the driver's function of this name. The
+        // real function has the table's type, as the hook has, and gets the caller's arguments
+        // unchanged.
+        move || unsafe { real($($argument),*) }
+    }};
+}
+
+/// Begins a guarded hook, as `entered!(symbol(arguments))`. Returns a closure that makes the real
+/// call, and a mark, which the hook keeps until its end. If no driver has the function, or the
+/// thread is inside another hook, leaves the hook.
+macro_rules! entered {
+    ($symbol:ident($($argument:expr),*)) => {{
+        let call = crate::hooks::real_call!($symbol($($argument),*));
+        let Some(inside) = crate::reentry::enter() else { return call() };
+        (call, inside)
     }};
 }
 
@@ -112,27 +120,20 @@ macro_rules! define_hook {
     ) => {
         #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
         pub unsafe extern "C" fn $symbol($($argument: $type),*) -> CUresult {
-            let (real, _inside) = crate::hooks::define_hook!(@$way $symbol($($argument),*));
+            let ($call, _inside) = crate::hooks::define_hook!(@$way $symbol($($argument),*));
             let $of = super::Hooked::new(
                 deepres_abi::driver::ApiId::$symbol,
                 deepres_abi::driver::StreamKind::$stream,
             );
             let $pattern = ($($argument,)*);
-            // SAFETY: the caller owes the hook what it owes the driver's function of this name. The
-            // real function has the table's type, as the hook has, and gets the caller's arguments
-            // unchanged.
-            let $call = || unsafe { real($($argument),*) };
             $body
         }
     };
     (@entered $symbol:ident $arguments:tt) => { crate::hooks::entered!($symbol $arguments) };
-    (@unguarded $symbol:ident $arguments:tt) => {{
-        let Some(real) = crate::driver::real!($symbol) else { return crate::hooks::MISSING };
-        (real, ())
-    }};
+    (@unguarded $symbol:ident $arguments:tt) => { (crate::hooks::real_call!($symbol $arguments), ()) };
 }
 
-use {define_hook, entered, hook};
+use {define_hook, entered, hook, real_call};
 
 /// Lists the hooks as `symbol => function;`. If hooks have the names of their symbols, the list may
 /// also be `[module] { symbols }`. A hook must have the symbol's type in the driver's table. The

@@ -207,7 +207,7 @@ impl Accounts {
     /// Small linear allocations share blocks. If the job may oversubscribe, it gets linear and
     /// managed memory beyond the limit.
     pub fn allocate(&self, process: &Process, request: Request, call: &mut dyn FnMut(Way) -> Answer) -> u32 {
-        let Some(site) = Site::of(process, request.ordinal) else { return call(Way::Device).0 };
+        let Some(site) = Site::of_call(process, request.ordinal) else { return call(Way::Device).0 };
         let reserved_bytes = request.reserved_bytes();
         let mut promise = self.slabs.reserve(&site, &request);
         if promise.is_err() {
@@ -222,8 +222,8 @@ impl Accounts {
         let promise = match promise {
             Ok(promise) => promise,
             Err(refused) => {
-                let beyond = self.allocate_oversubscribed(process, &site, &request, call);
-                return beyond.unwrap_or_else(|| self.refuse(&site, &request, Why::Limit(refused)));
+                let oversubscribed = self.allocate_oversubscribed(process, &site, &request, call);
+                return oversubscribed.unwrap_or_else(|| self.refuse(&site, &request, Why::Limit(refused)));
             }
         };
         let ((result, named), promise) = site.ask(reserved_bytes, promise, || call(Way::Device));
@@ -238,9 +238,9 @@ impl Accounts {
             None => {
                 site.withdraw(promise);
                 let is_full = result == CUDA_ERROR_OUT_OF_MEMORY && request.is_linear();
-                let beyond =
+                let oversubscribed =
                     is_full.then(|| self.allocate_oversubscribed(process, &site, &request, call)).flatten();
-                return beyond.unwrap_or_else(|| self.answered(&site, &request, result));
+                return oversubscribed.unwrap_or_else(|| self.answered(&site, &request, result));
             }
         }
         result

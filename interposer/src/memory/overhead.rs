@@ -345,7 +345,7 @@ impl Accounts {
             return Ok(None);
         };
         let held_bytes = self.overhead.held_bytes(ordinal);
-        let bytes = self.beyond(site, ordinal, found, change_bytes);
+        let bytes = self.driver_bytes(site, ordinal, found, change_bytes);
         let grown_bytes = bytes.saturating_sub(held_bytes);
         let promise = if may_be_refused && grown_bytes != 0 {
             let promise = self.promise(process, site, ordinal, grown_bytes);
@@ -378,7 +378,7 @@ impl Accounts {
     /// Returns the memory beyond the other charges, if NVML reports `seen_bytes` while the account
     /// has `account_bytes`: the former charge with its likely change. If this sum is outside the
     /// range, the result is the nearer end of the range.
-    fn beyond(
+    fn driver_bytes(
         &self,
         site: &Site<'_>,
         ordinal: usize,

@@ -368,7 +368,8 @@ impl Oversubscription {
         }
         self.tell_of_host(session);
         for (ordinal, gpu) in gpus.iter().enumerate() {
-            let Some(slot) = gpu.index().and_then(|index| session.meter().beyond(index)) else { continue };
+            let slot = gpu.index().and_then(|index| session.meter().oversubscribed(index));
+            let Some(slot) = slot else { continue };
             let (held_bytes, brought_bytes) = self.amounts(ordinal);
             slot.held_bytes.store(held_bytes, Ordering::Relaxed);
             slot.brought_bytes.store(brought_bytes, Ordering::Relaxed);
@@ -410,15 +411,15 @@ impl Accounts {
         request: &Request,
         call: &mut dyn FnMut(Way) -> Answer,
     ) -> Option<u32> {
-        let beyond = &self.oversubscription;
+        let oversubscription = &self.oversubscription;
         let moves = request.is_linear();
         let is_kind = moves || request.kind == MemoryKind::Managed;
-        if !beyond.is_wanted() || !is_kind || !beyond.is_able(request.ordinal) {
+        if !oversubscription.is_wanted() || !is_kind || !oversubscription.is_able(request.ordinal) {
             return None;
         }
         let bytes = charge::managed(request.bytes);
-        let counted = beyond.count(request.ordinal, site.account.tenant_held_bytes(), bytes)?;
-        let promise = beyond.promise_by_host(site, bytes)?;
+        let counted = oversubscription.count(request.ordinal, site.account.tenant_held_bytes(), bytes)?;
+        let promise = oversubscription.promise_by_host(site, bytes)?;
         let (result, named) = call(if moves { Way::Managed } else { Way::Device });
         let Some((Name::Address(address), _)) = named.filter(|_| result == CUDA_SUCCESS) else {
             site.withdraw(promise);
@@ -436,8 +437,8 @@ impl Accounts {
             brought_bytes: 0,
             most_brought_bytes: 0,
         };
-        beyond.enter(address, piece, counted);
-        beyond.publish(site.session, &process.gpus);
+        oversubscription.enter(address, piece, counted);
+        oversubscription.publish(site.session, &process.gpus);
         // The code withdraws the promise only at this point. So the amount counts twice for a
         // moment, and no moment misses the amount.
         site.withdraw(promise);

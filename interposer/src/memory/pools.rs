@@ -313,7 +313,8 @@ impl Pools {
             None => (self.present(ordinal), true),
         };
         let result = loop {
-            let Some((ordinal, site)) = pool.site(process) else { break Ok((call().0, None)) };
+            let charged = pool.ordinal.and_then(|ordinal| Some((ordinal, Site::of_call(process, ordinal)?)));
+            let Some((ordinal, site)) = charged else { break Ok((call().0, None)) };
             let give_back = || give_back(ordinal);
             let result = pool.allocate(process, &site, context, bytes, &give_back, &mut call);
             // While this request waits for other tenants to leave the GPU, no thread holds the

@@ -3,12 +3,14 @@
 
 use std::mem;
 
+use deepres_abi::coverage::Bypass;
 use deepres_abi::driver::result::CUDA_ERROR_OUT_OF_MEMORY;
 use deepres_abi::grant::{GrantSlot, NO_LIMIT};
 use deepres_abi::ledger::{Account, Refused, Reservation};
 
 use super::ledgers::Ledger;
 use super::room;
+use crate::coverage;
 use crate::meter::gpu::Gpu;
 use crate::os::Patience;
 use crate::process::Process;
@@ -44,6 +46,17 @@ impl<'p> Site<'p> {
         let ledger = session.ledger();
         let (grant, account) = gpu.grant().zip(ledger.account(gpu.index()?))?;
         Some(Self { session, gpu, ledger, account, grant })
+    }
+
+    /// Returns the site for a call that takes memory of the GPU `ordinal`. If there is none, counts
+    /// the call as a bypass.
+    pub fn of_call(process: &'p Process, ordinal: usize) -> Option<Self> {
+        let site = Self::of(process, ordinal);
+        if site.is_none() {
+            let has_session = process.session().is_some();
+            coverage::bypass(if has_session { Bypass::UnchargedGpu } else { Bypass::NoSession });
+        }
+        site
     }
 
     /// Returns the tenant's present limit on the GPU, bytes.

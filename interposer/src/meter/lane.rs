@@ -12,9 +12,9 @@
 //! launch. The fewer samples contradict the estimates, the fewer samples the lane takes.
 //!
 //! A segment belongs to the gate word at which it was opened. Under a lease, its estimates stay
-//! within the room that the pass of the gate found ([`Leave`]). The meter thread looks often while
-//! the GPU is contended, and closes each segment that got no launch since its last look. So the end
-//! of a burst shows as soon as a marker after each launch would show it.
+//! within the room that the pass of the gate found ([`Headroom`]). The meter thread looks often
+//! while the GPU is contended, and closes each segment that got no launch since its last look. So
+//! the end of a burst shows as soon as a marker after each launch would show it.
 //!
 //! Three kinds of caller have methods of their own, and each caller proves its kind:
 //!
@@ -27,7 +27,7 @@
 //! there ([`stream`]).
 //!
 //! [`Inner`]: super::context::Inner
-//! [`Leave`]: crate::gate::Leave
+//! [`Headroom`]: crate::gate::Headroom
 //! [`MeterThread`]: super::thread::MeterThread
 
 mod close;

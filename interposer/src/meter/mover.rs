@@ -160,19 +160,19 @@ impl Mover {
     }
 
     fn bring(&mut self, process: &'static Process, ordinal: usize, is_relaxed: &mut bool) -> Moves {
-        let beyond = &process.memory.oversubscription;
-        let (_, brought_bytes) = beyond.amounts(ordinal);
-        let mut next = beyond.next_to_bring(ordinal, PART_BYTES);
+        let oversubscription = &process.memory.oversubscription;
+        let (_, brought_bytes) = oversubscription.amounts(ordinal);
+        let mut next = oversubscription.next_to_bring(ordinal, PART_BYTES);
         if self.is_back {
             // The mover needs one piece to find a context, even if there is nothing to bring.
-            next = next.or_else(|| beyond.next_to_let_go(ordinal, 0));
+            next = next.or_else(|| oversubscription.next_to_let_go(ordinal, 0));
         }
         let Some(next) = next else { return Moves::Rest };
         Self::with(process, (ordinal, &next), is_relaxed, |inner| {
             let free_bytes = managed::free_bytes().unwrap_or(0);
             self.room.look(free_bytes.saturating_add(brought_bytes));
             if mem::take(&mut self.is_back) {
-                for (base, piece) in beyond.turn_preferred(ordinal, true) {
+                for (base, piece) in oversubscription.turn_preferred(ordinal, true) {
                     managed::prefer(base, piece.bytes, ordinal, true);
                 }
             }
@@ -191,11 +191,11 @@ impl Mover {
         now_ns: u64,
         is_relaxed: &mut bool,
     ) -> Moves {
-        let beyond = &process.memory.oversubscription;
-        let (_, brought_bytes) = beyond.amounts(ordinal);
-        let Some(next) = beyond.next_to_let_go(ordinal, PART_BYTES) else { return Moves::Rest };
+        let oversubscription = &process.memory.oversubscription;
+        let (_, brought_bytes) = oversubscription.amounts(ordinal);
+        let Some(next) = oversubscription.next_to_let_go(ordinal, PART_BYTES) else { return Moves::Rest };
         Self::with(process, (ordinal, &next), is_relaxed, |inner| {
-            for (base, piece) in beyond.turn_preferred(ordinal, false) {
+            for (base, piece) in oversubscription.turn_preferred(ordinal, false) {
                 managed::prefer(base, piece.bytes, ordinal, false);
             }
             let Some(free_bytes) = managed::free_bytes() else { return Moves::Rest };
@@ -240,7 +240,7 @@ impl Mover {
     /// Makes the driver move `part`, if the previous part has arrived. The caller has made a
     /// context of the GPU current. Returns the amount of work that is left.
     fn carry(process: &Process, inner: &mut Inner, part: &Move, location: Location) -> Moves {
-        let beyond = &process.memory.oversubscription;
+        let oversubscription = &process.memory.oversubscription;
         inner.moving = inner.moving.or_else(managed::stream);
         let Some(stream) = inner.moving else { return Moves::Rest };
         match process.calls.query_stream(stream) {
@@ -257,11 +257,11 @@ impl Mover {
             prefer(true);
         }
         if managed::prefetch(part.address, part.bytes, location, stream) {
-            beyond.moved(part, location != Location::Host);
+            oversubscription.moved(part, location != Location::Host);
         } else {
             // If the driver refuses to move a part, the part's allocation gets no preferred GPU.
             prefer(false);
-            beyond.stays(part);
+            oversubscription.stays(part);
         }
         Moves::More
     }

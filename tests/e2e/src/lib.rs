@@ -22,6 +22,7 @@ mod process;
 mod ps;
 pub mod random;
 pub mod shares;
+pub mod signals;
 pub mod skip;
 pub mod slurm;
 pub mod stand_ins;

@@ -2,7 +2,7 @@
 
 use std::{
     fs::File,
-    io::{self, Read, Seek, SeekFrom, Write},
+    io::{Read, Seek, SeekFrom, Write},
     os::unix::process::{CommandExt, ExitStatusExt},
     path::PathBuf,
     process::{Child, Command, ExitStatus, Stdio},
@@ -13,6 +13,7 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process, kill_process_group, test_kill_process};
 
 use crate::host::COMMAND_LIMIT;
+use crate::signals;
 
 /// Time between two looks of a wait.
 const POLL: Duration = Duration::from_millis(1);
@@ -81,9 +82,8 @@ impl Process {
         let out = File::create(&stdout).expect("the test's folder is writable");
         let err = File::create(&stderr).expect("the test's folder is writable");
         command.process_group(0).stdin(Stdio::piped()).stdout(out).stderr(err);
-        // SAFETY: signal() is async-signal-safe, and nothing is allocated.
-        unsafe { command.pre_exec(heed_signals) };
-        let child = command.spawn().unwrap_or_else(|error| panic!("starting {what}: {error}"));
+        let child = signals::heeded(&mut command).spawn();
+        let child = child.unwrap_or_else(|error| panic!("starting {what}: {error}"));
         Self { child, what, stdout, stderr, status: None }
     }
 
@@ -269,20 +269,6 @@ impl Drop for Process {
             eprintln!("{}", self.report("output, since the test failed"));
         }
     }
-}
-
-/// Resets SIGHUP, SIGINT and SIGQUIT of the calling process to their default. If a shell runs the
-/// tests in the background, the shell may make them ignore these signals, and children inherit
-/// that.
-fn heed_signals() -> io::Result<()> {
-    for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT] {
-        // SAFETY: SIG_DFL installs no handler, so no code of this program can run in a signal's
-        // context.
-        if unsafe { libc::signal(signal, libc::SIG_DFL) } == libc::SIG_ERR {
-            return Err(io::Error::last_os_error());
-        }
-    }
-    Ok(())
 }
 
 fn read(path: &PathBuf) -> String {

@@ -90,7 +90,8 @@ pub struct Exception {
 const KEPT_WAITING: &str = "Under `hami-like`, the guest runs at any time, and answers wait for the guest, as *p99 added*\n\
     shows. When answers have waited for 1 % of the time, deepres keeps the guest out of pauses whose\n\
     end it cannot foresee. So under deepres, the guest gets half of the pauses at most: see the\n\
-    operating points below, and [what no policy can have](evaluation-scenarios.md#what-no-policy-can-have)";
+    operating points below, and [what no policy can\n\
+    have](evaluation-scenarios.md#what-no-policy-can-have)";
 /// Reason of an exception: the other policy's guest hardly runs.
 const STARVED: &str = "Under `tgs-like`, the guest hardly runs, so answers hardly wait for the guest. If a request comes\n\
     while a guest's kernel of 1 ms runs, the request waits for half of the kernel in the mean. So if a\n\
@@ -181,11 +182,12 @@ pub fn operating_points() -> Result<(Vec<(u32, Row)>, Row)> {
 pub fn page() -> Result<String> {
     let mut page = String::from(
         "## Every scenario with guests\n\n\
-         On each of the three figures, deepres is at least as good as `tgs-like` and `hami-like`, except where\n\
-         a number in parentheses leads to a reason. The tests check three seeds of each scenario, and ignore\n\
-         differences of a thousandth. Production's speed is the work of all owners, as a part of their work\n\
-         without guests. A harvest is the GPU time that guests get while no owner wants the GPU. A dash in\n\
-         the last column means that no tenant of the scenario serves requests. The command is `cargo xtask eval --scenario tests/scenarios/FILE`.\n\n| scenario | policy |",
+         On each of the three figures, deepres is at least as good as `tgs-like` and `hami-like`, except\n\
+         where a number in parentheses leads to a reason. The tests check three seeds of each scenario, and\n\
+         ignore differences of a thousandth. Production's speed is the work of all owners, as a part of their\n\
+         work without guests. A harvest is the GPU time that guests get while no owner wants the GPU. A dash\n\
+         in the last column means that no tenant of the scenario serves requests. The command is `cargo xtask\n\
+         eval --scenario tests/scenarios/FILE`.\n\n| scenario | policy |",
     );
     for figure in Figure::ALL {
         write!(page, " {} |", figure.name())?;
@@ -229,8 +231,8 @@ pub fn page() -> Result<String> {
              In these scenarios, no policy could harvest much more than half of the pauses, if guests may cost\n\
              production 1 % of the time. A guest loses two hand-offs of each pause: one at the beginning, one at\n\
              the end. If the policy cannot foresee the end of a pause, production also waits for the rest of a\n\
-             guest's window. [What no policy can have](evaluation-scenarios.md#what-no-policy-can-have) has the\n\
-             arithmetic.",
+             guest's window. The arithmetic is in [what no policy can\n\
+             have](evaluation-scenarios.md#what-no-policy-can-have).",
             missed.join(", ")
         )?;
     }

@@ -112,7 +112,8 @@ const COMPARISONS: &[Comparison] = &[
     },
     Comparison {
         system: "TGS, with requests",
-        claim: "A best-effort job runs beside a production job that answers requests, and does that job little harm.",
+        claim: "A best-effort job runs beside a production job that answers requests, and does little\n\
+                harm to the production job.",
         source: "TGS, NSDI 2023",
         scenario: "bursty-production.toml",
         policies: &[Policy::Deepres, Policy::TgsLike, Policy::HamiLike, Policy::TimeSlice],
@@ -188,8 +189,8 @@ virtual, so every machine prints the same figures.
 
 Each claim of another system comes from the source that the page names. The other system ran on
 other machines and did other work. So a claim does not say what the other system would do in the
-scenarios of this page. The policies in the tables, except `deepres`, follow published rules, each in
-its best case.
+scenarios of this page. The policies in the tables, except `deepres`, follow published rules, each
+in its best case.
 
 ";
 

@@ -359,7 +359,8 @@ static inline CUcontext open_context(void) {
     return context;
 }
 
-/* Returns the code of a module with one empty kernel of this name, until this thread's next call. */
+/* Returns the code of a module with one empty kernel of this name. The code is valid until this
+ * thread's next call. */
 static inline const char *ptx_of(const char *name) {
     static _Thread_local char ptx[256];
     snprintf(ptx, sizeof ptx,

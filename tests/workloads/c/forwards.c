@@ -1,8 +1,8 @@
 /* A library that stands for the driver, as TensorFlow's does: it exports the driver's functions
  * under their names. At the first call of any function the library opens libcuda.so.1. At the first
  * call of each it looks the function up, by name or (BY_PROC_ADDRESS) by cuGetProcAddress. The
- * library knows no function's parameters and passes them on as words. With the variable DRIVER_FILE,
- * it opens this file instead of libcuda.so.1. */
+ * library knows no function's parameters and passes them on as words. With the variable
+ * DRIVER_FILE, it opens this file instead of libcuda.so.1. */
 #define WAY_DLSYM
 #include "driver.h"
 

@@ -1,6 +1,6 @@
 /* greedy: prints `ready`, and waits for a line of input. Until its input ends, it then allocates as
- * much memory as it gets, piece by piece, frees all of it, and begins again. Prints each new most of
- * the memory that it had, in bytes. */
+ * much memory as it gets, piece by piece, frees all of it, and begins again. Prints each new most
+ * of the memory that it had, in bytes. */
 #include "driver.h"
 #include <poll.h>
 

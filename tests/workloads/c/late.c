@@ -1,5 +1,5 @@
-/* late LIBRARY: opens deepbound.c with RTLD_DEEPBIND, and lets it initialise the driver. Then makes a
- * context, and prints the result of allocating 2 GiB. */
+/* late LIBRARY: opens deepbound.c with RTLD_DEEPBIND, and lets it initialise the driver. Then makes
+ * a context, and prints the result of allocating 2 GiB. */
 #define _GNU_SOURCE
 #include "driver.h"
 

@@ -1,7 +1,7 @@
-/* replays [COMMANDS]: captures and launches graphs by the commands of its input, while other threads
- * launch all the time. Answers each line with one JSON object: the command's number, the failed
- * captures, and how many graphs did not contain exactly the captured kernels. With COMMANDS it
- * carries out these lines instead of its input, and no thread makes calls for events.
+/* replays [COMMANDS]: captures and launches graphs by the commands of its input, while other
+ * threads launch all the time. Answers each line with one JSON object: the command's number, the
+ * failed captures, and how many graphs did not contain exactly the captured kernels. With COMMANDS
+ * it carries out these lines instead of its input, and no thread makes calls for events.
  *
  *   capture N   makes N captures in each of the three modes and keeps the last graph
  *   replay N    launches that graph N times and waits for each launch

@@ -9,15 +9,15 @@
  *   --rate R      pieces arrive as a Poisson process of R a second, even if the piece before is not
  *                 done; a piece's time counts from its arrival
  *   --every-us US a piece arrives every US microseconds, even if the piece before is not done; a
- *                 piece's time counts from its arrival, and a piece that is not done when the next one
- *                 arrives is late
+ *                 piece's time counts from its arrival, and a piece that is not done when the next
+ *                 one arrives is late
  *   --gap-us US   the next piece arrives US microseconds after the piece before was done
  *   --seconds S   0 (the default): runs until it is killed
  *   --log FILE    an existing file of 8-byte numbers: the number of launches, then in a ring the
  *                 time at which each launch returned (ns of CLOCK_MONOTONIC)
  *
- * Prints one JSON line: the number of pieces, the number of late ones, their times, and the times of
- * their first launch calls, in microseconds. */
+ * Prints one JSON line: the number of pieces, the number of late ones, their times, and the times
+ * of their first launch calls, in microseconds. */
 #include "driver.h"
 #include <fcntl.h>
 #include <math.h>

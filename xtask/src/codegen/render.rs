@@ -11,7 +11,8 @@ use super::table::{Plain, Stream, Table};
 
 fn opening(job: &str) -> String {
     format!(
-        "//! {job}\n//!\n//! Generated from the headers of {WHEEL} by `cargo xtask codegen`. Do not edit.\n\n"
+        "//! {job}\n//!\n//! `cargo xtask codegen` makes this file from the headers of {WHEEL}.\n\
+         //! Do not edit the file.\n\n"
     )
 }
 
@@ -59,7 +60,8 @@ pub fn functions(
     });
     let _ = writeln!(
         text,
-        "/// The rows' ids sorted by family; within one, the per-thread variants last, each kind oldest first.\n\
+        "/// The ids of the rows, sorted by family. Within a family, the variants for the per-thread stream\n\
+         /// come last. Of each kind, the oldest variant comes first.\n\
          pub(super) const BY_FAMILY: [u16; {}] = {by_family:?};",
         by_family.len()
     );

@@ -108,8 +108,8 @@ pub fn verify(first: &Artefacts) -> Result<()> {
     fs::remove_dir_all(&again).with_context(|| format!("cannot remove {}", again.display()))
 }
 
-/// Compiles the product and the packages `others` in the folder `target`, and lays the product out in
-/// `dist`.
+/// Compiles the product and the packages `others` in the folder `target`, and lays the product out
+/// in `dist`.
 fn compile(target: &Path, dist: &Path, others: &[&str]) -> Result<Artefacts> {
     let zig = artefacts::zig()?;
     let zigbuild = cache::entry("cargo-zigbuild", ZIGBUILD_VERSION, |folder| {

@@ -142,8 +142,8 @@ pub fn note_pass() -> Result<()> {
     let date = command::output(Command::new("date").args(["--utc", "+%F"]))?;
     let text = format!(
         "# The last pass of the deep track\n\n\
-         `cargo xtask test --deep` writes this page. `cargo xtask test` fails if the commit is no ancestor of the\n\
-         commit under test.\n\n{COMMIT}{}\nDate: {}\n",
+         `cargo xtask test --deep` writes this page. If the commit is no ancestor of the commit under test,\n\
+         `cargo xtask test` fails.\n\n{COMMIT}{}\nDate: {}\n",
         commit.trim(),
         date.trim()
     );

@@ -7,6 +7,7 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::thread;
 
 use anyhow::{Context as _, Result, bail};
+use deepres_e2e::signals::heeded;
 use deepres_e2e::skip;
 use serde_json::Value;
 
@@ -125,7 +126,7 @@ fn teed(from: impl Read, show: impl Fn(&str)) -> String {
 
 /// Runs a test program, or a command of cargo that runs several.
 pub fn run(command: &mut Command) -> Result<Outcome> {
-    let mut child = command
+    let mut child = heeded(command)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

@@ -25,7 +25,7 @@ pub fn print_brief(tenants: &[TenantStatus], out: &mut impl Write) -> io::Result
     let accounts = tenants.iter().flat_map(|tenant| tenant.gpus.iter().map(move |account| (tenant, account)));
     let lines = accounts.filter_map(|(tenant, account)| {
         let kinds = kinds(account).map(|kinds| kinds + place(tenant));
-        let told = [kinds, beyond(tenant, account), waits(account), refused(account)];
+        let told = [kinds, excess(tenant, account), waits(account), refused(account)];
         let told: Vec<String> = told.into_iter().flatten().collect();
         (!told.is_empty()).then(|| format!("{} on gpu {}: {}", tenant.name, account.gpu, told.join("; ")))
     });
@@ -107,15 +107,15 @@ fn held(tenant: &TenantStatus, account: &AccountStatus) -> String {
         line += &format!(" ({kinds})");
     }
     line += &format!(", peak {}", Bytes(account.memory_peak_bytes));
-    if let Some(beyond) = beyond(tenant, account) {
-        line += &format!("; {beyond}");
+    if let Some(excess) = excess(tenant, account) {
+        line += &format!("; {excess}");
     }
     line
 }
 
 /// Returns a text about the tenant's memory beyond its limit, with the part that no allocation of
 /// the tenant took. Returns `None` without memory beyond the limit.
-fn beyond(tenant: &TenantStatus, account: &AccountStatus) -> Option<String> {
+fn excess(tenant: &TenantStatus, account: &AccountStatus) -> Option<String> {
     let more = Bytes(over(tenant.memory_limit_bytes, account)?);
     let own = account.memory_by_kind.get(MemoryKind::Driver.name()).filter(|bytes| **bytes > 0);
     let own = own.map(|bytes| format!(", with {} that the driver took by itself", Bytes(*bytes)));

@@ -46,8 +46,8 @@ pub struct Request<'a> {
     pub profile: FittedFields,
     /// The request for a number of GPUs, if the job asks for one.
     pub gpus: Option<GpuRequest<'a>>,
-    /// Whether to wait while the daemon has no room for the job: too few GPUs, too little memory, or
-    /// too little of the user's caps.
+    /// Whether to wait while the daemon has no room for the job: too few GPUs, too little memory,
+    /// or too little of the user's caps.
     pub waits: bool,
 }
 
@@ -110,8 +110,8 @@ enum Reply {
 /// The outcome of a request to keep a tenant.
 enum Answer {
     Kept(Keeper),
-    /// The daemon has no room for the job now, but may have room after other tenants have ended. The
-    /// text is the daemon's reason.
+    /// The daemon has no room for the job now, but may have room after other tenants have ended.
+    /// The text is the daemon's reason.
     NoRoom(String),
 }
 

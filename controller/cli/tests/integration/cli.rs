@@ -2,6 +2,7 @@
 //! status and signals that `deepres run` passes on.
 
 use deepres_daemon_harness::{Daemon, wait_until};
+use deepres_e2e::signals::heeded;
 use deepres_model::config::{Caps, Config};
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -83,6 +84,7 @@ impl Place {
         {
             command.env_remove(variable);
         }
+        heeded(&mut command);
         command
     }
 }
@@ -503,18 +505,7 @@ fn start(place: &Place, script: &str) -> (Child, PathBuf) {
     let ready = place.scratch.path().join("ready");
     let script = format!("{script}\ntouch {}\nwhile :; do sleep 0.02; done", ready.display());
     let mut run = place.deepres(&["run", "--name", "job", "--", "sh", "-c", &script]);
-    // A script that runs the tests in its background ignores these signals. A shell cannot trap
-    // signals that were ignored at its start.
-    let by_default = || {
-        for signal in [libc::SIGINT, libc::SIGQUIT, libc::SIGHUP] {
-            // SAFETY: the call only sets a signal's action to the default.
-            unsafe { libc::signal(signal, libc::SIG_DFL) };
-        }
-        Ok(())
-    };
-    // SAFETY: between fork and exec the closure makes system calls and allocates nothing.
-    unsafe { run.process_group(0).pre_exec(by_default) };
-    let child = run.spawn().unwrap();
+    let child = run.process_group(0).spawn().unwrap();
     wait_until(PATIENCE, || ready.exists());
     (child, ready)
 }

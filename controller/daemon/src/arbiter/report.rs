@@ -121,8 +121,8 @@ impl Worker {
                 *sum = sum.saturating_add(bytes);
             }
         }
-        let beyond = sessions().map(|session| session.beyond_bytes(self.gpu));
-        let (oversubscribed_bytes, oversubscribed_brought_bytes) = beyond
+        let oversubscribed = sessions().map(|session| session.oversubscribed_bytes(self.gpu));
+        let (oversubscribed_bytes, oversubscribed_brought_bytes) = oversubscribed
             .fold((0, 0), |sum: (u64, u64), one| (sum.0.saturating_add(one.0), sum.1.saturating_add(one.1)));
         let held = |kind: MemoryKind| by_kind[kind as usize];
         let kinds = MemoryKind::ALL.into_iter().map(|kind| (kind.name().to_owned(), held(kind)));

@@ -98,8 +98,8 @@ impl Session {
 
     /// Returns two amounts that the session reports, bytes: its memory beyond the limit, and the
     /// part of that memory that was brought to the GPU.
-    pub fn beyond_bytes(&self, gpu: usize) -> (u64, u64) {
-        let slot = self.seat.meter.page().beyond(gpu);
+    pub fn oversubscribed_bytes(&self, gpu: usize) -> (u64, u64) {
+        let slot = self.seat.meter.page().oversubscribed(gpu);
         let read = |word: &AtomicU64| word.load(Ordering::Relaxed);
         slot.map_or((0, 0), |slot| (read(&slot.held_bytes), read(&slot.brought_bytes)))
     }

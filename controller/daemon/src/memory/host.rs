@@ -13,9 +13,9 @@ use deepres_model::quantity::Bytes;
 
 /// Returns the memory that the host can still give to tenants, bytes. `promised_bytes` is memory
 /// that tenants reserved and do not use yet. `away_bytes` is the memory of suspended tenants.
-fn room_of(host: &HostMemory, promised_bytes: u64, away_bytes: u64) -> u64 {
+fn room_of(host: &HostMemory, promised_bytes: u64, suspended_bytes: u64) -> u64 {
     // The driver may count the memory of suspended tenants late, or not as used.
-    let beside_bytes = host.total_bytes.saturating_sub(host.reserve_bytes()).saturating_sub(away_bytes);
+    let beside_bytes = host.total_bytes.saturating_sub(host.reserve_bytes()).saturating_sub(suspended_bytes);
     host.room_bytes().min(beside_bytes).saturating_sub(promised_bytes)
 }
 
@@ -35,7 +35,7 @@ fn room_bytes(shared: &Shared) -> Option<u64> {
     let promised =
         managed(shared.registry.borrow().tenants()).map(promised_bytes).fold(0, u64::saturating_add);
     let host = HostMemory::parse(&std::fs::read_to_string(HostMemory::FILE).ok()?)?;
-    Some(room_of(&host, promised, shared.residency.borrow().away_bytes()))
+    Some(room_of(&host, promised, shared.residency.borrow().suspended_bytes()))
 }
 
 /// Bounds the host memory of each tenant with managed memory. The caller does so every second, and
@@ -75,7 +75,7 @@ mod tests {
         let host =
             HostMemory::parse("MemTotal:       160 kB\nMemFree:  1 kB\nMemAvailable:    90 kB\n").unwrap();
         assert_eq!(host, HostMemory { total_bytes: 160 << 10, available_bytes: 90 << 10 });
-        let room_kib = |promised: u64, away: u64| room_of(&host, promised << 10, away << 10) >> 10;
+        let room_kib = |promised: u64, suspended: u64| room_of(&host, promised << 10, suspended << 10) >> 10;
         assert_eq!([room_kib(0, 0), room_kib(30, 0), room_kib(200, 0)], [80, 50, 0]);
         assert_eq!([room_kib(0, 60), room_kib(0, 100), room_kib(10, 100)], [80, 50, 40]);
         assert_eq!(HostMemory::parse("MemTotal: 16 kB\n"), None);

@@ -1,10 +1,10 @@
 //! Lets tenants follow a plan, and measures whether the plan is better than no plan.
 //!
 //! In a stint *with* the plan, the daemon installs the plan in the grant pages of the tenants'
-//! sessions. A thread for each tenant copies the tenant's place from its meter page into the grant pages
-//! of the others. In another stint, there is no plan. The work of both stints is a pair of the trial
-//! ([`deepres_policy::granularity::trial`]). A plan that is kept stays on for longer, and the daemon goes
-//! on measuring.
+//! sessions. A thread for each tenant copies the tenant's place from its meter page into the grant
+//! pages of the others. In another stint, there is no plan. The work of both stints is a pair of
+//! the trial ([`deepres_policy::granularity::trial`]). A plan that is kept stays on for longer, and
+//! the daemon goes on measuring.
 
 use super::Known;
 use crate::Shared;
@@ -60,8 +60,8 @@ pub(super) struct Deployed {
     pub stage: Stage,
     why: Option<String>,
     trial: Trial,
-    /// A bit for each of the last [`MOST_PAIRS`] pairs, of which the lowest is the last one: 1 for a pair
-    /// without a result.
+    /// A bit for each of the last [`MOST_PAIRS`] pairs, of which the lowest is the last one: 1 for
+    /// a pair without a result.
     failures: u8,
     follows: bool,
     task: Option<AbortHandle>,
@@ -101,8 +101,8 @@ impl Deployed {
         }
     }
 
-    /// Returns the number of stints with the plan in the next pair, and whether the pair begins with the
-    /// stint without the plan.
+    /// Returns the number of stints with the plan in the next pair, and whether the pair begins
+    /// with the stint without the plan.
     fn next_pair(&self) -> (u32, bool) {
         (if self.stage == Stage::Kept { KEPT_STINTS } else { 1 }, self.trial.begins_without())
     }
@@ -111,9 +111,9 @@ impl Deployed {
         self.of.get(tenant).map_or("a tenant", |(name, _)| name)
     }
 
-    /// Takes the result of a pair of stints into account: the work with and without the plan, or why
-    /// there is no result. If [`MOST_MISSES`] of the last pairs have no result, drops the plan. So a
-    /// tenant cannot delay others by a plan, and depart before each result.
+    /// Takes the result of a pair of stints into account: the work with and without the plan, or
+    /// why there is no result. If [`MOST_MISSES`] of the last pairs have no result, drops the plan.
+    /// So a tenant cannot delay others by a plan, and depart before each result.
     fn judge(&mut self, pair: Result<(Vec<f64>, Vec<f64>), String>) {
         let counted = pair.and_then(|(with, without)| {
             let added = self.trial.add(&with, &without);
@@ -326,8 +326,8 @@ impl<'a> Stints<'a> {
         left.map_or(Ok(()), |(party, _)| Err(format!("the process of `{}` has ended", party.name)))
     }
 
-    /// Returns the work of each tenant with and without the plan, for each unit of time. The stint with
-    /// the plan lasts for `stints` stints.
+    /// Returns the work of each tenant with and without the plan, for each unit of time. The stint
+    /// with the plan lasts for `stints` stints.
     ///
     /// # Errors
     /// The reason why there is no result.

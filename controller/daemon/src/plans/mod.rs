@@ -146,8 +146,8 @@ impl Plans {
         }
     }
 
-    /// Returns a tenant of a plan that is on, and that leaves no room for a plan of these tenants on the
-    /// GPU: a tenant follows one plan at most, and a GPU has one plan at most.
+    /// Returns a tenant of a plan that is on, and that leaves no room for a plan of these tenants
+    /// on the GPU: a tenant follows one plan at most, and a GPU has one plan at most.
     fn in_the_way(&self, gpu: usize, of: &[Known]) -> Option<&str> {
         let is_there = |at: usize, tenant: &str| at == gpu || of.iter().any(|(name, _)| name == tenant);
         let on = self.deployed.iter().filter(|(_, deployed)| deployed.is_on());
@@ -156,8 +156,8 @@ impl Plans {
         tenants.find(|(at, tenant)| is_there(*at, tenant)).map(|(_, tenant)| tenant)
     }
 
-    /// Returns a number that no excerpt and no installation has. The number differs from those of an
-    /// earlier daemon, whose excerpts a session may have begun.
+    /// Returns a number that no excerpt and no installation has. The number differs from those of
+    /// an earlier daemon, whose excerpts a session may have begun.
     fn next_number(&mut self) -> u32 {
         let before = if self.number == 0 { (monotonic_ns() >> 20) as u32 } else { self.number };
         self.number = before.wrapping_add(1).max(1);

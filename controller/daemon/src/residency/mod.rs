@@ -10,7 +10,7 @@ pub use stay::{Residence, is_any_oversubscribed, let_wait};
 
 use super::gpus::answers;
 use super::registry::Order;
-use super::state::{AwayProcess, saver};
+use super::state::{SuspendedProcess, saver};
 use super::status::reports;
 use super::tenant::Tenant;
 use super::{Shared, memory, nvml};
@@ -51,7 +51,7 @@ const ASKS_IN_VAIN: u32 = 3;
 #[derive(Debug, Default)]
 pub struct Residency {
     /// The suspended tenants, and the tenants on the way off the GPUs or back, by name.
-    away: BTreeMap<String, Away>,
+    suspended: BTreeMap<String, Suspended>,
     /// The processes that the previous daemon suspended and that are not back on the GPUs yet, by
     /// tenant.
     left: BTreeMap<String, Vec<ProcessKey>>,
@@ -80,7 +80,7 @@ struct Told {
 
 /// A suspended tenant, or a tenant on the way off the GPUs or back.
 #[derive(Debug)]
-struct Away {
+struct Suspended {
     id: TenantId,
     stage: Stage,
     processes: Vec<ProcessKey>,
@@ -132,7 +132,7 @@ pub async fn serve(shared: Rc<Shared>) {
         let is_needed = stay::is_anybody_to_make_room(shared.registry.borrow().tenants());
         // After the last tenant that could make room has left, the loop looks once more. So the
         // daemon tells the tenants that still wait for its memory.
-        if is_needed || was_needed || !shared.residency.borrow().away.is_empty() {
+        if is_needed || was_needed || !shared.residency.borrow().suspended.is_empty() {
             look(&shared).await;
         }
         was_needed = is_needed;
@@ -147,8 +147,8 @@ pub async fn serve(shared: Rc<Shared>) {
 pub async fn suspend(name: &str, shared: &Rc<Shared>) -> Result<(), String> {
     settled(name, shared).await?;
     let stay = stay_of(name, shared)?;
-    if let Some(away) = shared.residency.borrow_mut().away.get_mut(name) {
-        away.is_by_hand = true;
+    if let Some(suspended) = shared.residency.borrow_mut().suspended.get_mut(name) {
+        suspended.is_by_hand = true;
         return Ok(());
     }
     take_off(&stay, true, shared).await
@@ -162,11 +162,11 @@ pub async fn suspend(name: &str, shared: &Rc<Shared>) -> Result<(), String> {
 pub async fn resume(name: &str, shared: &Rc<Shared>) -> Result<Resumption, String> {
     settled(name, shared).await?;
     shared.residency.borrow().check_is_not_left(name)?;
-    match shared.residency.borrow_mut().away.get_mut(name) {
+    match shared.residency.borrow_mut().suspended.get_mut(name) {
         None => return Ok(Resumption::Needless),
         // From now on, the daemon also brings the tenant back by itself, as soon as the GPU has
         // room.
-        Some(away) => away.is_by_hand = false,
+        Some(suspended) => suspended.is_by_hand = false,
     }
     match bring_back(name, shared).await {
         Ok(true) => Ok(Resumption::Now),
@@ -184,7 +184,7 @@ fn not_back(name: &str, reason: &str) -> String {
 /// Waits until no move of a tenant is under way.
 async fn settled(name: &str, shared: &Shared) -> Result<(), String> {
     loop {
-        match shared.residency.borrow().away.get(name).map(|away| &away.stage) {
+        match shared.residency.borrow().suspended.get(name).map(|suspended| &suspended.stage) {
             None | Some(Stage::There(_)) => return Ok(()),
             Some(Stage::Lost(reason)) => return Err(not_back(name, reason)),
             Some(Stage::Leaving | Stage::Followed | Stage::Returning) => {}
@@ -232,7 +232,7 @@ async fn make_room(leavers: &[Stay], enters: &Stay, shared: &Rc<Shared>) {
             return;
         }
     }
-    if shared.residency.borrow().away.contains_key(&enters.name) {
+    if shared.residency.borrow().suspended.contains_key(&enters.name) {
         // `bring_back` reports its own failures.
         let _ = bring_back(&enters.name, shared).await;
     } else {
@@ -253,12 +253,12 @@ async fn take_off(stay: &Stay, is_by_hand: bool, shared: &Rc<Shared>) -> Result<
     }
     {
         let mut residency = shared.residency.borrow_mut();
-        if residency.away.contains_key(name) {
+        if residency.suspended.contains_key(name) {
             return Err(format!("the daemon is moving the memory of `{name}` already; try again"));
         }
         residency.check_is_not_left(name)?;
         let idle_since_ns = residency.tracks.remove(id).and_then(|track| track.idle_since_ns);
-        let away = Away {
+        let suspended = Suspended {
             id: *id,
             stage: Stage::Leaving,
             processes: keys(pids).collect(),
@@ -268,7 +268,7 @@ async fn take_off(stay: &Stay, is_by_hand: bool, shared: &Rc<Shared>) -> Result<
             idle_since_ns,
             follow_again_ns: None,
         };
-        residency.away.insert(name.clone(), away);
+        residency.suspended.insert(name.clone(), suspended);
     }
     let before = free(shared).await;
     set_suspended(shared, name, true).await;
@@ -288,16 +288,17 @@ async fn take_off(stay: &Stay, is_by_hand: bool, shared: &Rc<Shared>) -> Result<
         Ok(mover) => {
             let after = free(shared).await;
             let mut residency = shared.residency.borrow_mut();
-            if let Some(away) = residency.away.get_mut(name) {
+            if let Some(suspended) = residency.suspended.get_mut(name) {
                 for (gpu, now) in after {
                     let freed = now.saturating_sub(before.get(&gpu).copied().unwrap_or(now));
                     if freed > 0 {
-                        away.has_at_least(gpu, freed);
+                        suspended.has_at_least(gpu, freed);
                     }
                 }
-                away.since_ns = monotonic_ns();
-                away.stage = Stage::There(vec![mover]);
-                tracing::info!(tenant = name, is_by_hand, bytes = ?away.bytes, "the daemon suspended a tenant");
+                suspended.since_ns = monotonic_ns();
+                suspended.stage = Stage::There(vec![mover]);
+                let bytes = &suspended.bytes;
+                tracing::info!(tenant = name, is_by_hand, ?bytes, "the daemon suspended a tenant");
             }
             residency.note_visit(stay);
             Ok(())
@@ -328,11 +329,11 @@ fn keep_here(name: &str, for_ns: u64, shared: &Shared) {
 async fn bring_back(name: &str, shared: &Rc<Shared>) -> Result<bool, String> {
     let mut movers = {
         let mut residency = shared.residency.borrow_mut();
-        let Some(away) = residency.away.get_mut(name) else { return Ok(true) };
-        match std::mem::replace(&mut away.stage, Stage::Returning) {
+        let Some(suspended) = residency.suspended.get_mut(name) else { return Ok(true) };
+        match std::mem::replace(&mut suspended.stage, Stage::Returning) {
             Stage::There(movers) => movers,
             other => {
-                away.stage = other;
+                suspended.stage = other;
                 return Ok(false);
             }
         }
@@ -342,11 +343,11 @@ async fn bring_back(name: &str, shared: &Rc<Shared>) -> Result<bool, String> {
             Ok(Back::Yes) => {}
             Ok(Back::NoRoom) => {
                 movers.push(mover);
-                if let Some(away) = shared.residency.borrow_mut().away.get_mut(name) {
+                if let Some(suspended) = shared.residency.borrow_mut().suspended.get_mut(name) {
                     // The daemon treats processes that are back as new processes. Such processes
                     // may have to follow the tenant again.
-                    away.processes.retain(|process| movers.iter().any(|mover| mover.moves(process.pid)));
-                    away.stage = Stage::There(movers);
+                    suspended.processes.retain(|process| movers.iter().any(|mover| mover.moves(process.pid)));
+                    suspended.stage = Stage::There(movers);
                 }
                 return Ok(false);
             }
@@ -355,7 +356,7 @@ async fn bring_back(name: &str, shared: &Rc<Shared>) -> Result<bool, String> {
                 let stay = stay_of(name, shared).ok();
                 match stay.filter(|stay| !stay.pids.is_empty()) {
                     Some(stay) => recover_later(&stay, &reason, shared),
-                    None => drop(shared.residency.borrow_mut().away.remove(name)),
+                    None => drop(shared.residency.borrow_mut().suspended.remove(name)),
                 }
                 return Err(reason);
             }
@@ -383,12 +384,12 @@ async fn take_off_followers(followers: Followers, shared: Rc<Shared>) {
     saver::save(&shared).await;
     let taken_off = Mover::take_off(&pids, move_limit(&shared)).await;
     let mut residency = shared.residency.borrow_mut();
-    let Some(away) = residency.away.get_mut(&stay.name) else { return };
+    let Some(suspended) = residency.suspended.get_mut(&stay.name) else { return };
     match taken_off {
         Ok(mover) => {
             movers.push(mover);
             for (gpu, held) in stay.held {
-                away.has_at_least(gpu, held);
+                suspended.has_at_least(gpu, held);
             }
             tracing::info!(
                 tenant = stay.name,
@@ -397,7 +398,7 @@ async fn take_off_followers(followers: Followers, shared: Rc<Shared>) {
             );
         }
         Err(Failure::Refused(reason)) => {
-            if away.follow_again_ns.is_none() {
+            if suspended.follow_again_ns.is_none() {
                 tracing::warn!(
                     tenant = stay.name,
                     ?pids,
@@ -405,20 +406,20 @@ async fn take_off_followers(followers: Followers, shared: Rc<Shared>) {
                     "the daemon cannot suspend new processes of a suspended tenant"
                 );
             }
-            away.processes.retain(|process| !pids.contains(&process.pid));
-            away.follow_again_ns = Some(monotonic_ns().saturating_add(RETRY.as_nanos() as u64));
+            suspended.processes.retain(|process| !pids.contains(&process.pid));
+            suspended.follow_again_ns = Some(monotonic_ns().saturating_add(RETRY.as_nanos() as u64));
         }
         Err(Failure::Lost(reason)) => {
             drop(residency);
             return recover_later(&stay, &reason, &shared);
         }
     }
-    away.stage = Stage::There(movers);
+    suspended.stage = Stage::There(movers);
 }
 
 /// Ends a tenant's suspension: the tenant is back on the GPUs, or has no process left.
 async fn stays_here(name: &str, shared: &Shared) {
-    shared.residency.borrow_mut().away.remove(name);
+    shared.residency.borrow_mut().suspended.remove(name);
     set_suspended(shared, name, false).await;
 }
 
@@ -431,8 +432,8 @@ fn recover_later(stay: &Stay, reason: &str, shared: &Rc<Shared>) {
         reason,
         "the daemon could not move the memory of a tenant: it brings the tenant back as soon as possible"
     );
-    if let Some(away) = shared.residency.borrow_mut().away.get_mut(&name) {
-        away.stage = Stage::Lost(reason.to_owned());
+    if let Some(suspended) = shared.residency.borrow_mut().suspended.get_mut(&name) {
+        suspended.stage = Stage::Lost(reason.to_owned());
     }
     let shared = Rc::clone(shared);
     tokio::task::spawn_local(async move {
@@ -448,10 +449,10 @@ fn recover_later(stay: &Stay, reason: &str, shared: &Rc<Shared>) {
                     return;
                 }
                 Ok((Back::NoRoom, mover)) => {
-                    // From now on, the tenant is away like any other suspended tenant.
-                    if let Some(away) = shared.residency.borrow_mut().away.get_mut(&name) {
-                        away.processes = keys(&stay.pids).collect();
-                        away.stage = Stage::There(vec![mover]);
+                    // From now on, the tenant is suspended like any other.
+                    if let Some(suspended) = shared.residency.borrow_mut().suspended.get_mut(&name) {
+                        suspended.processes = keys(&stay.pids).collect();
+                        suspended.stage = Stage::There(vec![mover]);
                     }
                     return;
                 }
@@ -470,9 +471,9 @@ fn recover_later(stay: &Stay, reason: &str, shared: &Rc<Shared>) {
 
 /// Brings back the tenants that the previous daemon suspended. Each tenant comes back as soon as
 /// there is room for it.
-pub fn bring_back_left(left: Vec<AwayProcess>, shared: &Rc<Shared>) {
+pub fn bring_back_left(left: Vec<SuspendedProcess>, shared: &Rc<Shared>) {
     let mut residency = shared.residency.borrow_mut();
-    for AwayProcess { tenant, process } in left {
+    for SuspendedProcess { tenant, process } in left {
         residency.left.entry(tenant).or_default().push(process);
     }
     for name in residency.left.keys() {
@@ -533,7 +534,7 @@ fn take_up(name: &str, pids: &[u32], mover: Mover, shared: &Shared) -> Option<Mo
         return Some(mover);
     };
     let mut residency = shared.residency.borrow_mut();
-    let away = Away {
+    let suspended = Suspended {
         id: stay.id,
         stage: Stage::There(vec![mover]),
         processes: residency.left.remove(name).unwrap_or_default(),
@@ -545,7 +546,7 @@ fn take_up(name: &str, pids: &[u32], mover: Mover, shared: &Shared) -> Option<Mo
         idle_since_ns: None,
         follow_again_ns: None,
     };
-    residency.away.insert(name.to_owned(), away);
+    residency.suspended.insert(name.to_owned(), suspended);
     None
 }
 
@@ -558,7 +559,7 @@ fn move_limit(shared: &Shared) -> Duration {
     shared.registry.borrow().config().suspend_limit()
 }
 
-impl Away {
+impl Suspended {
     /// Records that the tenant needs at least `bytes` on a GPU to come back. A larger known need
     /// stays.
     fn has_at_least(&mut self, gpu: GpuIndex, bytes: u64) {
@@ -568,19 +569,19 @@ impl Away {
 
 impl Residency {
     /// Returns the suspended processes, and the processes on the way off the GPUs or back.
-    pub fn away(&self) -> Vec<AwayProcess> {
-        let away = self.away.iter().map(|(tenant, away)| (tenant, &away.processes));
-        let all = away.chain(&self.left).flat_map(|(tenant, processes)| {
-            processes.iter().map(|process| AwayProcess { tenant: tenant.clone(), process: *process })
+    pub fn suspended(&self) -> Vec<SuspendedProcess> {
+        let suspended = self.suspended.iter().map(|(tenant, suspended)| (tenant, &suspended.processes));
+        let all = suspended.chain(&self.left).flat_map(|(tenant, processes)| {
+            processes.iter().map(|process| SuspendedProcess { tenant: tenant.clone(), process: *process })
         });
         all.collect()
     }
 
     /// Returns the memory of tenants that are suspended, or on the way off the GPUs or back, bytes.
-    pub fn away_bytes(&self) -> u64 {
-        self.away
+    pub fn suspended_bytes(&self) -> u64 {
+        self.suspended
             .values()
-            .flat_map(|away| away.bytes.values())
+            .flat_map(|suspended| suspended.bytes.values())
             .fold(0, |sum, bytes| sum.saturating_add(*bytes))
     }
 
@@ -608,34 +609,36 @@ impl Residency {
     }
 
     /// Forgets tenants without processes, so that a new tenant of the same name starts on the GPUs.
-    /// Returns the names of the forgotten tenants that were away.
+    /// Returns the names of the forgotten tenants that were suspended.
     fn forget_the_dead(&mut self, stays: &[Stay]) -> Vec<String> {
         self.tracks.retain(|id, _| stays.iter().any(|stay| stay.id == *id));
         self.told.retain(|id, _| stays.iter().any(|stay| stay.id == *id));
         self.visits.retain(|id, _| stays.iter().any(|stay| stay.id == *id));
         let lives = |name: &str| stays.iter().any(|stay| stay.name == name && !stay.pids.is_empty());
         // If a move of the tenant is under way, the end of the move handles the tenant.
-        let is_dead = |name: &String, away: &mut Away| matches!(away.stage, Stage::There(_)) && !lives(name);
-        self.away.extract_if(.., is_dead).map(|(name, _)| name).collect()
+        let is_dead = |name: &String, suspended: &mut Suspended| {
+            matches!(suspended.stage, Stage::There(_)) && !lives(name)
+        };
+        self.suspended.extract_if(.., is_dead).map(|(name, _)| name).collect()
     }
 
     /// Returns the processes that are on the GPUs although their tenants are suspended. Also
     /// records that a move of these tenants is under way.
     fn followers(&mut self, stays: &[Stay], now_ns: u64) -> Vec<Followers> {
         let follow = |stay: &Stay| {
-            let away = self.away.get_mut(&stay.name).filter(|away| away.id == stay.id)?;
-            let is_known = |pid: &u32| away.processes.iter().any(|process| process.pid == *pid);
+            let suspended = self.suspended.get_mut(&stay.name).filter(|suspended| suspended.id == stay.id)?;
+            let is_known = |pid: &u32| suspended.processes.iter().any(|process| process.pid == *pid);
             let pids: Vec<u32> = stay.pids.iter().copied().filter(|pid| !is_known(pid)).collect();
-            if pids.is_empty() || away.follow_again_ns.is_some_and(|again_ns| now_ns < again_ns) {
+            if pids.is_empty() || suspended.follow_again_ns.is_some_and(|again_ns| now_ns < again_ns) {
                 return None;
             }
-            match std::mem::replace(&mut away.stage, Stage::Followed) {
+            match std::mem::replace(&mut suspended.stage, Stage::Followed) {
                 Stage::There(movers) => {
-                    away.processes.extend(keys(&pids));
+                    suspended.processes.extend(keys(&pids));
                     Some(Followers { stay: stay.clone(), pids, movers })
                 }
                 other => {
-                    away.stage = other;
+                    suspended.stage = other;
                     None
                 }
             }
@@ -662,8 +665,8 @@ impl Residency {
         }
         self.waiting = waiting;
         for (seen, stay) in seen.iter_mut().zip(stays) {
-            let is_moving =
-                self.away.get(&stay.name).is_some_and(|away| !matches!(away.stage, Stage::There(_)));
+            let suspended = self.suspended.get(&stay.name);
+            let is_moving = suspended.is_some_and(|one| !matches!(one.stage, Stage::There(_)));
             if is_moving
                 || self.left.contains_key(&stay.name)
                 || seen.gpus().any(|gpu| self.claimed.contains(&gpu))
@@ -683,19 +686,19 @@ impl Residency {
     }
 
     fn see(&mut self, stay: &Stay, now_ns: u64) -> Seen {
-        let away = self.away.get(&stay.name).filter(|away| away.id == stay.id);
-        let (place, since_ns, bytes, idle_since_ns) = match away {
-            Some(away) => {
-                let place = match away.stage {
-                    _ if away.is_by_hand => Place::Fixed,
-                    Stage::There(_) => Place::Away,
+        let suspended = self.suspended.get(&stay.name).filter(|suspended| suspended.id == stay.id);
+        let (place, since_ns, bytes, idle_since_ns) = match suspended {
+            Some(suspended) => {
+                let place = match suspended.stage {
+                    _ if suspended.is_by_hand => Place::Fixed,
+                    Stage::There(_) => Place::Suspended,
                     // During a move, the plan takes the memory as occupied. Other tenants may wait
                     // for this memory, because the tenant can leave again after its return.
                     Stage::Leaving | Stage::Followed | Stage::Returning => Place::Resident,
                     Stage::Lost(_) => Place::Fixed,
                 };
-                let idle_since_ns = away.idle_since_ns.filter(|_| !stay.wants);
-                (place, away.since_ns, away.bytes.clone(), idle_since_ns)
+                let idle_since_ns = suspended.idle_since_ns.filter(|_| !stay.wants);
+                (place, suspended.since_ns, suspended.bytes.clone(), idle_since_ns)
             }
             None => {
                 let track =
@@ -813,7 +816,7 @@ mod tests {
     fn others_may_wait_for_the_memory_of_a_tenant_that_is_on_its_way() {
         let mut residency = Residency::default();
         let mut obtainable_bytes = |stage| {
-            let away = Away {
+            let suspended = Suspended {
                 id: 1,
                 stage,
                 processes: Vec::new(),
@@ -823,7 +826,7 @@ mod tests {
                 idle_since_ns: None,
                 follow_again_ns: None,
             };
-            residency.away.insert("1".to_owned(), away);
+            residency.suspended.insert("1".to_owned(), suspended);
             let seen = [stay(1, 0), stay(2, 0)].map(|stay| residency.see(&stay, 0));
             seen[1].obtainable_bytes(0, 20, &seen)
         };

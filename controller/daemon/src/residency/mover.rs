@@ -1,4 +1,4 @@
-//! The mover: the helper process `deepres away`. A mover suspends processes, keeps them suspended,
+//! The mover: the helper process `deepres mover`. A mover suspends processes, keeps them suspended,
 //! and brings them back.
 //!
 //! Each suspended tenant has one mover, and another mover for each group of processes that joined
@@ -23,7 +23,7 @@ const OWN_PROGRAM: &str = "/proc/self/exe";
 /// The prefix of the mover's error messages.
 const ERROR_PREFIX: &str = "deepres: ";
 
-/// The daemon's connection to a mover: a process `deepres away`.
+/// The daemon's connection to a mover: a process `deepres mover`.
 #[derive(Debug)]
 pub struct Mover {
     channel: BufReader<UnixStream>,
@@ -61,7 +61,7 @@ impl Mover {
         let mut mover = Self::start(&[], pids)
             .map_err(|error| Failure::Refused(format!("cannot start the process that suspends: {error}")))?;
         match mover.hear(limit).await? {
-            Word::Away => Ok(mover),
+            Word::Suspended => Ok(mover),
             other => Err(mover.end(format!("the process that suspends said {other:?}"))),
         }
     }
@@ -84,7 +84,7 @@ impl Mover {
         let channel = BufReader::new(UnixStream::from_std(ours)?);
         let theirs = OwnedFd::from(theirs);
         let mut command = Command::new(OWN_PROGRAM);
-        command.arg0("deepres").arg("away").args(options).args(pids.iter().map(u32::to_string));
+        command.arg0("deepres").arg("mover").args(options).args(pids.iter().map(u32::to_string));
         // The mover's errors come through the same channel as its answers. The mover has a process
         // group of its own, so that signals to the daemon's group do not reach it.
         command.stdin(Stdio::from(theirs.try_clone()?)).stderr(Stdio::from(theirs.try_clone()?));
@@ -108,7 +108,7 @@ impl Mover {
     /// Makes the mover bring the processes back.
     ///
     /// # Errors
-    /// The reason for which the processes are neither back nor certainly away.
+    /// The reason for which the processes are neither back nor certainly suspended.
     pub async fn bring_back(&mut self, limit: Duration) -> Result<Back, Failure> {
         if self.channel.get_mut().write_all(b"back\n").await.is_err() {
             return Err(Failure::Lost("the process that kept the tenant suspended has ended".to_owned()));
@@ -121,7 +121,7 @@ impl Mover {
             Ok(Word::Back) => Ok(Back::Yes),
             Ok(Word::NoRoom) => Ok(Back::NoRoom),
             Ok(other) => Err(self.end(format!("the process that brings back said {other:?}"))),
-            // The mover has ended, and no longer keeps the processes away.
+            // The mover has ended, and no longer keeps the processes suspended.
             Err(Failure::Refused(reason) | Failure::Lost(reason)) => Err(Failure::Lost(reason)),
         }
     }
@@ -152,7 +152,7 @@ impl Mover {
                 }
             }
             match line.trim_end() {
-                "away" => return Ok(Word::Away),
+                "suspended" => return Ok(Word::Suspended),
                 "back" => return Ok(Word::Back),
                 "no room" => return Ok(Word::NoRoom),
                 "lost" => is_lost = true,
@@ -171,10 +171,10 @@ impl Mover {
     }
 }
 
-/// A word that the mover writes to the daemon, by `deepres away`'s protocol.
+/// A word that the mover writes to the daemon, by the protocol of `deepres mover`.
 #[derive(Debug, PartialEq, Eq)]
 enum Word {
-    Away,
+    Suspended,
     Back,
     NoRoom,
 }

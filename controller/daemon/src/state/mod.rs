@@ -72,8 +72,8 @@ pub struct State {
     #[serde(default)]
     pub allocations: Vec<Allocation>,
     /// Processes of tenants that are suspended, or on their way off the GPUs or back.
-    #[serde(default)]
-    pub away: Vec<AwayProcess>,
+    #[serde(default, alias = "away")]
+    pub suspended: Vec<SuspendedProcess>,
     /// The plans that tenants follow.
     #[serde(default)]
     pub plans: Vec<SavedPlan>,
@@ -92,7 +92,7 @@ pub struct SavedPlan {
 
 /// A process that is suspended with the rest of its tenant.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct AwayProcess {
+pub struct SuspendedProcess {
     /// The tenant's name.
     pub tenant: String,
     /// The key of the process.
@@ -233,7 +233,7 @@ impl State {
             adopted: Vec::new(),
             held: Vec::new(),
             allocations: Vec::new(),
-            away: Vec::new(),
+            suspended: Vec::new(),
             plans: Vec::new(),
         }
     }
@@ -249,7 +249,7 @@ impl State {
             || self.adopted != other.adopted
             || self.held != other.held
             || self.allocations != other.allocations
-            || self.away != other.away
+            || self.suspended != other.suspended
             || self.plans != other.plans
             || !self.gpus.iter().map(news).eq(other.gpus.iter().map(news))
     }
@@ -310,7 +310,7 @@ mod tests {
         };
         let gpu = SavedGpu { uuid, counters: Counters { handoffs: 3, ..Counters::default() } };
         let adopted = vec![Adopted { process, tenant: Some("train".to_owned()) }];
-        let away = vec![AwayProcess { tenant: "train".to_owned(), process }];
+        let suspended = vec![SuspendedProcess { tenant: "train".to_owned(), process }];
         let allocation = Allocation {
             token: Token::of([7; 16]),
             share_ppm: 300_000,
@@ -348,7 +348,7 @@ mod tests {
             adopted,
             held: vec![process],
             allocations: vec![allocation],
-            away,
+            suspended,
             plans,
             ..State::new("this boot", 1_000, vec![gpu], vec![tenant])
         }

@@ -83,7 +83,7 @@ pub async fn save(shared: &Shared) -> Saved {
     };
     let board = shared.watcher.board();
     (state.adopted, state.held) = (board.adopted, board.held);
-    state.away = shared.residency.borrow().away();
+    state.suspended = shared.residency.borrow().suspended();
     state.plans = shared.plans.borrow().saved(shared.registry.borrow().gpus());
     let saved = tokio::task::spawn_blocking(move || file.save(state))
         .await

@@ -83,7 +83,8 @@ const chart = $("chart"), picture = document.createElement("canvas");
 let bands = [], step = 0;
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-// Returns the bands of the chart, the largest first: name, samples (parts of all shown GPUs), colour.
+// Returns the bands of the chart, the largest first: name, samples (parts of all shown GPUs) and
+// colour.
 function stack(count) {
   const gpu = $("gpu").value;
   const gpus = gpu === "" ? Math.max(1, status.gpus.length) : 1;

@@ -181,9 +181,12 @@ impl Drop for Cgroup {
     }
 }
 
-/// Returns two cgroups as Docker makes them, with names of this test process alone. If the machine
-/// does not allow this, prints the reason and returns `None`.
+/// Returns two cgroups as Docker makes them, with names of this test process alone. If this user or
+/// the machine cannot have them, reports the test as skipped and returns `None`.
 fn containers(kind: u32) -> Option<[Cgroup; 2]> {
+    if !deepres_e2e::skip::root_or_skipped() {
+        return None;
+    }
     let name = |number: u32| format!("docker-{kind:04x}{number:04x}{:056x}.scope", std::process::id());
     let (Some(first), Some(second)) = (Cgroup::make(&name(1)), Cgroup::make(&name(2))) else {
         deepres_e2e::skip::skipped("no cgroup can be made here");

@@ -145,22 +145,22 @@ pub fn section<T: Declared>() -> String {
             Role::Label => format!("label of `{}`", info_name::<T>()),
             _ => format!("`{}`", metric.name()),
         });
-        let (head, help) = (field.head, paragraph(field.help).replace('|', "\\|"));
+        let (head, help) = (field.head, paragraph(field.help, " ").replace('|', "\\|"));
         format!("| `{}` | {kind}{separator}{unit} | {head} | {metric} | {help} |\n", field.name)
     };
     let rows: String = T::FIELDS.iter().map(row).collect();
-    let about = paragraph(T::ABOUT).replace('|', "\\|");
+    let about = paragraph(T::ABOUT, "\n").replace('|', "\\|");
     format!(
         "\n## {}\n\n{about}\n\n| field | value | column | metric | meaning |\n|---|---|---|---|---|\n{rows}",
         T::NAME
     )
 }
 
-/// Returns the first paragraph of a help text as one line, without the marks of links in Rust. The
-/// result has JSON's `null` in the place of `None`.
-fn paragraph(help: &[&str]) -> String {
+/// Returns the first paragraph of a help text, with `between` its lines, and without the marks of
+/// links in Rust. The result has JSON's `null` in the place of `None`.
+fn paragraph(help: &[&str], between: &str) -> String {
     let lines: Vec<&str> = help.iter().map(|line| line.trim()).take_while(|line| !line.is_empty()).collect();
-    lines.join(" ").replace("[`", "`").replace("`]", "`").replace("`None`", "`null`")
+    lines.join(between).replace("[`", "`").replace("`]", "`").replace("`None`", "`null`")
 }
 
 /// Returns a type of Rust in words.

@@ -270,8 +270,8 @@ status! {
         pub gpus: Vec<GpuStatus>,
         /// The tenants, by name.
         pub tenants: Vec<TenantStatus> as Gauge,
-        /// The jobs that wait for guaranteed memory, GPUs or a part of their user's caps, in the order
-        /// in which they get them.
+        /// The jobs that wait for guaranteed memory, GPUs or a part of their user's caps, in the
+        /// order in which they get them.
         #[serde(default)]
         pub waiting: Vec<WaitingStatus> as Gauge,
         /// The unmanaged processes.
@@ -315,8 +315,8 @@ status! {
         pub mps_deaths: u64,
     }
 
-    /// A job that waits for guaranteed memory, for GPUs or for a part of its user's caps (`deepres run
-    /// --wait`).
+    /// A job that waits for guaranteed memory, for GPUs or for a part of its user's caps (`deepres
+    /// run --wait`).
     #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
     pub struct WaitingStatus {
         /// The name for the job's tenant.
@@ -778,9 +778,10 @@ pub fn fields() -> String {
         section::<GuardStatus>(),
     ];
     format!(
-        "# Fields of the status\n\n`deepres ps --json` prints one `Status`. `deepres explain --json` prints a list of `ShareStatus`.\n\
-         A field with a column is in the tables of `deepres ps` too, and a field with a metric in the [metrics](metrics.md).\n\
-         `deepres ps --fields` prints this page.\n{}",
+        "# Fields of the status\n\n\
+         `deepres ps --json` prints one `Status`. `deepres explain --json` prints a list of `ShareStatus`.\n\
+         A field with a column is in the tables of `deepres ps` too, and a field with a metric in the\n\
+         [metrics](metrics.md). `deepres ps --fields` prints this page.\n{}",
         sections.concat()
     )
 }

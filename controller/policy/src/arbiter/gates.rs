@@ -55,9 +55,9 @@ impl Core {
         wake_ns
     }
 
-    /// Returns whether the sessions of a tenant may take turns in the tenant's leases. The ranks of a
-    /// gang take no turns, because no arbiter knows which rank has its turn on another GPU. In space,
-    /// the tenant's part of the SMs is the sum of its sessions' parts.
+    /// Returns whether the sessions of a tenant may take turns in the tenant's leases. The ranks of
+    /// a gang take no turns, because no arbiter knows which rank has its turn on another GPU. In
+    /// space, the tenant's part of the SMs is the sum of its sessions' parts.
     fn has_turns(&self, id: TenantId) -> bool {
         !self.scheduler.is_gang(id) && !self.scheduler.is_in_space()
     }

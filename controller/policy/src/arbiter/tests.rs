@@ -336,7 +336,8 @@ fn a_paused_tenant_waits_and_is_told_so() {
 }
 
 impl Bench {
-    /// Adds a session that can use a part of the SMs. Its tenant has the session's number, below ten.
+    /// Adds a session that can use a part of the SMs. Its tenant has the session's number, below
+    /// ten.
     fn enter_on_part(&mut self, id: SessionId, percent: u32) {
         let part_ppm = percent * (PPM / 100);
         self.parts_ppm.insert(id, part_ppm);

@@ -3,12 +3,12 @@
 //! Each launch of the tenant asks its gate. The gate follows the tenant through its iteration by
 //! the keys of the kernels. A plan may begin in the middle of an iteration. So the gate first seeks
 //! a whole iteration, and then counts along without any wait until all other tenants have found
-//! their iterations. Then the tenants *meet*: each waits at the beginning of its next iteration until
-//! the others are there. From then on, all tenants count the same iterations.
+//! their iterations. Then the tenants *meet*: each waits at the beginning of its next iteration
+//! until the others are there. From then on, all tenants count the same iterations.
 //!
-//! At a cut, the launch waits until the other tenant has come to the place of the cut, at most for a
-//! bound. If a launch is not the one that the iteration has at this place, the tenant has departed
-//! from its plan: the gate lets all further launches through at once.
+//! At a cut, the launch waits until the other tenant has come to the place of the cut, at most for
+//! a bound. If a launch is not the one that the iteration has at this place, the tenant has
+//! departed from its plan: the gate lets all further launches through at once.
 
 use alloc::vec::Vec;
 
@@ -63,9 +63,9 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// Returns the gate of a tenant. `keys` has the keys of the iteration's kernels, in the order of
-    /// the launches. `cuts` has the cuts of all tenants. Even if a launch has several cuts, the launch
-    /// waits for at most `bound_ns` in all.
+    /// Returns the gate of a tenant. `keys` has the keys of the iteration's kernels, in the order
+    /// of the launches. `cuts` has the cuts of all tenants. Even if a launch has several cuts, the
+    /// launch waits for at most `bound_ns` in all.
     pub fn new(tenant: usize, keys: Vec<u64>, cuts: &[Cut], bound_ns: u64) -> Self {
         let mut marks: Vec<usize> =
             cuts.iter().filter(|cut| cut.other == tenant).map(|cut| cut.until).collect();
@@ -96,9 +96,9 @@ impl Gate {
         self.marks.binary_search(&done).is_ok()
     }
 
-    /// Returns the tenant's place for the other tenants. `finished` is the number of kernels that have
-    /// finished since the tenant began to count. Between two places for which nobody waits, the place
-    /// stays.
+    /// Returns the tenant's place for the other tenants. `finished` is the number of kernels that
+    /// have finished since the tenant began to count. Between two places for which nobody waits,
+    /// the place stays.
     pub fn place(&self, finished: u64) -> Place {
         match self.step {
             Step::Seeking(_) => Place::Coming,
@@ -114,8 +114,9 @@ impl Gate {
         }
     }
 
-    /// Answers a launch that asked first at `asked_ns`. A launch that waits asks again with the same key
-    /// and the same `asked_ns`. So several threads may wait at once, each for the bound at most.
+    /// Answers a launch that asked first at `asked_ns`. A launch that waits asks again with the
+    /// same key and the same `asked_ns`. So several threads may wait at once, each for the bound at
+    /// most.
     pub fn launch(&mut self, asked_ns: u64, now_ns: u64, key: u64, others: &[Place; MOST_TENANTS]) -> Answer {
         let ends_ns = asked_ns.saturating_add(self.bound_ns);
         match self.step {
@@ -181,8 +182,8 @@ impl Gate {
         others.iter().enumerate().any(|(other, place)| other != self.tenant && is(*place))
     }
 
-    /// Returns the step after a launch, if the launches before it were `matched` first kernels of the
-    /// iteration. The algorithm is that of Knuth, Morris and Pratt.
+    /// Returns the step after a launch, if the launches before it were `matched` first kernels of
+    /// the iteration. The algorithm is that of Knuth, Morris and Pratt.
     fn seek(&self, mut matched: usize, key: u64) -> Step {
         while matched > 0 && self.keys.get(matched) != Some(&key) {
             matched = self.borders.get(matched).copied().unwrap_or(0);

@@ -1,13 +1,13 @@
 //! Finds the iteration in a tenant's launches, by the keys of the kernels.
 //!
 //! Launches that are no part of an iteration are few or come together: a kernel that comes now and
-//! then, another branch, a warm-up, a validation. Between them, the iteration repeats itself without a
-//! break. The launches of such a repetition are a *run*.
+//! then, another branch, a warm-up, a validation. Between them, the iteration repeats itself
+//! without a break. The launches of such a repetition are a *run*.
 //!
-//! An iteration also repeats parts of itself, such as the layers of a model. A run of layers ends with
-//! the iteration. So if an iteration repeats itself three times in a row, its run is more than twice as
-//! long as each run of a part. Two branches that come now and then may look like a longer repetition,
-//! which comes only twice in a row.
+//! An iteration also repeats parts of itself, such as the layers of a model. A run of layers ends
+//! with the iteration. So if an iteration repeats itself three times in a row, its run is more than
+//! twice as long as each run of a part. Two branches that come now and then may look like a longer
+//! repetition, which comes only twice in a row.
 
 use alloc::collections::BTreeMap;
 use alloc::vec;

@@ -125,7 +125,8 @@ pub fn read(mut chunks: &[u8]) -> Result<(Vec<Process>, usize), Flaw> {
 pub enum Purpose {
     /// The iteration trains: the name of one of its kernels says so.
     Training,
-    /// The iteration answers a request: no name says that it trains, and the host waits for the GPU.
+    /// The iteration answers a request: no name says that it trains, and the host waits for the
+    /// GPU.
     Inference,
     /// The kernels have no names, or the host never waits.
     Unknown,
@@ -169,8 +170,8 @@ impl Iteration {
     }
 }
 
-/// Returns the part of the SMs that a kernel uses in the mean over its waves, percent. `at_once` blocks
-/// run at once. The last wave may have fewer blocks.
+/// Returns the part of the SMs that a kernel uses in the mean over its waves, percent. `at_once`
+/// blocks run at once. The last wave may have fewer blocks.
 pub fn width_by_waves(blocks: u64, at_once: u64) -> f64 {
     let at_once = at_once.max(1);
     let waves = blocks.div_ceil(at_once).max(1);
@@ -233,8 +234,8 @@ impl Process {
         self.took.get(&shape.key).map(|(count, sum_ns)| (sum_ns / (*count).max(1)).max(1))
     }
 
-    /// Returns the time of a launch of each shape, ns: the mean of the shape's measured times, or else
-    /// the mean of all measured times.
+    /// Returns the time of a launch of each shape, ns: the mean of the shape's measured times, or
+    /// else the mean of all measured times.
     fn times_ns(&self) -> Vec<u64> {
         let all = self.took.values();
         let (count, sum_ns) =
@@ -262,8 +263,8 @@ impl Process {
         Some(width_by_waves(blocks(shape), u64::from(*at_once)))
     }
 
-    /// Returns the iteration of the process, or `None` if its launches do not repeat themselves. If the
-    /// recording does not tell the width of a kernel, `width_percent` may tell it.
+    /// Returns the iteration of the process, or `None` if its launches do not repeat themselves. If
+    /// the recording does not tell the width of a kernel, `width_percent` may tell it.
     pub fn iteration(&self, width_percent: impl Fn(&Shape) -> Option<f64>) -> Option<Iteration> {
         let keys: Vec<u64> = self.launches.iter().map(|launch| launch.shape as u64).collect();
         let found = period::find(&keys)?;
@@ -312,8 +313,8 @@ impl Process {
         Some(Iteration { steps, purpose, repeats: occurrences.len(), explained: found.explained, period_ns })
     }
 
-    /// Returns for each launch the time since the end of the earlier work of its stream, and since the
-    /// end of all earlier work, ns.
+    /// Returns for each launch the time since the end of the earlier work of its stream, and since
+    /// the end of all earlier work, ns.
     fn gaps(&self, times_ns: &[u64]) -> Vec<(u64, u64)> {
         let mut ends_ns: BTreeMap<u64, u64> = BTreeMap::new();
         let mut all_end_ns = self.launches.first().map_or(0, |launch| launch.at_ns);
@@ -327,9 +328,9 @@ impl Process {
         each.collect()
     }
 
-    /// Returns the launches before which their stream waited for an event. A recording does not tell
-    /// which work comes before an event. So such a launch counts as one that comes after all launches
-    /// before it.
+    /// Returns the launches before which their stream waited for an event. A recording does not
+    /// tell which work comes before an event. So such a launch counts as one that comes after all
+    /// launches before it.
     fn joining(&self) -> BTreeSet<usize> {
         let mut waiting = BTreeSet::new();
         let mut follows = self.follows.iter().peekable();
@@ -410,8 +411,8 @@ mod tests {
         (process, iteration)
     }
 
-    /// A server: each request has a kernel, two kernels on another stream, and a kernel that waits for
-    /// them. Requests come every 2 ms.
+    /// A server: each request has a kernel, two kernels on another stream, and a kernel that waits
+    /// for them. Requests come every 2 ms.
     fn server(requests: u64) -> Vec<Record<'static>> {
         let mut records = vec![shape(0, 10), shape(1, 150), shape(2, 1), resident(0, 100), resident(1, 100)];
         records.push(Record::Name(200, b"layer_forward"));

@@ -305,8 +305,8 @@ proptest! {
         rounds in 1usize..7,
     ) {
         let mut clients: Vec<Client> = tenants.iter().enumerate().map(|(tenant, (kernels, from, departs_at))| {
-            // Keys repeat within an iteration. The plan begins anywhere in it. The launch that departs
-            // has a key of no plan.
+            // Keys repeat within an iteration. The plan begins anywhere in it. The launch that
+            // departs has a key of no plan.
             let keys: Vec<u64> = kernels.iter().map(|kernel| kernel.0).collect();
             let each = kernels.iter().cycle().skip(from % kernels.len()).take(kernels.len() * rounds);
             let mut launches: Vec<(u64, u64)> = each.copied().collect();

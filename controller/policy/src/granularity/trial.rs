@@ -1,23 +1,23 @@
 //! The comparison of a plan with no plan, by the measured work of the tenants.
 //!
 //! The tenants follow the plan in one stint of time, and do not follow it in another one. The two
-//! stints are a *pair*. The gain of a pair is the ratio of the work in both stints, less one. A plan
-//! is better if the mean gain of the last pairs exceeds its noise, and no tenant does less work by
-//! more than the noise. The noise is the bound of the 95 % confidence interval of the mean (Student's
-//! t).
+//! stints are a *pair*. The gain of a pair is the ratio of the work in both stints, less one. A
+//! plan is better if the mean gain of the last pairs exceeds its noise, and no tenant does less
+//! work by more than the noise. The noise is the bound of the 95 % confidence interval of the mean
+//! (Student's t).
 //!
-//! By turns, the stint with the plan is the first and the second one of its pair. So if the tenants'
-//! work grows or shrinks all the time, this drift is noise, and not a gain.
+//! By turns, the stint with the plan is the first and the second one of its pair. So if the
+//! tenants' work grows or shrinks all the time, this drift is noise, and not a gain.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-/// The least number of pairs for a verdict. With fewer pairs, the interval is wider than most gains:
-/// for three pairs, Student's t is 4.3.
+/// The least number of pairs for a verdict. With fewer pairs, the interval is wider than most
+/// gains: for three pairs, Student's t is 4.3.
 pub const LEAST_PAIRS: usize = 4;
-/// The number of pairs after which a plan that is not better is dropped, and the number of latest pairs
-/// that decide about a plan that is kept. With more pairs, the interval hardly gets narrower: Student's
-/// t falls from 2.36 to 1.96.
+/// The number of pairs after which a plan that is not better is dropped, and the number of latest
+/// pairs that decide about a plan that is kept. With more pairs, the interval hardly gets narrower:
+/// Student's t falls from 2.36 to 1.96.
 pub const MOST_PAIRS: usize = 8;
 /// Student's t for a confidence of 95 %, for [`LEAST_PAIRS`] to [`MOST_PAIRS`] pairs.
 const STUDENT: [f64; MOST_PAIRS - LEAST_PAIRS + 1] = [3.182, 2.776, 2.571, 2.447, 2.365];
@@ -66,8 +66,8 @@ impl Trial {
         self.begins_without
     }
 
-    /// Adds a pair of stints: the work of each tenant for each second, with and without the plan, in
-    /// any one unit.
+    /// Adds a pair of stints: the work of each tenant for each second, with and without the plan,
+    /// in any one unit.
     ///
     /// # Errors
     /// The number of a tenant that did no work without the plan. The pair does not count.

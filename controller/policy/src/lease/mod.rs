@@ -241,8 +241,8 @@ pub struct Scheduler {
     decided_ns: u64,
     /// Number of tenants with work in flight at the last decision.
     flying: usize,
-    /// Number of tenants between whose work the hardware may take turns from now on: their gates let
-    /// launches pass, or they have work in flight.
+    /// Number of tenants between whose work the hardware may take turns from now on: their gates
+    /// let launches pass, or they have work in flight.
     on_gpu: usize,
     /// The remainder of the division of passed time among the tenants with work in flight, ns. The
     /// next decision divides it.
@@ -488,13 +488,14 @@ impl Scheduler {
         }
     }
 
-    /// Returns the previous holder, if its work is still in flight while the next tenant may launch.
+    /// Returns the previous holder, if its work is still in flight while the next tenant may
+    /// launch.
     pub fn beside(&self) -> Option<TenantId> {
         self.beside.map(|beside| beside.tenant)
     }
 
-    /// Returns whether the scheduler waits for the end of the work in flight of a tenant whose gate is
-    /// closed.
+    /// Returns whether the scheduler waits for the end of the work in flight of a tenant whose gate
+    /// is closed.
     pub fn awaits_end(&self, id: TenantId) -> bool {
         let is_stuck = || self.tenants.get(id).is_some_and(|tenant| tenant.stuck.is_some());
         self.phase() == Phase::Draining(id)
@@ -609,8 +610,8 @@ impl Scheduler {
         self.on_gpu > 1
     }
 
-    /// Returns whether the hardware may take turns between the tenant's work and other tenants' work
-    /// from now on.
+    /// Returns whether the hardware may take turns between the tenant's work and other tenants'
+    /// work from now on.
     pub fn is_beside(&self, id: TenantId) -> bool {
         self.has_several() && self.tenants.get(id).is_some_and(Tenant::is_on_gpu)
     }
@@ -858,7 +859,8 @@ impl Scheduler {
         })
     }
 
-    /// Returns whether a tenant may have the GPU now, beside the rest of the previous holder's work.
+    /// Returns whether a tenant may have the GPU now, beside the rest of the previous holder's
+    /// work.
     fn has_room(&self, id: TenantId) -> bool {
         let Some(beside) = self.beside.filter(|beside| beside.tenant != id) else { return true };
         let is_over = self.order != Order::Apart || self.decided_ns >= beside.until_ns;
@@ -981,8 +983,8 @@ impl Scheduler {
         if self.order == Order::Apart
             && let Some(tenant) = self.tenants.get_quietly(tenant)
         {
-            // A thread that waits launches as soon as the gate opens, before the next look. The ranks of
-            // a gang wait for each other first.
+            // A thread that waits launches as soon as the gate opens, before the next look. The
+            // ranks of a gang wait for each other first.
             tenant.flew |= tenant.seen.waiting;
         }
         let hold = Hold::begin(tenant, now_ns, is_idle);
@@ -1350,9 +1352,9 @@ impl Scheduler {
 
     /// Ends a hold: charges the time without metered use, and records the cost of the hand-off.
     fn settle(&mut self, hold: &Hold, in_flight: bool, is_given_up: bool, now_ns: u64) {
-        // The time within a hold in which the GPU waits for the next launch is no cost of a hand-off.
-        // If it counted, leases and windows would grow, and the GPU would wait longer still. A holder
-        // with one kernel in flight makes the GPU wait each time.
+        // The time within a hold in which the GPU waits for the next launch is no cost of a
+        // hand-off. If it counted, leases and windows would grow, and the GPU would wait longer
+        // still. A holder with one kernel in flight makes the GPU wait each time.
         let gives_way = self.gives_way(hold.tenant);
         let Some(holder) = self.tenants.get_mut(hold.tenant) else { return };
         if in_flight && is_given_up {

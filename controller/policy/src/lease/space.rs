@@ -2,20 +2,21 @@
 //!
 //! If the parts of all active owners add up to the whole GPU at most, all of them are in the set.
 //! They take nothing from each other, so their gates are open, and the scheduler charges nothing.
-//! Otherwise the scheduler chooses the set by the one rule: it goes through the owners that want the
-//! GPU in their order, and takes each owner whose part still fits. Each owner of the set has a lease.
-//! So its session rings the bell at the end of a burst, and the place is free at once.
+//! Otherwise the scheduler chooses the set by the one rule: it goes through the owners that want
+//! the GPU in their order, and takes each owner whose part still fits. Each owner of the set has a
+//! lease. So its session rings the bell at the end of a burst, and the place is free at once.
 //!
-//! The scheduler charges an owner for its *place*: the time in which the owner wants the GPU and may
-//! use its part of the SMs, times the part. So an owner whose meter shows less than it uses pays for
-//! its place too. A place is *spare* if no owner that waits would fit on the SMs without this owner
-//! and those after it in the order. An owner in a spare place takes nothing from others, so it pays
-//! only until it owes its place for a quantum. This debt keeps it behind owners that had less.
+//! The scheduler charges an owner for its *place*: the time in which the owner wants the GPU and
+//! may use its part of the SMs, times the part. So an owner whose meter shows less than it uses
+//! pays for its place too. A place is *spare* if no owner that waits would fit on the SMs without
+//! this owner and those after it in the order. An owner in a spare place takes nothing from others,
+//! so it pays only until it owes its place for a quantum. This debt keeps it behind owners that had
+//! less.
 //!
 //! The scheduler chooses anew after a quantum, or when the request of an owner that waits is due
 //! before the requests of the set. If an owner of the set pauses, the others keep their places, and
-//! an owner that waits may take the free one. An owner that loses its place keeps its part until its
-//! work in flight has drained.
+//! an owner that waits may take the free one. An owner that loses its place keeps its part until
+//! its work in flight has drained.
 
 use super::clock::{Clock, signed};
 use super::state::{Rank, Stuck, Tenant};
@@ -27,7 +28,8 @@ use core::mem;
 use deepres_abi::PPM;
 
 impl Tenant {
-    /// Returns whether an owner wants the GPU. A short pause of an owner with a place does not count.
+    /// Returns whether an owner wants the GPU. A short pause of an owner with a place does not
+    /// count.
     fn asks(&self, now_ns: u64, short_ns: u64) -> bool {
         let pauses_shortly =
             || self.pauses_shortly() && now_ns.saturating_sub(self.stopped_wanting_ns) <= short_ns;
@@ -40,14 +42,14 @@ impl Tenant {
         self.seen.in_flight && !self.may_launch()
     }
 
-    /// Returns whether the tenant has its part of the SMs: by its gate, or by work in flight until the
-    /// limit of the drain.
+    /// Returns whether the tenant has its part of the SMs: by its gate, or by work in flight until
+    /// the limit of the drain.
     fn occupies(&self, now_ns: u64) -> bool {
         self.may_launch() || (self.drains() && now_ns < self.drains_until_ns)
     }
 
-    /// Charges the place that the tenant had for `passed_ns`. In a spare place, the tenant pays until it
-    /// owes its place for `most_ns`.
+    /// Charges the place that the tenant had for `passed_ns`. In a spare place, the tenant pays
+    /// until it owes its place for `most_ns`.
     fn charge_place(&mut self, passed_ns: u64, most_ns: Option<u64>, clock: &mut Clock) {
         let mut area_ns = self.area_ns(passed_ns);
         if let Some(most_ns) = most_ns {
@@ -153,8 +155,8 @@ impl Scheduler {
         }
     }
 
-    /// Gives this grant to the owners of the set, as far as the work in flight of other owners leaves
-    /// room.
+    /// Gives this grant to the owners of the set, as far as the work in flight of other owners
+    /// leaves room.
     fn open_gates(&mut self, grant: Grant, now_ns: u64) {
         let occupied = self.tenants.values().filter(|tenant| tenant.occupies(now_ns));
         let mut occupied_ppm = occupied.map(|tenant| u64::from(tenant.part_ppm())).sum::<u64>();
@@ -183,7 +185,8 @@ impl Scheduler {
         self.tenants.astir().filter(waits).map(|(id, tenant)| (*id, tenant))
     }
 
-    /// Chooses the set of owners anew if it is time to. Otherwise gives free places to owners that wait.
+    /// Chooses the set of owners anew if it is time to. Otherwise gives free places to owners that
+    /// wait.
     fn choose(&mut self, now_ns: u64, tuning: &Tuning) {
         let short_ns = short_pause_ns(tuning);
         let mean = self.clocks[Rank::Owner as usize].eligible_after(0);

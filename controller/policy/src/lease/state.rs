@@ -357,8 +357,8 @@ impl Tenant {
         if self.seen.sm_ppm == 0 { PPM } else { self.seen.sm_ppm.min(PPM) }
     }
 
-    /// Returns the charge for `gpu_ns` of the tenant's time on the GPU, ns. If the tenant uses its own
-    /// SMs, the charge is an area: the time times the part of the SMs.
+    /// Returns the charge for `gpu_ns` of the tenant's time on the GPU, ns. If the tenant uses its
+    /// own SMs, the charge is an area: the time times the part of the SMs.
     pub fn area_ns(&self, gpu_ns: u64) -> u64 {
         let part_ppm = if self.is_free { self.part_ppm() } else { PPM };
         let area_ns = u128::from(gpu_ns) * u128::from(part_ppm) / u128::from(PPM);

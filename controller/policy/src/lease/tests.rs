@@ -1,4 +1,5 @@
-//! Each rule of the lease policy by itself. `tests/integration/lease_policy.rs` tries them together.
+//! Each rule of the lease policy by itself. `tests/integration/lease_policy.rs` tries them
+//! together.
 
 use super::state::{MAX_CREDIT_NS, MAX_DEBT_NS};
 use super::*;
@@ -1238,8 +1239,8 @@ fn a_tenant_that_is_owed_nothing_and_comes_rarely_is_served_before_backlogged_te
     }
 }
 
-/// Shows long work of A in flight. B has short bursts and got the GPU beside that work. C, whose bursts
-/// take `burst_ns`, waits.
+/// Shows long work of A in flight. B has short bursts and got the GPU beside that work. C, whose
+/// bursts take `burst_ns`, waits.
 fn beside_long_work(long: Seen, burst_ns: u64) -> Bench {
     let mut bench = Bench::new();
     bench.scheduler.enter(C, Class::Fair, bench.now_ns);
@@ -1626,8 +1627,8 @@ impl Space {
         self.parts_ppm[id as usize - 1]
     }
 
-    /// Lets some seconds pass. Returns the area of each tenant in the last of them, as a part of the
-    /// GPU.
+    /// Lets some seconds pass. Returns the area of each tenant in the last of them, as a part of
+    /// the GPU.
     fn areas(&mut self) -> Vec<f64> {
         (0..1_000).for_each(|_| self.pass_ms());
         self.areas_ns.fill(0);

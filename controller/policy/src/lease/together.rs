@@ -1,8 +1,8 @@
-//! Owners that use the GPU together. The scheduler lets several owners launch if they fit on the GPU,
-//! in one of two ways:
+//! Owners that use the GPU together. The scheduler lets several owners launch if they fit on the
+//! GPU, in one of two ways:
 //!
-//! - **In space.** Under MPS, each owner can use a part of the SMs. The scheduler lets a set of owners
-//!   launch whose parts add up to the whole GPU at most ([`super::space`]).
+//! - **In space.** Under MPS, each owner can use a part of the SMs. The scheduler lets a set of
+//!   owners launch whose parts add up to the whole GPU at most ([`super::space`]).
 //! - **In time.** Most programs wait for their host between two bursts of GPU work. If the owners'
 //!   demands add up to less than the GPU, each owner can have all that it wants. Turns would then
 //!   only cost hand-offs.
@@ -35,8 +35,8 @@ use deepres_abi::PPM;
 
 /// The span after which an observation of a pace counts half as much.
 const SPAN_NS: u64 = ns(Duration::from_millis(200));
-/// A pace is known once it was observed for half of the span. After the first halving, the pace of a
-/// tenant is always known.
+/// A pace is known once it was observed for half of the span. After the first halving, the pace of
+/// a tenant is always known.
 const KNOWN_NS: u64 = SPAN_NS / 2;
 /// The largest sum of the demands of owners that come together, parts per million of the GPU. The
 /// rest of the GPU is for the hardware's switches, and for the error of the estimates.
@@ -81,8 +81,8 @@ impl Pace {
         self.used_ns = self.used_ns.saturating_add(used_ns);
     }
 
-    /// Adds the time up to `now_ns` if `counts`. `ends_ns` is the moment at which the tenant's own use
-    /// and its short pause ended, if this is earlier.
+    /// Adds the time up to `now_ns` if `counts`. `ends_ns` is the moment at which the tenant's own
+    /// use and its short pause ended, if this is earlier.
     fn pass(&mut self, ends_ns: u64, now_ns: u64, counts: bool) {
         let until_ns = mem::replace(&mut self.until_ns, now_ns);
         let passed_ns = ends_ns.min(now_ns).saturating_sub(until_ns);
@@ -139,8 +139,8 @@ pub struct Company {
     pub(super) set: Vec<TenantId>,
     /// The time at which the scheduler last chose a set of owners anew, ns.
     pub(super) chosen_ns: u64,
-    /// The least part of the SMs of an owner that waits for a place, parts per million; more than all
-    /// SMs if none waits.
+    /// The least part of the SMs of an owner that waits for a place, parts per million; more than
+    /// all SMs if none waits.
     pub(super) waits_ppm: u64,
 }
 
@@ -197,8 +197,8 @@ struct Census {
     has_unknown: bool,
     /// Whether the pace of an owner is well below its demand.
     has_slow: bool,
-    /// Whether an owner takes turns with all others: its memory follows its turns, or its work did not
-    /// end within a drain.
+    /// Whether an owner takes turns with all others: its memory follows its turns, or its work did
+    /// not end within a drain.
     has_solitary: bool,
     /// Whether an owner with a closed or leased gate wants the GPU.
     has_newcomer: bool,
@@ -226,8 +226,9 @@ impl Tenant {
         self.rank == Rank::Owner && self.is_here() && (self.seen.wants() || used_lately)
     }
 
-    /// Returns the tenant's pace, parts per million; `None` if it is unknown. The meter shows a long
-    /// kernel only at its end, so the time for which work in flight shows no progress counts as used.
+    /// Returns the tenant's pace, parts per million; `None` if it is unknown. The meter shows a
+    /// long kernel only at its end, so the time for which work in flight shows no progress counts
+    /// as used.
     fn pace_ppm(&self, now_ns: u64) -> Option<u64> {
         let silent_ns = now_ns.saturating_sub(self.last_progress_ns);
         self.pace.ppm(if self.seen.in_flight { silent_ns } else { 0 })
@@ -424,8 +425,8 @@ impl Scheduler {
         self.company.state = State::Parting { closed_ns: now_ns, give_up_ns };
     }
 
-    /// Waits until at most one tenant has work in flight. The next tenant may get the GPU beside this
-    /// work, unless the next tenant is a gang.
+    /// Waits until at most one tenant has work in flight. The next tenant may get the GPU beside
+    /// this work, unless the next tenant is a gang.
     fn parting_step(&mut self, closed_ns: u64, give_up_ns: u64, now_ns: u64) -> Option<Step> {
         let in_flight = || self.tenants.astir().filter(|(_, tenant)| tenant.seen.in_flight);
         let most = usize::from(self.order == Order::Apart && self.gangs.is_empty());

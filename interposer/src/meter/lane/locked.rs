@@ -76,8 +76,8 @@ impl Lane {
     /// Returns the number of launches that the process had submitted along plans before the oldest
     /// unfinished segment of the lane. Returns `None` if all segments of kernels have finished.
     pub fn planned_before(&self, _locked: &Inner) -> Option<u64> {
-        // A thread puts a segment into the ring before it marks the lane as not open. So this order of
-        // the two looks misses no segment.
+        // A thread puts a segment into the ring before it marks the lane as not open. So this order
+        // of the two looks misses no segment.
         let open = (self.is_open() && !self.open.is_copy()).then(|| self.open.planned_before());
         let oldest = self.ring.oldest().filter(|_| self.ring.is_computing());
         let closed = oldest.map(|segment| segment.contents().planned_before);

@@ -15,7 +15,7 @@ use deepres_abi::tally::Attempt;
 use super::open::Beginning;
 use super::{Lane, SEGMENT_NS};
 use crate::driver::calls::{Calls, Stream};
-use crate::gate::Leave;
+use crate::gate::Headroom;
 use crate::meter::segment::{Kind, Launch};
 use crate::{capture, os};
 
@@ -70,7 +70,7 @@ impl Deref for LaneOwner {
     }
 }
 
-/// The launches that may join the open segment ([`Leave`]). Only the owner thread uses these
+/// The launches that may join the open segment ([`Headroom`]). Only the owner thread uses these
 /// figures.
 #[derive(Debug, Default)]
 pub(super) struct Followers {
@@ -238,7 +238,7 @@ impl LaneOwner {
 
     /// Counts a launch before its call: opens a segment for the launch if none is open, or counts
     /// the launch in the open segment. After a success, the caller must call [`Self::launched`].
-    /// `leave` says which launches may follow this launch.
+    /// `headroom` says which launches may follow this launch.
     ///
     /// While the GPU is contended, `contended` is the launch's estimate, which the GPU's estimated
     /// time in flight already includes.
@@ -249,7 +249,7 @@ impl LaneOwner {
         self,
         calls: &Calls,
         launch: Launch,
-        leave: Leave,
+        headroom: Headroom,
         contended: Option<u64>,
     ) -> Result<Begun, Unmarked> {
         let joined_ns = self.joined_ns(launch);
@@ -306,12 +306,12 @@ impl LaneOwner {
         }
         let expected_ns = self.tally.expected_ns();
         if opens || contended.is_none() {
-            let room_ns = leave.room_ns / u64::from(self.context.lanes().max(1));
-            self.followers.set(leave.word, expected_ns.saturating_add(room_ns));
+            let room_ns = headroom.room_ns / u64::from(self.context.lanes().max(1));
+            self.followers.set(headroom.word, expected_ns.saturating_add(room_ns));
         }
         // If no launch can follow under the lease, the next launch opens a segment by its own pass.
         let goes_on = contended.is_none()
-            || (self.followers.word() == leave.word && self.followers.has_room(expected_ns));
+            || (self.followers.word() == headroom.word && self.followers.has_room(expected_ns));
         let is_full = self.tally.is_full_at(launched);
         if self.leads(launch) {
             if is_full {

@@ -11,7 +11,7 @@ use super::waits::{LAUNCHES_STUCK, VARYING_SEEN};
 use super::*;
 use crate::driver::calls::{Calls, Context, Progress};
 use crate::driver::fake;
-use crate::gate::Leave;
+use crate::gate::Headroom;
 use crate::meter::segment::{Contents, Kind, Launch};
 use crate::meter::thread::MeterThread;
 use crate::{capture, os};
@@ -56,21 +56,28 @@ fn know(lane: LaneOwner, launch: Launch, ns: u64) {
     }
 }
 
-/// The leave of an open gate, or of a lease without a bound.
-const LEAVE: Leave = Leave::open(0);
+/// The headroom of an open gate, or of a lease without a bound.
+const HEADROOM: Headroom = Headroom::open(0);
 
 /// Makes one launch in the same way as the hooks do.
 fn put(calls: &Calls, lane: LaneOwner, launch: Launch, ns: u64, contended: Option<u64>) {
-    put_within(calls, lane, launch, ns, LEAVE, contended);
+    put_within(calls, lane, launch, ns, HEADROOM, contended);
 }
 
-/// Makes one launch in the same way as the hooks do. The launches that may follow have `leave`.
-fn put_within(calls: &Calls, lane: LaneOwner, launch: Launch, ns: u64, leave: Leave, contended: Option<u64>) {
+/// Makes one launch in the same way as the hooks do. The launches that may follow have `headroom`.
+fn put_within(
+    calls: &Calls,
+    lane: LaneOwner,
+    launch: Launch,
+    ns: u64,
+    headroom: Headroom,
+    contended: Option<u64>,
+) {
     if !launch.kind.is_copy() && lane.count(launch) {
         fake::launch(lane.stream().unwrap(), ns);
         return;
     }
-    let begun = lane.begin(calls, launch, leave, contended).unwrap();
+    let begun = lane.begin(calls, launch, headroom, contended).unwrap();
     close_stale(calls, lane, 1, 1);
     assert!(lane.is_open(), "nobody closes under a launch");
     fake::launch(lane.stream().unwrap(), ns);
@@ -183,7 +190,7 @@ fn launches_need_a_new_pass_of_the_gate_once_their_estimates_fill_the_room_that_
     lane.learn(METER, KERNEL_NS, false);
     lane.pace.want(LAUNCHES_MAX);
     let leased = |room_ns| {
-        put_within(&calls, lane, KERNEL, KERNEL_NS, Leave { word: 0, room_ns }, Some(KERNEL_NS));
+        put_within(&calls, lane, KERNEL, KERNEL_NS, Headroom { word: 0, room_ns }, Some(KERNEL_NS));
     };
     leased(0);
     assert!(!lane.is_open(), "no launch may follow");
@@ -197,7 +204,7 @@ fn launches_need_a_new_pass_of_the_gate_once_their_estimates_fill_the_room_that_
     assert_eq!(lane.ring.newest().unwrap().contents().launches, 5);
     // The segment of a gate that has changed ends too.
     leased(KERNEL_NS * 9);
-    let changed = Leave { word: 4, room_ns: KERNEL_NS * 9 };
+    let changed = Headroom { word: 4, room_ns: KERNEL_NS * 9 };
     let begun = lane.begin(&calls, KERNEL, changed, Some(KERNEL_NS)).unwrap();
     assert_eq!((begun.opens, begun.ends), (false, true));
     lane.launched(false);
@@ -342,7 +349,7 @@ fn a_known_copy_between_kernels_is_not_timed_each_time() {
     let (calls, lane) = (fake::calls(), lane());
     know(lane, COPY, 700);
     open(&calls, lane, 2);
-    assert_eq!(lane.begin(&calls, COPY, LEAVE, None), Err(Unmarked::TakenIn));
+    assert_eq!(lane.begin(&calls, COPY, HEADROOM, None), Err(Unmarked::TakenIn));
     assert_eq!(lane.open_launches(), Some(2));
     lane.close(&calls);
     let contents = oldest(lane).unwrap();
@@ -364,7 +371,7 @@ fn with_a_full_ring_copies_and_kernels_go_into_one_segment() {
     assert_eq!(lane.ring.waiting(), RING - 1);
     launch(&calls, lane, COPY, 700);
     launch(&calls, lane, KERNEL, KERNEL_NS);
-    let copy = lane.begin(&calls, COPY, LEAVE, None);
+    let copy = lane.begin(&calls, COPY, HEADROOM, None);
     assert_eq!((lane.open_launches(), copy), (Some(1), Err(Unmarked::TakenIn)));
     pop(lane);
     lane.close(&calls);
@@ -755,7 +762,7 @@ fn what_a_thread_had_under_way_that_was_ended_in_the_driver_is_others_to_close()
         let gpu: &'static Gpu = Box::leak(Box::default());
         let context: &'static ContextState = Box::leak(Box::new(ContextState::new(Context(0x1000), gpu, 0)));
         let lane = context.lane(context.handle(), Stream(1), owner).unwrap();
-        lane.begin(&calls, KERNEL, LEAVE, None).unwrap();
+        lane.begin(&calls, KERNEL, HEADROOM, None).unwrap();
         lane.release_dead(METER, &context.lock());
         close_stale(&calls, lane, 1, 300);
         assert_eq!(!lane.is_open(), is_released, "{owner}");
@@ -873,7 +880,7 @@ fn every_launch_is_counted_once_while_another_thread_closes_what_is_open() {
                 (0..20).for_each(|_| std::hint::spin_loop());
                 lane.tally.put(launched, ns);
             } else {
-                let begun = lane.begin(&calls, KERNEL, LEAVE, None).unwrap();
+                let begun = lane.begin(&calls, KERNEL, HEADROOM, None).unwrap();
                 lane.pace.want(LAUNCHES_MAX);
                 lane.launched(begun.opens);
                 if begun.ends {

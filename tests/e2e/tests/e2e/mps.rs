@@ -372,8 +372,8 @@ fn a_daemon_without_the_control_program_says_so_and_serves() {
     assert!(host.status()["daemon"]["mps_pipes"].is_null());
 }
 
-/// A model as D-STACK's table is recalled: its part of the SMs, the time of a run, and the time within
-/// which each run must end. Runs consist of kernels of a millisecond.
+/// A model as D-STACK's table is recalled: its part of the SMs, the time of a run, and the time
+/// within which each run must end. Runs consist of kernels of a millisecond.
 struct Model {
     name: &'static str,
     percent: u32,

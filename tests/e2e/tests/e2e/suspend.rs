@@ -354,7 +354,7 @@ fn a_mover_whose_daemon_has_ended_brings_back_the_process_that_it_had_just_taken
     client.await_exactly("holding");
     let (reader, nobody_reads) = std::io::pipe().expect("a pipe");
     drop(reader);
-    let mut mover = host.deepres(&["away", &client.pid().to_string()]);
+    let mut mover = host.deepres(&["mover", &client.pid().to_string()]);
     mover.stdin(Stdio::null()).stdout(nobody_reads);
     assert!(mover.status().expect("it starts").success());
     assert_unchanged(client);

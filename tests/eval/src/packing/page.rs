@@ -53,10 +53,10 @@ pub fn page() -> Result<String> {
     }
     page.push_str(
         "\n**Limits of this comparison:** The paper's text and code are not public. The authors of deepres\n\
-         recalled the models' parts, SLOs and times from memory. `ideal` is the best of four list schedules at\n\
-         kernel granularity, which know all times. Under the policies, a run on a narrower part takes longer\n\
-         in proportion, and no run slows another down. The policy runs in virtual time only: no arbiter uses\n\
-         it yet ([packing.md](packing.md)).\n\n",
+         recalled the models' parts, SLOs and times from memory. `ideal` is the best of four list schedules\n\
+         at kernel granularity, which know all times. Under the policies, a run on a narrower part takes\n\
+         longer in proportion, and no run slows another down. The policy runs in virtual time only: no\n\
+         arbiter uses it yet ([packing.md](packing.md)).\n\n",
     );
     Ok(page)
 }

@@ -48,9 +48,9 @@ pub fn page() -> Result<String> {
         "\n    cargo xtask eval --plans --json\n\n\
          **Limits of this comparison:** The paper's text and code are not public. Orion recorded the kernels\n\
          and widths on a V100. [granularity.md](granularity.md) has the figures of other mixes, and the mixes\n\
-         in which no plan gains. The evaluation leaves out caches, memory bandwidth and the waves of blocks.\n\
-         It assumes that a wait at a cut costs 10 us. The figures are in virtual time, and no plan has run on\n\
-         a real GPU. In the columns `streams` and `deepres`, all kernels slow down alike, which only the\n\
+         in which no plan gains. The evaluation leaves out caches, memory bandwidth and the waves of blocks,\n\
+         and assumes that a wait at a cut costs 10 us. The figures are in virtual time, and no plan has run\n\
+         on a real GPU. In the columns `streams` and `deepres`, all kernels slow down alike, which only the\n\
          streams of one process do. For processes under MPS, the field `gain_beside_mps` compares the plan\n\
          with no plan ([granularity.md](granularity.md)).\n\n",
     );

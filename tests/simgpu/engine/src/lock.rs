@@ -75,9 +75,9 @@ impl Lock {
         }
     }
 
-    /// Takes the lock with this value if its holder releases it soon, by the clock `now_ns`. Returns
-    /// `None` then, else the lock's value. A waiter that has not slept gives up at once beside a
-    /// sleeping one: so many spinning waiters cannot take the CPUs from the holder.
+    /// Takes the lock with this value if its holder releases it soon, by the clock `now_ns`.
+    /// Returns `None` then, else the lock's value. A waiter that has not slept gives up at once
+    /// beside a sleeping one: so many spinning waiters cannot take the CPUs from the holder.
     fn spin(&self, own: u32, mut now_ns: impl FnMut() -> u64) -> Option<u32> {
         let until_ns = now_ns() + SPIN_NS;
         loop {

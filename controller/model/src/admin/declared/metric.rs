@@ -138,7 +138,7 @@ impl<T: Declared> Metric<T> {
     /// Returns the field's help in one line, with the base unit in place of the field's unit.
     pub fn help(&self) -> String {
         let field = T::FIELDS.iter().find(|field| field.name == self.field);
-        let help = field.map_or_else(String::new, |field| paragraph(field.help));
+        let help = field.map_or_else(String::new, |field| paragraph(field.help, " "));
         match self.role {
             Role::Time => help.replace(", ns of `CLOCK_MONOTONIC`", ", seconds since 1970"),
             _ => help.replace(", ns", ", seconds").replace(", parts per million", ", as a part of 1"),

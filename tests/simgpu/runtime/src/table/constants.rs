@@ -1,6 +1,7 @@
 //! The handles, enumerations and flags of the runtime's API that deepres names.
 //!
-//! Generated from the headers of nvidia-cuda-runtime==13.5.37 by `cargo xtask codegen`. Do not edit.
+//! `cargo xtask codegen` makes this file from the headers of nvidia-cuda-runtime==13.5.37.
+//! Do not edit the file.
 
 use core::ffi::c_void;
 

@@ -1,6 +1,7 @@
 //! Every function of the runtime's API.
 //!
-//! Generated from the headers of nvidia-cuda-runtime==13.5.37 by `cargo xtask codegen`. Do not edit.
+//! `cargo xtask codegen` makes this file from the headers of nvidia-cuda-runtime==13.5.37.
+//! Do not edit the file.
 
 /// Calls the macro named by the argument once, with every function, sorted by name:
 /// `{ symbol: …, args: (name: type, …) }`.

@@ -1,5 +1,5 @@
-//! `deepres away PID…`: moves processes off the GPUs and back by the driver's checkpoint functions.
-//! Only the daemon runs this command.
+//! `deepres mover PID…`: moves processes off the GPUs and back by the driver's checkpoint
+//! functions. Only the daemon runs this command.
 //!
 //! The daemon does not link CUDA, so another process must call the driver. When the daemon ends,
 //! the input of this process ends too, and this process brings the moved processes back. So no
@@ -9,7 +9,7 @@
 //!
 //! | word | meaning |
 //! |---|---|
-//! | `away` | all processes are off the GPUs |
+//! | `suspended` | all processes are off the GPUs |
 //! | `back` | all processes are back; the command ends |
 //! | `no room` | the GPU has no room, and the processes stay off |
 //! | `lost` | moving the processes off the GPUs failed, and undoing the finished steps failed too |
@@ -22,7 +22,7 @@
 //! process could bring the processes back.
 //!
 //! With `--back`, the command begins by bringing the processes back, whatever state they are in.
-//! The daemon uses this option if the earlier `deepres away` of these processes has ended.
+//! The daemon uses this option if the earlier mover of these processes has ended.
 
 use crate::doctor::NO_CHECKPOINTS;
 use anyhow::{Context, Result, anyhow, bail};
@@ -103,7 +103,7 @@ pub fn run(args: &Args) -> Result<()> {
         driver.take_off(&args.pids)?;
         // If the daemon has ended meanwhile, stdin has ended too. The lines below then bring the
         // processes back.
-        let _ = say("away");
+        let _ = say("suspended");
     }
     let mut lines = std::io::stdin().lock().lines();
     let mut has_daemon = true;
