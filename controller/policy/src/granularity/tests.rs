@@ -360,6 +360,8 @@ proptest! {
                     Answer::Wait(until_us) => {
                         prop_assert!(was_planned && client.done != client.departs_at);
                         prop_assert!(until_us > now_us && until_us <= since_us + bound_us);
+                        let mut others = (0..MOST_TENANTS).filter(|other| *other != at);
+                        prop_assert!(others.any(|other| places[other] != Place::Gone), "nobody comes");
                         client.next_us = until_us;
                     }
                     Answer::Launch => {

@@ -22,34 +22,39 @@ const REPEATS: [&str; 9] = [
 const ONE_STREAM: [&str; 4] = ["busy_200us", "busy_1000us", "sync", "wait:2000"];
 /// A GPU of 10 SMs, each of which runs one block at once.
 const NARROW: &str = "sm_count = 10\nblocks_per_sm = 1\nlaunch_overhead_ns = 0\n\
-                      kernel = [{ name = \"busy_500us\", ns = 500000 }]\n";
+                      kernel = [{ name = \"busy_200us\", ns = 200000 }]\n";
 /// A program whose kernels use 2 and 8 SMs by turns, five of each. The first kernel uses 3 SMs. If
 /// two such programs run in step, their wide kernels meet.
-const BY_TURNS: [&str; 21] = [
+const BY_TURNS: [&str; 25] = [
     "blocks:3",
-    "busy_500us",
+    "busy_200us",
     "blocks:2",
-    "busy_500usx5",
+    "busy_200usx5",
     "blocks:8",
-    "busy_500usx5",
+    "busy_200usx5",
     "blocks:2",
-    "busy_500usx5",
+    "busy_200usx5",
     "blocks:8",
-    "busy_500usx5",
+    "busy_200usx5",
     "blocks:2",
-    "busy_500usx5",
+    "busy_200usx5",
     "blocks:8",
-    "busy_500usx5",
+    "busy_200usx5",
     "blocks:2",
-    "busy_500usx5",
+    "busy_200usx5",
     "blocks:8",
-    "busy_500usx5",
+    "busy_200usx5",
+    "blocks:2",
+    "busy_200usx5",
+    "blocks:8",
+    "busy_200usx5",
     "sync",
-    // Two programs that pause so long want less than 80 % of the GPU, so they run at once.
-    "sleep:40000",
+    // Two programs of 10 ms that pause so long have a pace below 80 % of the GPU together, so they
+    // run at once. Only then do they follow a plan.
+    "sleep:20000",
     "sync",
 ];
-/// The time within which a plan is judged. A stint of two such programs takes 4 s.
+/// The time within which a plan is judged. A stint of two such programs takes 2 s.
 const JUDGED_WITHIN: Duration = Duration::from_secs(90);
 /// The longest recording of a test, ms. The program repeats itself every 4 ms.
 const RECORDED_MS: &str = "1000";
