@@ -1,16 +1,19 @@
 //! Lets tenants follow a plan, and measures whether the plan is better than no plan.
 //!
 //! In a stint *with* the plan, the daemon installs the plan in the grant pages of the tenants'
-//! sessions. A thread for each tenant copies the tenant's place from its meter page into the grant
-//! pages of the others. In another stint, there is no plan. The work of both stints is a pair of
-//! the trial ([`deepres_policy::granularity::trial`]). A plan that is kept stays on for longer, and
-//! the daemon goes on measuring.
+//! sessions. A thread for each tenant copies the tenant's place from its meter page into the grant pages
+//! of the others. In another stint, there is no plan. The work of both stints is a pair of the trial
+//! ([`deepres_policy::granularity::trial`]). A plan that is kept stays on for longer, and the daemon goes
+//! on measuring.
+//!
+//! A pair says nothing about the plan if a tenant has no work, or if the tenants take turns. The daemon
+//! then withdraws the plan, and goes on after a whole stint in which all tenants worked at once.
 
 use super::Known;
 use crate::Shared;
 use crate::registry::Registry;
 use crate::shm::SharedPage;
-use deepres_abi::grant::GrantPage;
+use deepres_abi::grant::{GateState, GrantPage};
 use deepres_abi::meter::MeterPage;
 use deepres_abi::plan::{MOST_CUTS, Place, PlanHead};
 use deepres_model::admin::plan::{DeploymentStatus, Stage};
@@ -141,6 +144,21 @@ impl Deployed {
     }
 }
 
+/// Why a stint has no result.
+#[derive(Debug)]
+enum Miss {
+    /// A tenant has no work, or the tenants take turns. This says nothing about the plan.
+    Rest(String),
+    /// The tenants do not follow the plan, or cannot.
+    Departed(String),
+}
+
+impl From<String> for Miss {
+    fn from(why: String) -> Self {
+        Self::Departed(why)
+    }
+}
+
 /// The session of a tenant that follows a plan.
 #[derive(Debug, Clone)]
 struct Party {
@@ -164,6 +182,46 @@ impl Party {
             reading.kernel_launches.wrapping_add(reading.graph_launches)
         });
         launches as f64 / self.kernels.max(1) as f64 * self.alone_ns
+    }
+
+    /// Returns whether the session may launch on a GPU without a lease. If the gates of several tenants
+    /// are open, they run at once.
+    fn is_open(&self, gpu: usize) -> bool {
+        self.grant.page().slot(gpu).is_some_and(|slot| slot.gate().state == GateState::Open)
+    }
+}
+
+/// The last work that the daemon saw of the tenants of a stint.
+struct Work<'a> {
+    gpu: usize,
+    parties: &'a [Party],
+    /// The work of each tenant, and since when it is the same.
+    seen: Vec<(f64, Instant)>,
+}
+
+impl<'a> Work<'a> {
+    fn new(gpu: usize, parties: &'a [Party]) -> Self {
+        let now = Instant::now();
+        Self { gpu, parties, seen: parties.iter().map(|party| (party.work_ns(gpu), now)).collect() }
+    }
+
+    /// Looks at the tenants.
+    ///
+    /// # Errors
+    /// The tenants take turns, or a tenant has had no work for this time.
+    fn look(&mut self, within: Duration) -> Result<(), Miss> {
+        if !self.parties.iter().all(|party| party.is_open(self.gpu)) {
+            return Err(Miss::Rest("the tenants take turns".to_owned()));
+        }
+        for (party, (work_ns, since)) in self.parties.iter().zip(&mut self.seen) {
+            let done_ns = party.work_ns(self.gpu);
+            if done_ns > *work_ns {
+                (*work_ns, *since) = (done_ns, Instant::now());
+            } else if since.elapsed() >= within {
+                return Err(Miss::Rest(format!("`{}` has no work", party.name)));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -331,7 +389,7 @@ impl<'a> Stints<'a> {
     ///
     /// # Errors
     /// The reason why there is no result.
-    async fn pair(&self, stints: u32, begins_without: bool) -> Result<(Vec<f64>, Vec<f64>), String> {
+    async fn pair(&self, stints: u32, begins_without: bool) -> Result<(Vec<f64>, Vec<f64>), Miss> {
         if begins_without {
             let without = self.stint(false, 1).await?;
             return Ok((self.stint(true, stints).await?, without));
@@ -343,16 +401,17 @@ impl<'a> Stints<'a> {
     ///
     /// # Errors
     /// The reason why the tenants did not follow the plan, or why there is no result.
-    async fn stint(&self, has_plan: bool, stints: u32) -> Result<Vec<f64>, String> {
+    async fn stint(&self, has_plan: bool, stints: u32) -> Result<Vec<f64>, Miss> {
         self.set_follows(false);
         let parties = self.parties()?;
+        let mut work = Work::new(self.gpu, &parties);
         let installation = if has_plan {
             let number = self.shared.plans.borrow_mut().next_number();
             Some(Installation::begin(number, self.plan, self.of, parties.clone())?)
         } else {
             None
         };
-        self.settle(&parties, installation.as_ref()).await?;
+        self.settle(&mut work, installation.as_ref()).await?;
         self.set_follows(has_plan);
         let began = Instant::now();
         let until = began + (self.period * STINT_ITERATIONS).max(LEAST_STINT) * stints;
@@ -360,9 +419,10 @@ impl<'a> Stints<'a> {
         while Instant::now() < until {
             tokio::time::sleep(LOOK.min(until - Instant::now())).await;
             self.stay(&parties)?;
+            work.look(self.patience())?;
             let keeps = |place| matches!(place, Place::At { .. });
             if let Some(name) = installation.as_ref().and_then(|plan| plan.unless(keeps)) {
-                return Err(format!("`{name}` does not keep to the plan any more"));
+                return Err(format!("`{name}` does not keep to the plan any more").into());
             }
         }
         let lasted_ns = began.elapsed().as_nanos() as f64;
@@ -371,20 +431,41 @@ impl<'a> Stints<'a> {
     }
 
     /// Waits until all tenants keep to the plan. Without a plan, waits for an iteration.
-    async fn settle(&self, parties: &[Party], installation: Option<&Installation>) -> Result<(), String> {
+    async fn settle(&self, work: &mut Work<'_>, installation: Option<&Installation>) -> Result<(), Miss> {
         let Some(installation) = installation else {
             tokio::time::sleep(self.period).await;
             return Ok(());
         };
-        let until = Instant::now() + (self.period * SETTLE_ITERATIONS).max(LEAST_STINT);
+        let until = Instant::now() + self.patience();
         while installation.unless(|place| matches!(place, Place::At { .. })).is_some() {
-            self.stay(parties)?;
+            self.stay(work.parties)?;
+            work.look(self.patience())?;
             if installation.unless(|place| place != Place::Gone).is_some() || Instant::now() >= until {
-                return Err(installation.why_apart());
+                return Err(installation.why_apart().into());
             }
             tokio::time::sleep(LOOK).await;
         }
         Ok(())
+    }
+
+    /// Waits for a whole stint without the plan in which all tenants work at once.
+    async fn rest(&self) {
+        while let Err(Miss::Rest(why) | Miss::Departed(why)) = self.stint(false, 1).await {
+            self.set_why(Some(why));
+            tokio::time::sleep(LOOK).await;
+        }
+        self.set_why(None);
+    }
+
+    /// Returns the time within which a tenant with work launches, and meets the others.
+    fn patience(&self) -> Duration {
+        (self.period * SETTLE_ITERATIONS).max(LEAST_STINT)
+    }
+
+    fn set_why(&self, why: Option<String>) {
+        if let Some(deployed) = self.shared.plans.borrow_mut().deployed.get_mut(&self.gpu) {
+            deployed.why = why;
+        }
     }
 
     fn set_follows(&self, follows: bool) {
@@ -412,9 +493,7 @@ async fn serve(gpu: usize, shared: Rc<Shared>) {
     loop {
         if let Err(why) = stints.parties() {
             // After a restart of the daemon, the sessions come back one by one.
-            if let Some(deployed) = shared.plans.borrow_mut().deployed.get_mut(&gpu) {
-                deployed.why = Some(why);
-            }
+            stints.set_why(Some(why));
             tokio::time::sleep(LOOK).await;
             continue;
         }
@@ -422,9 +501,18 @@ async fn serve(gpu: usize, shared: Rc<Shared>) {
         let Some((stints_with, begins_without)) = next else { return };
         let pair = stints.pair(stints_with, begins_without).await;
         stints.set_follows(false);
-        if pair.is_err() {
-            tokio::time::sleep(stints.period).await;
-        }
+        let pair = match pair {
+            Ok(work) => Ok(work),
+            Err(Miss::Departed(why)) => {
+                tokio::time::sleep(stints.period).await;
+                Err(why)
+            }
+            Err(Miss::Rest(why)) => {
+                stints.set_why(Some(why));
+                stints.rest().await;
+                continue;
+            }
+        };
         let mut plans = shared.plans.borrow_mut();
         let Some(deployed) = plans.deployed.get_mut(&gpu) else { return };
         deployed.judge(pair);
@@ -442,7 +530,6 @@ mod tests {
     use super::*;
     use crate::plans::tests::learned;
     use crate::shm::Writer;
-    use deepres_policy::granularity::trial::LEAST_PAIRS;
 
     fn party(name: &str) -> Party {
         Party {
@@ -499,6 +586,24 @@ mod tests {
         assert!(installation.why_apart().contains("did not meet"), "`a` waited in vain");
     }
 
+    #[test]
+    fn a_tenant_without_work_and_tenants_that_take_turns_have_no_stint() {
+        use deepres_abi::grant::LeaseTerms;
+        let parties = vec![party("a"), party("b")];
+        let mut work = Work::new(0, &parties);
+        let why = |looked: Result<(), Miss>| match looked {
+            Err(Miss::Rest(why)) => why,
+            other => panic!("{other:?}"),
+        };
+        assert!(why(work.look(Duration::MAX)).contains("take turns"), "the gates are closed");
+        let terms = LeaseTerms { epoch: 0, expires_ns: 0, window_ns: 0, spin_ns: 0 };
+        for party in &parties {
+            party.grant.page().slot(0).expect("a GPU").set_gate(GateState::Open, terms);
+        }
+        assert!(work.look(Duration::MAX).is_ok());
+        assert!(why(work.look(Duration::ZERO)).contains("`a` has no work"));
+    }
+
     fn deployed() -> Deployed {
         let plan = Search::default().plan(&[]).expect("a plan of nobody");
         Deployed::new(Vec::new(), plan)
@@ -507,10 +612,10 @@ mod tests {
     #[test]
     fn a_plan_is_kept_by_its_gain_and_dropped_without_one() {
         let mut plan = deployed();
-        for pair in 1..=LEAST_PAIRS {
+        for pair in 1..=MOST_PAIRS {
             assert_eq!(plan.next_pair(), (1, pair.is_multiple_of(2)));
             plan.judge(Ok((vec![1.1, 1.2], vec![1.0, 1.0])));
-            assert_eq!(plan.stage == Stage::Kept, pair == LEAST_PAIRS);
+            assert_eq!(plan.stage == Stage::Kept, pair == MOST_PAIRS);
         }
         let status = plan.status();
         assert!(status.gain.is_some_and(|gain| (gain - 0.15).abs() < 1e-9), "{status:?}");

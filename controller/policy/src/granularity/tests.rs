@@ -360,6 +360,10 @@ proptest! {
                     Answer::Wait(until_us) => {
                         prop_assert!(was_planned && client.done != client.departs_at);
                         prop_assert!(until_us > now_us && until_us <= since_us + bound_us);
+                        let is_own = |cut: &Cut| cut.tenant == at && cut.other == at;
+                        let mut others = (0..MOST_TENANTS).filter(|other| *other != at);
+                        let comes = others.any(|other| places[other] != Place::Gone);
+                        prop_assert!(comes || cuts.iter().any(is_own), "all others have departed");
                         client.next_us = until_us;
                     }
                     Answer::Launch => {

@@ -22,40 +22,61 @@ const REPEATS: [&str; 9] = [
 const ONE_STREAM: [&str; 4] = ["busy_200us", "busy_1000us", "sync", "wait:2000"];
 /// A GPU of 10 SMs, each of which runs one block at once.
 const NARROW: &str = "sm_count = 10\nblocks_per_sm = 1\nlaunch_overhead_ns = 0\n\
-                      kernel = [{ name = \"busy_500us\", ns = 500000 }]\n";
+                      kernel = [{ name = \"busy_200us\", ns = 200000 }]\n";
 /// A program whose kernels use 2 and 8 SMs by turns, five of each. The first kernel uses 3 SMs. If
 /// two such programs run in step, their wide kernels meet.
-const BY_TURNS: [&str; 21] = [
+const BY_TURNS: [&str; 25] = [
     "blocks:3",
-    "busy_500us",
+    "busy_200us",
     "blocks:2",
-    "busy_500usx5",
+    "busy_200usx5",
     "blocks:8",
-    "busy_500usx5",
+    "busy_200usx5",
     "blocks:2",
-    "busy_500usx5",
+    "busy_200usx5",
     "blocks:8",
-    "busy_500usx5",
+    "busy_200usx5",
     "blocks:2",
-    "busy_500usx5",
+    "busy_200usx5",
     "blocks:8",
-    "busy_500usx5",
+    "busy_200usx5",
     "blocks:2",
-    "busy_500usx5",
+    "busy_200usx5",
     "blocks:8",
-    "busy_500usx5",
+    "busy_200usx5",
+    "blocks:2",
+    "busy_200usx5",
+    "blocks:8",
+    "busy_200usx5",
     "sync",
-    // Two programs that pause so long want less than 80 % of the GPU, so they run at once.
-    "sleep:40000",
+    // Two programs of 10 ms that pause so long have a pace below 80 % of the GPU together, so they
+    // run at once. Only then do they follow a plan.
+    "sleep:20000",
     "sync",
 ];
-/// The time within which a plan is judged. A stint of two such programs takes 4 s.
+/// The time within which a plan is judged. A stint of two such programs takes 2 s.
 const JUDGED_WITHIN: Duration = Duration::from_secs(90);
 /// The longest recording of a test, ms. The program repeats itself every 4 ms.
 const RECORDED_MS: &str = "1000";
 
 fn learn(host: &Host, tenant: &str) -> String {
     host.shows(&["plan", "learn", tenant, "--ms", RECORDED_MS])
+}
+
+/// Lets the daemon learn a tenant again and again, until the meter has timed nine of ten kernels
+/// alone. The daemon then searches a plan.
+fn learn_times(host: &Host, tenant: &str) {
+    eventually_within("the times are known", JUDGED_WITHIN, || {
+        learn(host, tenant);
+        let iteration = host.json(&["plan", "show", tenant, "--json"])["iteration"].clone();
+        let kernels = iteration["kernels"].as_array().expect("a list").len() as u64;
+        10 * number(&iteration, "unknown_times") <= kernels
+    });
+}
+
+/// Returns the first plan for a tenant.
+fn plan_of(host: &Host, tenant: &str) -> Value {
+    host.json(&["plan", "show", tenant, "--json"])["plans"][0].clone()
 }
 
 #[test]
@@ -105,7 +126,7 @@ fn tenants_under_mps_get_a_plan_searched_and_explained() {
     let alone = host.json(&["plan", "show", "a", "--json"]);
     assert!(alone["plans"].as_array().is_some_and(Vec::is_empty), "b is not known: {alone}");
     learn(&host, "b");
-    let found = || host.json(&["plan", "show", "a", "--json"])["plans"][0].clone();
+    let found = || plan_of(&host, "a");
     let found = await_value_within(found, |found| found["plan"].is_object(), COMMAND_LIMIT);
     assert_eq!(found["tenants"], json!(["a", "b"]), "{found}");
     let plan = &found["plan"];
@@ -126,22 +147,14 @@ fn tenants_follow_a_plan_across_the_death_of_the_daemon_until_one_departs() {
         let command = host.run(&["--name", name, "--sm", "90%"], c_client("pace"), &BY_TURNS);
         host.start(by_mps(&host, command), "ready")
     };
-    // The daemon searches a plan once the meter has timed nine of ten kernels alone.
-    let learn_times = |tenant: &str| {
-        eventually_within("the times are known", JUDGED_WITHIN, || {
-            learn(&host, tenant);
-            let iteration = host.json(&["plan", "show", tenant, "--json"])["iteration"].clone();
-            number(&iteration, "unknown_times") <= 4
-        });
-    };
     let a = start("a");
-    learn_times("a");
+    learn_times(&host, "a");
     // Beside `a`, kernels of `b` would take longer.
     host.shows(&["pause", "a"]);
     let _b = start("b");
-    learn_times("b");
+    learn_times(&host, "b");
     host.shows(&["resume", "a"]);
-    let plan = || host.json(&["plan", "show", "a", "--json"])["plans"][0].clone();
+    let plan = || plan_of(&host, "a");
     let found = await_value_within(plan, |found| found["plan"].is_object(), COMMAND_LIMIT);
     assert_eq!((&found["plan"]["pays"], &found["deployment"]), (&json!(true), &Value::Null), "{found}");
     let said = host.shows(&["plan", "on", "a"]);
@@ -179,4 +192,70 @@ fn tenants_follow_a_plan_across_the_death_of_the_daemon_until_one_departs() {
     assert!(host.shows(&["explain", "b"]).contains("followed   dropped: `a`"));
     go_on();
     host.shows(&["plan", "off", "b"]);
+}
+
+/// Tests that measure. Each test runs alone on the machine.
+mod measured {
+    use super::*;
+    use deepres_e2e::artefacts::torch;
+
+    /// A GPU of 10 SMs, each of which runs one block at once. Each layer of the network takes as
+    /// long.
+    const SMALL: &str = "sm_count = 10\nblocks_per_sm = 1\nlaunch_overhead_ns = 0\n\
+                         kernel = [{ name = \"standin_*\", ns = 200000 }]\n";
+    /// Time limit of a client's start. PyTorch's import takes seconds.
+    const STARTS_WITHIN: Duration = Duration::from_secs(120);
+    /// The time between two looks at the trial.
+    const LOOK_EVERY: Duration = Duration::from_secs(1);
+    /// The greatest difference between the measured and the predicted speed with the plan, as a part
+    /// of the predicted speed.
+    const ALLOWED: f64 = 0.05;
+
+    #[test]
+    #[ignore = "deep: takes long"]
+    fn two_pytorch_servers_gain_by_a_plan_what_the_daemon_predicted() {
+        let host = Host::measuring().lasting(JUDGED_WITHIN).simgpu(SMALL);
+        let (host, mut daemon) = host.with_daemon();
+        let _mps = mps(&host);
+        let socket = host.path().join("ensemble.sock");
+        let start = |name: &str| {
+            let run = host.run(&["--name", name, "--sm", "90%"], torch().python(), &[]);
+            let mut command = by_mps(&host, torch().prepared(run));
+            command.arg(script("torch_ensemble")).arg(&socket);
+            let mut process = host.spawn(command);
+            process.await_line_within(|line| line == "serves", STARTS_WITHIN);
+            process
+        };
+        let mut a = start("a");
+        learn_times(&host, "a");
+        // While `a` listens, it launches nothing, so kernels of `b` run alone.
+        a.say("listen");
+        a.await_exactly("listens");
+        let mut b = start("b");
+        learn_times(&host, "b");
+        b.say("join");
+        let plan = || plan_of(&host, "a");
+        let found = await_value_within(plan, |found| found["plan"].is_object(), COMMAND_LIMIT);
+        assert_eq!(found["plan"]["pays"], true, "{found}");
+        host.shows(&["plan", "on", "a"]);
+        // The daemon writes this line before it installs the plan.
+        let logged = daemon.await_error_line(|line| line.contains("the tenants follow a plan on trial"));
+        let predicted = logged.split_once("predicted_gain=").and_then(|(_, rest)| rest.split(' ').next());
+        let predicted: f64 = predicted.and_then(|gain| gain.parse().ok()).expect(&logged);
+        // The predicted gain is a part of the time, and the measured gain a part of the work.
+        let predicted_speed = 1.0 / (1.0 - predicted);
+        assert!(predicted_speed - 1.0 > ALLOWED, "a plan without gain would pass: {logged}");
+
+        // Each look starts a process, which takes time from the servers.
+        let look = || {
+            thread::sleep(LOOK_EVERY);
+            plan()
+        };
+        let is_judged = |found: &Value| found["deployment"]["stage"] != "trial";
+        let judged = await_value_within(look, is_judged, JUDGED_WITHIN);
+        assert_eq!(judged["deployment"]["stage"], "kept", "{judged}");
+        let measured_speed = 1.0 + judged["deployment"]["gain"].as_f64().expect("a gain");
+        println!("{measured_speed:.3} times as fast with the plan, predicted {predicted_speed:.3}");
+        assert!((measured_speed / predicted_speed - 1.0).abs() <= ALLOWED, "{judged}");
+    }
 }
