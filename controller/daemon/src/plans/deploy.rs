@@ -1,13 +1,14 @@
 //! Lets tenants follow a plan, and measures whether the plan is better than no plan.
 //!
 //! In a stint *with* the plan, the daemon installs the plan in the grant pages of the tenants'
-//! sessions. A thread for each tenant copies the tenant's place from its meter page into the grant pages
-//! of the others. In another stint, there is no plan. The work of both stints is a pair of the trial
-//! ([`deepres_policy::granularity::trial`]). A plan that is kept stays on for longer, and the daemon goes
-//! on measuring.
+//! sessions. A thread for each tenant copies the tenant's place from its meter page into the grant
+//! pages of the others. In another stint, there is no plan. The work of both stints is a pair of
+//! the trial ([`deepres_policy::granularity::trial`]). A plan that is kept stays on for longer, and
+//! the daemon goes on measuring.
 //!
-//! A pair says nothing about the plan if a tenant has no work, or if the tenants take turns. The daemon
-//! then withdraws the plan, and goes on after a whole stint in which all tenants worked at once.
+//! A pair says nothing about the plan if a tenant has no work, or if the tenants take turns. The
+//! daemon then withdraws the plan, and goes on after a whole stint in which all tenants worked at
+//! once.
 
 use super::Known;
 use crate::Shared;
@@ -184,8 +185,8 @@ impl Party {
         launches as f64 / self.kernels.max(1) as f64 * self.alone_ns
     }
 
-    /// Returns whether the session may launch on a GPU without a lease. If the gates of several tenants
-    /// are open, they run at once.
+    /// Returns whether the session may launch on a GPU without a lease. If the gates of several
+    /// tenants are open, they run at once.
     fn is_open(&self, gpu: usize) -> bool {
         self.grant.page().slot(gpu).is_some_and(|slot| slot.gate().state == GateState::Open)
     }

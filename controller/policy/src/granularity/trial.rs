@@ -6,22 +6,22 @@
 //! work by more than the noise. The noise is the bound of the 95 % confidence interval of the mean
 //! (Student's t).
 //!
-//! A rule that looks at the gain again and again finds a gain by chance sooner or later. So the rule
-//! believes in a gain only after [`MOST_PAIRS`] pairs. A harm ends the trial earlier, because a wrong
-//! verdict of harm costs only the gain.
+//! A rule that looks at the gain again and again finds a gain by chance sooner or later. So the
+//! rule believes in a gain only after [`MOST_PAIRS`] pairs. A harm ends the trial earlier, because
+//! a wrong verdict of harm costs only the gain.
 //!
-//! By turns, the stint with the plan is the first and the second one of its pair. So if the tenants'
-//! work grows or shrinks all the time, this drift is noise, and not a gain.
+//! By turns, the stint with the plan is the first and the second one of its pair. So if the
+//! tenants' work grows or shrinks all the time, this drift is noise, and not a gain.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-/// The least number of pairs for a verdict of harm. With fewer pairs, the interval is wider than most
-/// losses: for three pairs, Student's t is 4.3.
+/// The least number of pairs for a verdict of harm. With fewer pairs, the interval is wider than
+/// most losses: for three pairs, Student's t is 4.3.
 pub const LEAST_PAIRS: usize = 4;
 /// The number of pairs after which a plan is kept or dropped, and the number of latest pairs that
-/// decide about a plan that is kept. With more pairs, the interval hardly gets narrower: Student's t
-/// falls from 2.36 to 1.96.
+/// decide about a plan that is kept. With more pairs, the interval hardly gets narrower: Student's
+/// t falls from 2.36 to 1.96.
 pub const MOST_PAIRS: usize = 8;
 /// Student's t for a confidence of 95 %, for [`LEAST_PAIRS`] to [`MOST_PAIRS`] pairs.
 const STUDENT: [f64; MOST_PAIRS - LEAST_PAIRS + 1] = [3.182, 2.776, 2.571, 2.447, 2.365];

@@ -207,8 +207,8 @@ mod measured {
     const STARTS_WITHIN: Duration = Duration::from_secs(120);
     /// The time between two looks at the trial.
     const LOOK_EVERY: Duration = Duration::from_secs(1);
-    /// The greatest difference between the measured and the predicted speed with the plan, as a part
-    /// of the predicted speed.
+    /// The greatest difference between the measured and the predicted speed with the plan, as a
+    /// part of the predicted speed.
     const ALLOWED: f64 = 0.05;
 
     #[test]
