@@ -552,6 +552,11 @@ impl<'a> Account<'a> {
         (ahead(mark.ever_staying_bytes, leaving_bytes), ahead(promised_bytes, mark.released_bytes))
     }
 
+    /// Returns whether both values are the same session's account on the same GPU.
+    pub fn is_same(self, other: Self) -> bool {
+        core::ptr::eq(self.slot, other.slot)
+    }
+
     /// Returns the pending bytes of this session.
     pub fn pending_bytes(self) -> u64 {
         self.slot.pending_bytes()

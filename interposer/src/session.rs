@@ -12,8 +12,9 @@ use deepres_abi::grant::{FailMode, GateState, GrantPage, GrantSlot, LeaseTerms};
 use deepres_abi::ledger::LedgerPage;
 use deepres_abi::meter::{MeterPage, MeterSlot, Reading};
 use deepres_abi::page::Page;
-use deepres_abi::wire::UNMANAGED;
+use deepres_abi::wire::{UNMANAGED, Uuid};
 
+use crate::config::Config;
 use crate::descriptor::{OwnDescriptor, Place};
 use crate::handshake::{ConnectError, Connection};
 use crate::memory::ledgers::{Ledger, Ledgers};
@@ -21,7 +22,8 @@ use crate::meter::gpu::{Gpu, Shared};
 use crate::meter::thread::MeterThread;
 use crate::os::{self, Patience};
 use crate::pages::{Mapped, PageError, Protection, replace};
-use crate::standalone::Local;
+use crate::standalone::file::TenantFile;
+use crate::standalone::{self, Local};
 use crate::unshared::Unshared;
 
 /// The heartbeat limit if the daemon names none, ns.
@@ -91,7 +93,7 @@ impl Session {
             ledger: view.keep(),
             ledgers: match alone {
                 Some(alone) => alone.ledgers,
-                None => Box::leak(Box::new(Ledgers::new(own, welcome.ledger_slot as usize))),
+                None => Box::leak(Box::new(Ledgers::new(own, welcome.ledger_slot as usize, None))),
             },
             first_ledger,
             shut: Default::default(),
@@ -117,7 +119,7 @@ impl Session {
             meter: local.meter,
             beat: local.beat,
             ledger: local.page.ledger(),
-            ledgers: Box::leak(Box::new(Ledgers::new(local.page.ledger(), local.slot()))),
+            ledgers: Box::leak(Box::new(Ledgers::new(local.page.ledger(), local.slot(), local.file))),
             first_ledger: (local.page.ledger(), local.slot()),
             shut: Default::default(),
             socket: Place::none(),
@@ -141,7 +143,26 @@ impl Session {
     /// index of the GPU. Returns whether any dead process held memory.
     #[cold]
     pub fn bury_dead(&self, index: usize) -> bool {
-        self.standalone().map_or_else(|| self.await_burial(index), Local::bury_dead)
+        match self.file().filter(|_| self.local.is_some() || self.is_gone()) {
+            Some(file) => file.bury_dead(),
+            None => self.await_burial(index),
+        }
+    }
+
+    /// Lets the process's memory count in the tenant's file too, because the daemon is gone.
+    /// Returns whether the file counts. If so, the caller then moves the charges
+    /// ([`Accounts::move_to`]).
+    ///
+    /// [`Accounts::move_to`]: crate::memory::Accounts::move_to
+    pub fn count_in_file(&self, config: &Config, uuids: &[Uuid]) -> bool {
+        let Some(file) = self.file().or_else(|| standalone::open_file(config, uuids)) else { return false };
+        self.ledgers.count_in(file);
+        true
+    }
+
+    /// Returns the tenant's file, if the process has opened it.
+    pub fn file(&self) -> Option<&'static TenantFile> {
+        self.ledgers.file()
     }
 
     /// Waits until the daemon has given the memory back. Returns whether any dead process held
@@ -404,10 +425,10 @@ impl Session {
         self.ledgers.has(generation)
     }
 
-    /// Returns the bytes that the tenant holds on a GPU, or `None` if there is no such GPU. `index`
-    /// is the daemon's index of the GPU.
-    pub fn tenant_held_bytes(&self, index: usize) -> Option<u64> {
-        Some(self.ledger.gpu(index)?.held_bytes())
+    /// Returns the bytes that the tenant holds on a GPU. Returns `None` if the daemon does not
+    /// manage the GPU.
+    pub fn tenant_held_bytes(&self, gpu: &Gpu) -> Option<u64> {
+        Some(self.ledger().account(gpu.index()?, gpu.uuid())?.tenant_held_bytes())
     }
 
     /// Returns the number of daemons with which the process has had a session.
@@ -490,9 +511,9 @@ impl Session {
                 descriptor.close();
             }
         }
-        if let Some(local) = &self.local {
+        if let Some(file) = self.file() {
             // SAFETY: the caller guarantees this.
-            unsafe { local.close() };
+            unsafe { file.close() };
         }
     }
 }

@@ -3,9 +3,9 @@
 use std::mem;
 use std::sync::atomic::Ordering;
 
-use deepres_abi::ledger::{Account, Leaving};
 use deepres_abi::meter::MemoryKind;
 
+use super::account::{Account, Leaving};
 use super::ledgers::Ledger;
 use super::site::{Promise, Site};
 use crate::meter::gpu::Gpu;
@@ -24,7 +24,7 @@ pub struct Held {
     /// The ledger that contains the charge ([`Ledger::generation`]).
     generation: u32,
     /// The account that contains the charge, if any does.
-    account: Option<Account<'static>>,
+    account: Option<Account>,
 }
 
 /// A charge whose memory the driver is about to free.
@@ -32,12 +32,14 @@ pub struct Held {
 pub struct Exit {
     /// The ledger that contains the charge ([`Ledger::generation`]).
     generation: u32,
-    leaving: Leaving<'static>,
+    /// The account that contains the charge.
+    account: Account,
+    leaving: Leaving,
 }
 
-fn account(session: &Session, gpu: &Gpu) -> Option<(Ledger, Account<'static>)> {
+fn account(session: &Session, gpu: &Gpu) -> Option<(Ledger, Account)> {
     let ledger = session.ledger();
-    Some((ledger, ledger.account(gpu.index()?)?))
+    Some((ledger, ledger.account(gpu.index()?, gpu.uuid())?))
 }
 
 impl Held {
@@ -71,25 +73,14 @@ impl Held {
         let (more, less) = (bytes.saturating_sub(self.bytes), self.bytes.saturating_sub(bytes));
         site.settle(promise, more);
         if let Some((ledger, account)) = account(site.session, site.gpu) {
-            // If the daemon restarted meanwhile, the old amount, the settled growth, or both may be
-            // in a former ledger.
-            let kept = if self.generation == ledger.generation { self.bytes } else { 0 };
-            let settled = if site.ledger.generation == ledger.generation { more } else { 0 };
-            let charged = kept + settled;
-            if charged < bytes {
-                account.charge(bytes - charged);
-            } else if charged > bytes {
-                account.release(charged - bytes);
+            // If the daemon died or came back meanwhile, the old amount, the settled growth, or
+            // both may be in a former ledger.
+            self.move_to(site.session, &ledger, account);
+            let is_settled = site.session.has_ledger(site.ledger.generation);
+            account.take_over(more, is_settled.then_some(site.account));
+            if less != 0 {
+                account.release(less);
             }
-            if self.generation != ledger.generation {
-                self.release(site.session);
-            }
-            if site.ledger.generation != ledger.generation && site.session.has_ledger(site.ledger.generation)
-            {
-                site.account.release(more);
-            }
-            self.generation = ledger.generation;
-            self.account = Some(account);
         }
         self.count(site.gpu, more, less);
         self.bytes = bytes;
@@ -99,7 +90,7 @@ impl Held {
     /// `None` if the present ledger does not contain the charge.
     pub fn leave(&self, process: &Process) -> Option<Exit> {
         let account = self.account_in(process.session()?)?;
-        Some(Exit { generation: self.generation, leaving: account.leave(self.bytes) })
+        Some(Exit { generation: self.generation, account, leaving: account.leave(self.bytes) })
     }
 
     /// Reduces the charge to the `bytes` that the driver kept. With an `exit`, all of the charge
@@ -128,9 +119,9 @@ impl Held {
             // A charge in an unmapped ledger is gone with that ledger.
             Some(exit) if session.has_ledger(exit.generation) => {
                 exit.leaving.finish();
-                // While the driver was busy, another thread moved the charge to another ledger.
-                if exit.generation != self.generation {
-                    self.release(session);
+                // While the driver was busy, another thread may have moved the charge.
+                if let Some(account) = self.mapped_account(session) {
+                    account.release_beyond(self.bytes, Some(exit.account));
                 }
             }
             Some(exit) => {
@@ -145,15 +136,20 @@ impl Held {
     }
 
     /// Returns the account that contains the charge, if the account is in the current ledger.
-    fn account_in(&self, session: &Session) -> Option<Account<'static>> {
+    fn account_in(&self, session: &Session) -> Option<Account> {
         self.account.filter(|_| self.generation == session.ledger_generation())
+    }
+
+    /// Returns the account that contains the charge, if its ledger is still mapped.
+    fn mapped_account(&self, session: &Session) -> Option<Account> {
+        self.account.filter(|_| session.has_ledger(self.generation))
     }
 
     /// Takes the charge out of its account, even if the account is in a former ledger. A session
     /// that connects to the same daemon again may get the same ledger. The daemon emptied the slot
     /// when the session ended, so it contains only charges since then.
     fn release(&self, session: &Session) {
-        if let Some(account) = self.account.filter(|_| session.has_ledger(self.generation)) {
+        if let Some(account) = self.mapped_account(session) {
             account.release(self.bytes);
         }
     }
@@ -164,11 +160,15 @@ impl Held {
             return;
         }
         if let Some((ledger, account)) = account(session, gpu) {
-            account.charge(self.bytes);
-            self.release(session);
-            self.generation = ledger.generation;
-            self.account = Some(account);
+            self.move_to(session, &ledger, account);
         }
+    }
+
+    /// Moves the charge to `account` in the ledger `ledger`.
+    fn move_to(&mut self, session: &Session, ledger: &Ledger, account: Account) {
+        account.take_over(self.bytes, self.mapped_account(session));
+        self.generation = ledger.generation;
+        self.account = Some(account);
     }
 
     /// Moves the charge to the current ledger as [`Self::follow`] does, on the charge's GPU in

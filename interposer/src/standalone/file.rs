@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::{fs, io, mem, ptr};
 
 use deepres_abi::MAX_GPUS;
-use deepres_abi::ledger::MAX_SESSIONS;
+use deepres_abi::ledger::{Account, MAX_SESSIONS};
 use deepres_abi::page::{self, LayoutError};
 use deepres_abi::standalone::StandalonePage;
 use deepres_abi::wire::Uuid;
@@ -171,6 +171,11 @@ impl TenantFile {
         self.leave();
         self.descriptor.close();
         Err(FileError::Gpus)
+    }
+
+    /// Returns this process's account on a GPU, or `None` if the file has no place for the GPU.
+    pub fn account(&self, gpu: &Uuid) -> Option<Account<'static>> {
+        self.page.ledger().gpu(self.page.place(gpu)?)?.account(self.slot)
     }
 
     /// Gives back the memory that dead processes of the tenant held. Returns whether any dead
