@@ -494,9 +494,9 @@ impl Process {
         Ok(())
     }
 
-    /// If the tenant has a memory limit, counts the process's memory in the tenant's file too, until
-    /// a daemon is back. Processes that start without a daemon share only that file. The caller has
-    /// seen the end of the connection to the daemon.
+    /// If the tenant has a memory limit, counts the process's memory in the tenant's file too. The
+    /// file counts until a daemon is back. Processes that start without a daemon share only the
+    /// file. The caller has seen the end of the connection to the daemon.
     pub fn count_in_file(&self, _meter: MeterThread) {
         let Some(session) = self.session() else { return };
         let is_limited = |gpu: &Gpu| gpu.grant().is_some_and(|grant| grant.memory_limit() != NO_LIMIT);

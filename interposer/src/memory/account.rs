@@ -1,12 +1,12 @@
 //! The account of this process on one GPU.
 //!
 //! While a daemon is there, the account is the session's slot in the daemon's ledger. After the
-//! daemon's death, the tenant's sessions still share that ledger, but a new process of the tenant
-//! cannot find it. New processes share the tenant's file ([`crate::standalone`]). So until a daemon
-//! is back, each session has two slots, and an account has two parts. A request must fit into both
-//! parts. The ledger bounds all earlier processes of the tenant, also those that cannot reach the
-//! file, for example in another container. The file bounds the earlier and the new processes
-//! together.
+//! daemon's death, the tenant's sessions still share that ledger, but new processes of the tenant
+//! cannot find that ledger. New processes share the tenant's file ([`crate::standalone`]). So until
+//! a daemon is back, each session has two slots, and an account has two parts. A request must fit
+//! into both parts. The ledger bounds all earlier processes of the tenant, also those that cannot
+//! reach the file, for example in another container. The file bounds the earlier and the new
+//! processes together.
 
 use deepres_abi::ledger::{self, Refused, Waiting};
 
