@@ -25,7 +25,7 @@ use crate::meter::thread::MeterThread;
 use crate::meter::{self, alone};
 use crate::resolve::{is_behind_another, is_disabled};
 use crate::session::Session;
-use crate::standalone::Local;
+use crate::standalone::{self, Local};
 use crate::{capture, coverage, driver, os, record, thread};
 
 /// The longest time for which the end of the process waits until the meter thread is out of the
@@ -496,13 +496,18 @@ impl Process {
 
     /// If the tenant has a memory limit, counts the process's memory in the tenant's file too. The
     /// file counts until a daemon is back. Processes that start without a daemon share only the
-    /// file. The caller has seen the end of the connection to the daemon.
+    /// file. The process opens the file once, and again if the job has closed the file. The caller
+    /// has seen the end of the connection to the daemon.
     pub fn count_in_file(&self, _meter: MeterThread) {
         let Some(session) = self.session() else { return };
         let is_limited = |gpu: &Gpu| gpu.grant().is_some_and(|grant| grant.memory_limit() != NO_LIMIT);
-        if self.gpus.iter().any(is_limited) && session.count_in_file(&self.config, &self.uuids) {
-            self.memory.move_to(session, &self.gpus);
+        if !self.gpus.iter().any(is_limited) {
+            return;
         }
+        let opened = session.file().filter(|file| file.is_joined());
+        let Some(file) = opened.or_else(|| standalone::open_file(&self.config, &self.uuids)) else { return };
+        session.count_in(file);
+        self.memory.move_to(session, &self.gpus);
     }
 
     /// Notes that work was on a GPU from `start_ns` to `end_ns`. If other processes of the tenant

@@ -12,9 +12,8 @@ use deepres_abi::grant::{FailMode, GateState, GrantPage, GrantSlot, LeaseTerms};
 use deepres_abi::ledger::LedgerPage;
 use deepres_abi::meter::{MeterPage, MeterSlot, Reading};
 use deepres_abi::page::Page;
-use deepres_abi::wire::{UNMANAGED, Uuid};
+use deepres_abi::wire::UNMANAGED;
 
-use crate::config::Config;
 use crate::descriptor::{OwnDescriptor, Place};
 use crate::handshake::{ConnectError, Connection};
 use crate::memory::ledgers::{Ledger, Ledgers};
@@ -22,8 +21,8 @@ use crate::meter::gpu::{Gpu, Shared};
 use crate::meter::thread::MeterThread;
 use crate::os::{self, Patience};
 use crate::pages::{Mapped, PageError, Protection, replace};
+use crate::standalone::Local;
 use crate::standalone::file::TenantFile;
-use crate::standalone::{self, Local};
 use crate::unshared::Unshared;
 
 /// The heartbeat limit if the daemon names none, ns.
@@ -149,15 +148,12 @@ impl Session {
         }
     }
 
-    /// Lets the process's memory count in the tenant's file too, because the daemon is gone.
-    /// Returns whether the file counts. If so, the caller then moves the charges
-    /// ([`Accounts::move_to`]).
+    /// Lets the process's memory count in the tenant's file too, because the daemon is gone. The
+    /// caller calls [`Accounts::move_to`] afterwards.
     ///
     /// [`Accounts::move_to`]: crate::memory::Accounts::move_to
-    pub fn count_in_file(&self, config: &Config, uuids: &[Uuid]) -> bool {
-        let Some(file) = self.file().or_else(|| standalone::open_file(config, uuids)) else { return false };
+    pub fn count_in(&self, file: &'static TenantFile) {
         self.ledgers.count_in(file);
-        true
     }
 
     /// Returns the tenant's file, if the process has opened it.

@@ -7,6 +7,12 @@
 //! into both parts. The ledger bounds all earlier processes of the tenant, also those that cannot
 //! reach the file, for example in another container. The file bounds the earlier and the new
 //! processes together.
+//!
+//! The two parts end at different times. The interposer unmaps a former ledger after some daemons
+//! ([`super::ledgers`]), and everything in that ledger is gone. The file stays, so a call that
+//! outlasts its ledger still has to settle the part in the file (`in_file`).
+
+use std::mem;
 
 use deepres_abi::ledger::{self, Refused, Waiting};
 
@@ -71,12 +77,7 @@ impl Account {
 
     /// Releases `bytes`, after the driver has freed them.
     pub fn release(self, bytes: u64) {
-        self.release_beyond(bytes, None);
-    }
-
-    /// Releases `bytes` from the parts of this account that `other` lacks.
-    pub fn release_beyond(self, bytes: u64, other: Option<Self>) {
-        self.beyond(other).for_each(|part| part.release(bytes));
+        self.beyond(None).for_each(|part| part.release(bytes));
     }
 
     /// Moves a charge of `bytes` from the account `before` to this account. A part that both
@@ -85,8 +86,13 @@ impl Account {
     pub fn take_over(self, bytes: u64, before: Option<Self>) {
         self.beyond(before).for_each(|part| part.charge(bytes));
         if let Some(before) = before {
-            before.release_beyond(bytes, Some(self));
+            before.beyond(Some(self)).for_each(|part| part.release(bytes));
         }
+    }
+
+    /// Returns the part in the file as an account, because the ledger is no longer mapped.
+    pub fn in_file(self) -> Option<Self> {
+        self.file.map(|file| Self::new(file, None))
     }
 
     /// Returns the parts of this account that `other` lacks.
@@ -142,6 +148,12 @@ impl Reservation {
             file.commit_part(bytes);
         }
     }
+
+    /// Returns the part in the file, because the ledger is no longer mapped.
+    pub fn in_file(self) -> Option<ledger::Reservation<'static>> {
+        mem::forget(self.ledger);
+        self.file
+    }
 }
 
 impl Leaving {
@@ -159,6 +171,12 @@ impl Leaving {
         if let Some(file) = self.file {
             file.finish_part(bytes);
         }
+    }
+
+    /// Returns the part in the file, because the ledger is no longer mapped.
+    pub fn in_file(self) -> Option<ledger::Leaving<'static>> {
+        mem::forget(self.ledger);
+        self.file
     }
 }
 
@@ -219,19 +237,28 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_the_driver_frees_during_the_move_leaves_each_part_once() {
+    fn memory_that_the_driver_frees_leaves_both_parts() {
         let (alone, newcomer, both) = accounts();
         newcomer.charge(30);
-        alone.charge(60 + 7);
-        both.take_over(7, Some(alone));
-        let leaving = alone.leave(60);
-        both.take_over(60, Some(alone));
-        leaving.finish();
-        both.release_beyond(60, Some(alone));
+        both.charge(60 + 7);
+        both.leave(60).finish();
         assert_eq!((alone.held_bytes(), newcomer.tenant_held_bytes()), (7, 37));
         drop(both.leave(7));
         assert_eq!(both.reserve(70, LIMIT, || true).unwrap_err(), Refused { held_bytes: 37 });
         both.leave(7).finish_part(5);
         assert_eq!((alone.held_bytes(), newcomer.tenant_held_bytes()), (2, 32));
+    }
+
+    #[test]
+    fn a_call_that_outlasts_its_ledger_settles_its_part_in_the_file() {
+        let (alone, newcomer, both) = accounts();
+        both.charge(60);
+        let (leaving, promised) = (both.leave(60), both.reserve(30, LIMIT, || false).unwrap());
+        leaving.in_file().unwrap().finish();
+        drop(promised.in_file());
+        assert_eq!(newcomer.tenant_held_bytes(), 0);
+        newcomer.reserve(LIMIT, LIMIT, || false).unwrap().commit();
+        assert_eq!((alone.held_bytes(), alone.pending_bytes()), (60, 30), "no write to the ledger");
+        assert!(alone.in_file().is_none() && alone.leave(1).in_file().is_none());
     }
 }

@@ -1,8 +1,6 @@
 //! The site of a request: the account to which the interposer charges the request, and the tenant's
 //! limit on the request's GPU.
 
-use std::mem;
-
 use deepres_abi::driver::result::CUDA_ERROR_OUT_OF_MEMORY;
 use deepres_abi::grant::{GrantSlot, NO_LIMIT};
 use deepres_abi::ledger::Refused;
@@ -152,15 +150,17 @@ impl<'p> Site<'p> {
     /// longer mapped, the reservation is gone with the ledger.
     pub fn withdraw(&self, promise: Promise) {
         if !self.session.has_ledger(self.ledger.generation) {
-            mem::forget(promise);
+            drop(promise.and_then(Reservation::in_file));
         }
     }
 
     /// Records that the driver allocated `bytes`, which may be more or less than the reserved
-    /// bytes.
-    pub fn settle(&self, promise: Promise, bytes: u64) {
+    /// bytes. Returns the account that contains the bytes. If the ledger is no longer mapped,
+    /// withdraws the reservation and returns `None`.
+    pub fn settle(&self, promise: Promise, bytes: u64) -> Option<Account> {
         if !self.session.has_ledger(self.ledger.generation) {
-            return mem::forget(promise);
+            self.withdraw(promise);
+            return None;
         }
         let promised_bytes = promise.as_ref().map_or(0, Reservation::bytes);
         if let Some(promise) = promise {
@@ -169,5 +169,6 @@ impl<'p> Site<'p> {
         if bytes > promised_bytes {
             self.account.charge(bytes - promised_bytes);
         }
+        Some(self.account)
     }
 }

@@ -173,6 +173,12 @@ impl TenantFile {
         Err(FileError::Gpus)
     }
 
+    /// Returns whether the process still has its slot. If the job has closed the descriptor, the
+    /// slot may be another process's by now.
+    pub fn is_joined(&self) -> bool {
+        self.descriptor.is_ours()
+    }
+
     /// Returns this process's account on a GPU, or `None` if the file has no place for the GPU.
     pub fn account(&self, gpu: &Uuid) -> Option<Account<'static>> {
         self.page.ledger().gpu(self.page.place(gpu)?)?.account(self.slot)

@@ -265,7 +265,8 @@ impl Local {
 /// no tenant. If the processes cannot share the limits, for example because the file has no place
 /// for one of the GPUs `uuids`, warns and returns `None`.
 ///
-/// A process opens the file only once, because its own locks would not keep it from its own slot.
+/// A process that has its slot does not call this again. Its own locks would not keep it from its
+/// slot, and it would lose its locks when it closes the second descriptor.
 pub fn open_file(config: &Config, uuids: &[Uuid]) -> Option<&'static TenantFile> {
     if config.tenant.is_empty() {
         return None;
