@@ -142,10 +142,14 @@ impl Session {
     /// index of the GPU. Returns whether any dead process held memory.
     #[cold]
     pub fn bury_dead(&self, index: usize) -> bool {
-        match self.file().filter(|_| self.local.is_some() || self.is_gone()) {
-            Some(file) => file.bury_dead(),
-            None => self.await_burial(index),
+        let has_waited = self.await_burial(index);
+        if self.local.is_none() && !self.is_gone() {
+            return has_waited;
         }
+        // No daemon gives the memory back.
+        let in_ledger = self.ledger().bury(index, |slot| !self.is_locked(slot));
+        let in_file = self.file().is_some_and(TenantFile::bury_dead);
+        has_waited || in_ledger || in_file
     }
 
     /// Lets the process's memory count in the tenant's file too, because the daemon is gone. The

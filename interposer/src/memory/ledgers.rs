@@ -184,6 +184,21 @@ impl Ledger {
         Some(self.page.host().obtainable_bytes()).filter(|bytes| *bytes != 0)
     }
 
+    /// Gives back the memory that dead processes of the tenant held on a GPU, because no daemon
+    /// does. `is_dead` says whether the owner of a suspect slot is dead ([`LedgerGpu::suspects`]).
+    /// Returns whether any dead process held memory.
+    ///
+    /// [`LedgerGpu::suspects`]: deepres_abi::ledger::LedgerGpu::suspects
+    pub fn bury(&self, index: usize, is_dead: impl Fn(usize) -> bool) -> bool {
+        let Some(gpu) = self.page.gpu(index) else { return false };
+        let mut is_any_dead = false;
+        for slot in gpu.suspects().filter(|slot| *slot != self.slot && is_dead(*slot)) {
+            gpu.clear(slot);
+            is_any_dead = true;
+        }
+        is_any_dead
+    }
+
     /// Notes in the ledger that the process holds the lock of its slot.
     pub fn set_locked(&self, index: usize) {
         if let Some(gpu) = self.page.gpu(index) {

@@ -241,25 +241,44 @@ def free_bytes():
     return free.value
 def free(name): return cuda.cuMemFree_v2(kept[name])
 "#;
+/// The driver's code for a refused allocation.
+const OUT_OF_MEMORY: &str = "2";
+
+/// Starts a process of a tenant with a memory limit of [`LIMIT_BYTES`].
+fn member(host: &Host) -> Calls {
+    let variables = [("DEEPRES_TENANT", "family"), ("DEEPRES_MEMORY", "1GiB")];
+    let mut client = Calls::start(host, &variables);
+    client.define(MEMORY);
+    client
+}
+
+/// Returns the expression that allocates `bytes` under a name.
+fn take(name: &str, bytes: u64) -> String {
+    format!("linear('{name}', {bytes})")
+}
+
+#[test]
+fn while_no_daemon_runs_the_memory_of_a_dead_process_is_free_for_an_earlier_process() {
+    let (host, mut daemon) = Host::new().light_contexts().with_daemon();
+    let (mut dies, mut stays) = (member(&host), member(&host));
+    dies.does(&take("all", LIMIT_BYTES));
+    assert_eq!(stays.asks(&take("all", LIMIT_BYTES)), OUT_OF_MEMORY);
+    daemon.kill();
+    assert_eq!(stays.asks(&take("all", LIMIT_BYTES)), OUT_OF_MEMORY);
+    dies.0.process.kill();
+    stays.does(&take("all", LIMIT_BYTES));
+}
 
 #[test]
 fn while_no_daemon_runs_earlier_and_new_processes_of_a_tenant_share_its_memory_limit() {
-    const OUT_OF_MEMORY: &str = "2";
     const HELD_BYTES: u64 = LIMIT_BYTES / 4 * 3;
     const REST_BYTES: u64 = LIMIT_BYTES - HELD_BYTES;
     let (host, mut daemon) = Host::new().light_contexts().with_daemon();
-    let start = || {
-        let variables = [("DEEPRES_TENANT", "family"), ("DEEPRES_MEMORY", "1GiB")];
-        let mut client = Calls::start(&host, &variables);
-        client.define(MEMORY);
-        client
-    };
-    let take = |name: &str, bytes: u64| format!("linear('{name}', {bytes})");
-    let mut earlier = start();
+    let mut earlier = member(&host);
     earlier.does(&take("most", HELD_BYTES));
     for _ in 0..2 {
         daemon.kill();
-        let mut new = start();
+        let mut new = member(&host);
         let free_bytes = || new.asks("free_bytes()").parse::<u64>().expect("a number");
         await_value(free_bytes, |free| *free == REST_BYTES);
         assert_eq!(new.asks(&take("rest", REST_BYTES + 2 * MIB)), OUT_OF_MEMORY);
