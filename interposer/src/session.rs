@@ -180,12 +180,12 @@ impl Session {
         true
     }
 
-    /// Locks the session's slot on a GPU. By the lock, the tenant's other processes see that this
-    /// process lives.
-    fn lock_slot(&self, index: usize) {
-        let slot = self.ledger().slot;
-        if self.slot_lock(slot, libc::F_SETLK).is_some() {
-            self.ledger().set_locked(index);
+    /// Locks the session's slot in the current ledger. By the lock, the tenant's other processes see
+    /// that this process lives.
+    fn lock_slot(&self, gpus: &[Gpu]) {
+        let ledger = self.ledger();
+        if self.slot_lock(ledger.slot, libc::F_SETLK).is_some() {
+            gpus.iter().filter_map(Gpu::index).for_each(|index| ledger.set_locked(index));
         }
     }
 
@@ -270,9 +270,10 @@ impl Session {
             })
             .collect();
         gpus.iter().for_each(Gpu::forget_only_launch);
-        next.attach(gpus, index, None);
+        next.connect(gpus, index, None);
         let (ledger, slot) = next.first_ledger;
         self.ledgers.follow(ledger, slot);
+        next.lock_slot(gpus);
         place.set(Some(next));
         // The loop carries over the changes that threads made to the old page between the copy and
         // the exchange.
@@ -357,6 +358,12 @@ impl Session {
     /// Gives each GPU its slots, by the daemon's `index` of each GPU. From now on, the session is
     /// in use. Without a daemon, `wake` serves as the bell, and wakes the meter thread.
     pub fn attach(&'static self, gpus: &[Gpu], index: &[u8; MAX_GPUS], wake: Option<OwnDescriptor>) {
+        self.connect(gpus, index, wake);
+        self.lock_slot(gpus);
+    }
+
+    /// Does what [`Self::attach`] does, but does not lock the session's slot.
+    fn connect(&'static self, gpus: &[Gpu], index: &[u8; MAX_GPUS], wake: Option<OwnDescriptor>) {
         for ((gpu, index), bell) in gpus.iter().zip(index).zip(&self.bells) {
             let slots = (*index != UNMANAGED)
                 .then(|| self.grant.slot(usize::from(*index)).zip(self.meter.slot(usize::from(*index))));
@@ -367,7 +374,6 @@ impl Session {
                     }
                     let bell = if self.local.is_some() { wake } else { bell.get() };
                     gpu.connect(*index, grant, meter, bell);
-                    self.lock_slot(usize::from(*index));
                 }
                 None => gpu.disconnect(),
             }

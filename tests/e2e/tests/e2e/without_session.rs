@@ -258,14 +258,21 @@ fn take(name: &str, bytes: u64) -> String {
 }
 
 #[test]
-fn while_no_daemon_runs_the_memory_of_a_dead_process_is_free_for_an_earlier_process() {
-    let (host, mut daemon) = Host::new().light_contexts().with_daemon();
-    let (mut dies, mut stays) = (member(&host), member(&host));
-    dies.does(&take("all", LIMIT_BYTES));
-    assert_eq!(stays.asks(&take("all", LIMIT_BYTES)), OUT_OF_MEMORY);
+fn while_no_daemon_runs_the_memory_of_dead_processes_is_free_for_an_earlier_process() {
+    let host = Host::new().light_contexts();
+    let joined = member(&host);
+    let mut daemon = host.daemon();
+    host.await_ps(|ps| ps.find("family").is_some_and(|family| family.sessions.len() == 1));
+    let mut dying = [joined, member(&host)];
+    let mut stays = member(&host);
+    for process in &mut dying {
+        process.does(&take("half", LIMIT_BYTES / 2));
+    }
     daemon.kill();
     assert_eq!(stays.asks(&take("all", LIMIT_BYTES)), OUT_OF_MEMORY);
-    dies.0.process.kill();
+    for process in &mut dying {
+        process.0.process.kill();
+    }
     stays.does(&take("all", LIMIT_BYTES));
 }
 
