@@ -331,16 +331,19 @@ impl LedgerGpu {
         Some(())
     }
 
-    /// Empties the slot of a dead session. Only the daemon calls this, after the process has ended.
-    /// Returns the bytes that the session held, or `None` if `slot` is no slot number.
+    /// Empties the slot of a dead session. The daemon calls this after the process has ended.
+    /// Without a daemon, the tenant's other processes call this. Returns the bytes that the session
+    /// held, or `None` if `slot` is no slot number.
     pub fn clear(&self, slot: usize) -> Option<u64> {
         let slot = self.slots.get(slot)?;
-        slot.is_locked.store(0, Ordering::SeqCst);
         slot.promised_bytes.store(slot.taken_bytes.load(Ordering::SeqCst), Ordering::SeqCst);
         slot.needed_bytes.store(0, Ordering::SeqCst);
         let freed_bytes = slot.release(u64::MAX);
         // The store overrides any value that the owner left there.
         slot.leaving_bytes.store(slot.ever_staying_bytes(), Ordering::SeqCst);
+        // This is the last step. If the caller dies before, the slot stays a suspect, and another
+        // process clears it.
+        slot.is_locked.store(0, Ordering::SeqCst);
         Some(freed_bytes)
     }
 
@@ -550,6 +553,11 @@ impl<'a> Account<'a> {
         let leaving_bytes = self.slot.leaving_bytes.load(Ordering::SeqCst);
         let promised_bytes = self.slot.promised_bytes.load(Ordering::SeqCst);
         (ahead(mark.ever_staying_bytes, leaving_bytes), ahead(promised_bytes, mark.released_bytes))
+    }
+
+    /// Returns whether both values are the same session's account on the same GPU.
+    pub fn is_same(self, other: Self) -> bool {
+        core::ptr::eq(self.slot, other.slot)
     }
 
     /// Returns the pending bytes of this session.

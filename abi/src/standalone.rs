@@ -109,9 +109,12 @@ impl StandalonePage {
     /// if no place is free.
     pub fn place(&self, uuid: &Uuid) -> Option<usize> {
         let key = key(uuid);
-        self.gpus.iter().position(|gpu| {
-            let found = gpu.key.compare_exchange(FREE, key, Ordering::AcqRel, Ordering::Acquire);
-            found.is_ok() || found == Err(key)
+        self.gpus.iter().position(|gpu| match gpu.key.load(Ordering::Acquire) {
+            FREE => {
+                let taken = gpu.key.compare_exchange(FREE, key, Ordering::AcqRel, Ordering::Acquire);
+                taken.is_ok() || taken == Err(key)
+            }
+            found => found == key,
         })
     }
 }

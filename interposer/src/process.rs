@@ -6,7 +6,7 @@ use std::{fmt, io, ptr};
 
 use deepres_abi::coverage::Bypass;
 use deepres_abi::driver::result::CUDA_ERROR_CONTEXT_IS_DESTROYED;
-use deepres_abi::grant::FailMode;
+use deepres_abi::grant::{FailMode, NO_LIMIT};
 use deepres_abi::oversubscribe::Oversubscribe;
 use deepres_abi::wire::Uuid;
 use deepres_abi::{MAX_GPUS, PPM};
@@ -25,7 +25,7 @@ use crate::meter::thread::MeterThread;
 use crate::meter::{self, alone};
 use crate::resolve::{is_behind_another, is_disabled};
 use crate::session::Session;
-use crate::standalone::Local;
+use crate::standalone::{self, Local};
 use crate::{capture, coverage, driver, os, record, thread};
 
 /// The longest time for which the end of the process waits until the meter thread is out of the
@@ -399,8 +399,9 @@ pub extern "C" fn stop() {
     // Without this store, a later launch would wait for completions that no meter thread sees.
     PROCESS.store(ptr::null_mut(), Ordering::Release);
     record::end();
-    let sessions = process.session().into_iter().chain(process.before.get());
-    sessions.filter_map(Session::standalone).for_each(Local::leave);
+    if let Some(file) = process.session().and_then(Session::file) {
+        file.leave();
+    }
 }
 
 /// Returns the state of a living context.
@@ -502,6 +503,22 @@ impl Process {
         // This message is as loud as the message at the beginning.
         say!(Warn, "a daemon has taken the job up: session {} with {} GPUs", session.id(), self.gpus.len());
         Ok(())
+    }
+
+    /// If the tenant has a memory limit, counts the process's memory in the tenant's file too. The
+    /// file counts until a daemon is back. Processes that start without a daemon share only the
+    /// file. The process opens the file once, and again if the job has closed the file. The caller
+    /// has seen the end of the connection to the daemon.
+    pub fn count_in_file(&self, _meter: MeterThread) {
+        let Some(session) = self.session() else { return };
+        let is_limited = |gpu: &Gpu| gpu.grant().is_some_and(|grant| grant.memory_limit() != NO_LIMIT);
+        if !self.gpus.iter().any(is_limited) {
+            return;
+        }
+        let opened = session.file().filter(|file| file.is_joined());
+        let Some(file) = opened.or_else(|| standalone::open_file(&self.config, &self.uuids)) else { return };
+        session.count_in(file);
+        self.memory.move_to(session, &self.gpus);
     }
 
     /// Notes that work was on a GPU from `start_ns` to `end_ns`. If other processes of the tenant

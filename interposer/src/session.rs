@@ -22,6 +22,7 @@ use crate::meter::thread::MeterThread;
 use crate::os::{self, Patience};
 use crate::pages::{Mapped, PageError, Protection, replace};
 use crate::standalone::Local;
+use crate::standalone::file::TenantFile;
 use crate::unshared::Unshared;
 
 /// The heartbeat limit if the daemon names none, ns.
@@ -91,7 +92,7 @@ impl Session {
             ledger: view.keep(),
             ledgers: match alone {
                 Some(alone) => alone.ledgers,
-                None => Box::leak(Box::new(Ledgers::new(own, welcome.ledger_slot as usize))),
+                None => Box::leak(Box::new(Ledgers::new(own, welcome.ledger_slot as usize, None))),
             },
             first_ledger,
             shut: Default::default(),
@@ -117,7 +118,7 @@ impl Session {
             meter: local.meter,
             beat: local.beat,
             ledger: local.page.ledger(),
-            ledgers: Box::leak(Box::new(Ledgers::new(local.page.ledger(), local.slot()))),
+            ledgers: Box::leak(Box::new(Ledgers::new(local.page.ledger(), local.slot(), local.file))),
             first_ledger: (local.page.ledger(), local.slot()),
             shut: Default::default(),
             socket: Place::none(),
@@ -141,7 +142,27 @@ impl Session {
     /// index of the GPU. Returns whether any dead process held memory.
     #[cold]
     pub fn bury_dead(&self, index: usize) -> bool {
-        self.standalone().map_or_else(|| self.await_burial(index), Local::bury_dead)
+        let has_waited = self.await_burial(index);
+        if self.local.is_none() && !self.is_gone() {
+            return has_waited;
+        }
+        // No daemon gives the memory back.
+        let in_ledger = self.ledger().bury(index, |slot| !self.is_locked(slot));
+        let in_file = self.file().is_some_and(TenantFile::bury_dead);
+        has_waited || in_ledger || in_file
+    }
+
+    /// Lets the process's memory count in the tenant's file too, because the daemon is gone. The
+    /// caller calls [`Accounts::move_to`] afterwards.
+    ///
+    /// [`Accounts::move_to`]: crate::memory::Accounts::move_to
+    pub fn count_in(&self, file: &'static TenantFile) {
+        self.ledgers.count_in(file);
+    }
+
+    /// Returns the tenant's file, if the process has opened it.
+    pub fn file(&self) -> Option<&'static TenantFile> {
+        self.ledgers.file()
     }
 
     /// Waits until the daemon has given the memory back. Returns whether any dead process held
@@ -159,12 +180,12 @@ impl Session {
         true
     }
 
-    /// Locks the session's slot on a GPU. By the lock, the tenant's other processes see that this
-    /// process lives.
-    fn lock_slot(&self, index: usize) {
-        let slot = self.ledger().slot;
-        if self.slot_lock(slot, libc::F_SETLK).is_some() {
-            self.ledger().set_locked(index);
+    /// Locks the session's slot in the current ledger. By the lock, the tenant's other processes see
+    /// that this process lives.
+    fn lock_slot(&self, gpus: &[Gpu]) {
+        let ledger = self.ledger();
+        if self.slot_lock(ledger.slot, libc::F_SETLK).is_some() {
+            gpus.iter().filter_map(Gpu::index).for_each(|index| ledger.set_locked(index));
         }
     }
 
@@ -249,9 +270,10 @@ impl Session {
             })
             .collect();
         gpus.iter().for_each(Gpu::forget_only_launch);
-        next.attach(gpus, index, None);
+        next.connect(gpus, index, None);
         let (ledger, slot) = next.first_ledger;
         self.ledgers.follow(ledger, slot);
+        next.lock_slot(gpus);
         place.set(Some(next));
         // The loop carries over the changes that threads made to the old page between the copy and
         // the exchange.
@@ -336,6 +358,12 @@ impl Session {
     /// Gives each GPU its slots, by the daemon's `index` of each GPU. From now on, the session is
     /// in use. Without a daemon, `wake` serves as the bell, and wakes the meter thread.
     pub fn attach(&'static self, gpus: &[Gpu], index: &[u8; MAX_GPUS], wake: Option<OwnDescriptor>) {
+        self.connect(gpus, index, wake);
+        self.lock_slot(gpus);
+    }
+
+    /// Does what [`Self::attach`] does, but does not lock the session's slot.
+    fn connect(&'static self, gpus: &[Gpu], index: &[u8; MAX_GPUS], wake: Option<OwnDescriptor>) {
         for ((gpu, index), bell) in gpus.iter().zip(index).zip(&self.bells) {
             let slots = (*index != UNMANAGED)
                 .then(|| self.grant.slot(usize::from(*index)).zip(self.meter.slot(usize::from(*index))));
@@ -346,7 +374,6 @@ impl Session {
                     }
                     let bell = if self.local.is_some() { wake } else { bell.get() };
                     gpu.connect(*index, grant, meter, bell);
-                    self.lock_slot(usize::from(*index));
                 }
                 None => gpu.disconnect(),
             }
@@ -404,10 +431,10 @@ impl Session {
         self.ledgers.has(generation)
     }
 
-    /// Returns the bytes that the tenant holds on a GPU, or `None` if there is no such GPU. `index`
-    /// is the daemon's index of the GPU.
-    pub fn tenant_held_bytes(&self, index: usize) -> Option<u64> {
-        Some(self.ledger.gpu(index)?.held_bytes())
+    /// Returns the bytes that the tenant holds on a GPU. Returns `None` if the daemon does not
+    /// manage the GPU.
+    pub fn tenant_held_bytes(&self, gpu: &Gpu) -> Option<u64> {
+        Some(self.ledger().account(gpu.index()?, gpu.uuid())?.tenant_held_bytes())
     }
 
     /// Returns the number of daemons with which the process has had a session.
@@ -490,9 +517,9 @@ impl Session {
                 descriptor.close();
             }
         }
-        if let Some(local) = &self.local {
+        if let Some(file) = self.file() {
             // SAFETY: the caller guarantees this.
-            unsafe { local.close() };
+            unsafe { file.close() };
         }
     }
 }

@@ -707,7 +707,7 @@ fn limit(process: &Process, ordinal: usize) -> Option<(u64, u64)> {
     if limit_bytes == NO_LIMIT {
         return None;
     }
-    Some((limit_bytes, process.session()?.tenant_held_bytes(gpu.index()?)?))
+    Some((limit_bytes, process.session()?.tenant_held_bytes(gpu)?))
 }
 
 macro_rules! info {

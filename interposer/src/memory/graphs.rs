@@ -16,9 +16,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use deepres_abi::driver::result::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS};
 use deepres_abi::driver::types::CUgraph;
 use deepres_abi::grant::NO_LIMIT;
-use deepres_abi::ledger::Reservation;
 use deepres_abi::meter::MemoryKind;
 
+use super::account::Reservation;
 use super::held::Held;
 use super::needs::Needs;
 use super::site::{Promise, Site};

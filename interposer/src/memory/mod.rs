@@ -9,6 +9,7 @@
 //! ([`graphs`]). For memory that the driver takes by itself, the interposer learns the amount and
 //! adds the charge afterwards ([`overhead`]).
 
+pub mod account;
 pub mod charge;
 pub mod graphs;
 mod held;

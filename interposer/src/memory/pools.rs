@@ -14,9 +14,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use deepres_abi::MAX_GPUS;
 use deepres_abi::driver::result::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS};
-use deepres_abi::ledger::{Refused, Reservation};
+use deepres_abi::ledger::Refused;
 use deepres_abi::meter::MemoryKind;
 
+use super::account::Reservation;
 use super::charge;
 use super::held::Held;
 use super::site::{Promise, Site};

@@ -53,7 +53,7 @@ impl Pressure {
         let ledger = session.ledger();
         let mut is_told = false;
         for (gpu, seen) in gpus.iter().zip(&mut self.seen) {
-            let account = gpu.index().and_then(|index| ledger.account(index));
+            let account = gpu.index().and_then(|index| ledger.account(index, gpu.uuid()));
             let Some((grant, account)) = gpu.grant().zip(account) else { continue };
             let limit_bytes = grant.memory_limit();
             let is_passed = account.tenant_held_bytes() > limit_bytes;

@@ -1,8 +1,7 @@
 //! Waits for memory that the tenant may have but the GPU lacks. Other tenants hold the memory, and
 //! the daemon can suspend them to make room.
 
-use deepres_abi::ledger::Account;
-
+use super::account::Account;
 use super::ledgers::Ledger;
 use crate::meter::gpu::Gpu;
 use crate::os;
@@ -19,7 +18,7 @@ const LOOK_EVERY_NS: u64 = 1_000_000;
 /// ended early. The caller then asks the driver again, because the tenant that held the memory may
 /// be gone.
 #[cold]
-pub fn wait(session: &Session, gpu: &Gpu, (ledger, account): (&Ledger, Account<'_>), bytes: u64) -> bool {
+pub fn wait(session: &Session, gpu: &Gpu, (ledger, account): (&Ledger, Account), bytes: u64) -> bool {
     let Some(waiting) = account.wait_for_room(bytes) else { return false };
     let mut has_waited = false;
     while !waiting.is_over() {

@@ -1,13 +1,12 @@
 //! The site of a request: the account to which the interposer charges the request, and the tenant's
 //! limit on the request's GPU.
 
-use std::mem;
-
 use deepres_abi::coverage::Bypass;
 use deepres_abi::driver::result::CUDA_ERROR_OUT_OF_MEMORY;
 use deepres_abi::grant::{GrantSlot, NO_LIMIT};
-use deepres_abi::ledger::{Account, Refused, Reservation};
+use deepres_abi::ledger::Refused;
 
+use super::account::{Account, Reservation};
 use super::ledgers::Ledger;
 use super::room;
 use crate::coverage;
@@ -31,12 +30,12 @@ pub struct Site<'p> {
     /// The ledger that was current when the request began.
     pub ledger: Ledger,
     /// The account of the process in the ledger.
-    pub account: Account<'static>,
+    pub account: Account,
     grant: &'p GrantSlot,
 }
 
 /// The reservation for a request, or `None` if the tenant has no limit.
-pub type Promise = Option<Reservation<'static>>;
+pub type Promise = Option<Reservation>;
 
 impl<'p> Site<'p> {
     /// Returns the site for the GPU `ordinal`. Returns `None` if there is no session, or if the
@@ -44,7 +43,7 @@ impl<'p> Site<'p> {
     pub fn of(process: &'p Process, ordinal: usize) -> Option<Self> {
         let (session, gpu) = process.session().zip(process.gpus.get(ordinal))?;
         let ledger = session.ledger();
-        let (grant, account) = gpu.grant().zip(ledger.account(gpu.index()?))?;
+        let (grant, account) = gpu.grant().zip(ledger.account(gpu.index()?, gpu.uuid()))?;
         Some(Self { session, gpu, ledger, account, grant })
     }
 
@@ -87,7 +86,7 @@ impl<'p> Site<'p> {
         reserved.map(Some).or_else(|refused| self.reserve_anew(bytes, limit_bytes, refused))
     }
 
-    fn reserve_within(&self, bytes: u64, limit_bytes: u64) -> Result<Reservation<'static>, Refused> {
+    fn reserve_within(&self, bytes: u64, limit_bytes: u64) -> Result<Reservation, Refused> {
         let mut patience = Patience::default();
         let goes_on = || self.limit_bytes() == limit_bytes && patience.goes_on(PATIENCE_NS);
         let reservation = self.account.reserve(bytes, limit_bytes, goes_on)?;
@@ -164,15 +163,17 @@ impl<'p> Site<'p> {
     /// longer mapped, the reservation is gone with the ledger.
     pub fn withdraw(&self, promise: Promise) {
         if !self.session.has_ledger(self.ledger.generation) {
-            mem::forget(promise);
+            drop(promise.and_then(Reservation::in_file));
         }
     }
 
     /// Records that the driver allocated `bytes`, which may be more or less than the reserved
-    /// bytes.
-    pub fn settle(&self, promise: Promise, bytes: u64) {
+    /// bytes. Returns the account that contains the bytes. If the ledger is no longer mapped,
+    /// withdraws the reservation and returns `None`.
+    pub fn settle(&self, promise: Promise, bytes: u64) -> Option<Account> {
         if !self.session.has_ledger(self.ledger.generation) {
-            return mem::forget(promise);
+            self.withdraw(promise);
+            return None;
         }
         let promised_bytes = promise.as_ref().map_or(0, Reservation::bytes);
         if let Some(promise) = promise {
@@ -181,5 +182,6 @@ impl<'p> Site<'p> {
         if bytes > promised_bytes {
             self.account.charge(bytes - promised_bytes);
         }
+        Some(self.account)
     }
 }

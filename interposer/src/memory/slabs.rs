@@ -249,7 +249,9 @@ impl Slabs {
 
     /// Moves all charges to a new ledger of the session.
     pub fn move_to(&self, session: &Session, gpus: &[Gpu]) {
-        self.blocks().values_mut().for_each(|block| block.held.follow_on(session, gpus));
+        for Block { held, exit, .. } in self.blocks().values_mut() {
+            held.follow_with(exit, session, gpus);
+        }
     }
 }
 

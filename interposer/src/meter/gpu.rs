@@ -135,6 +135,11 @@ impl Gpu {
         Self { uuid, sm_ppm, ..Self::default() }
     }
 
+    /// Returns the GPU's UUID.
+    pub fn uuid(&self) -> &Uuid {
+        &self.uuid
+    }
+
     /// Connects the GPU to a session: stores the daemon's index of the GPU, and the session's pages
     /// and bell.
     pub fn connect(

@@ -689,6 +689,7 @@ impl Meter {
         if ended && !seeks_daemon {
             session.set_gone();
             say!(Info, "the daemon is gone; the job goes on without a daemon");
+            self.process.count_in_file(self.here);
             self.reconnect.begin(os::now_ns());
         }
     }

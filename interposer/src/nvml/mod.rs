@@ -252,7 +252,7 @@ fn own(uuid: &Uuid) -> Option<Own> {
     let gpu = process.gpus.get(process.ordinal_of(uuid)?)?;
     Some(Own {
         limit_bytes: gpu.grant()?.memory_limit(),
-        held_bytes: session.tenant_held_bytes(gpu.index()?)?,
+        held_bytes: session.tenant_held_bytes(gpu)?,
         is_standalone: session.standalone().is_some(),
     })
 }

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::{fs, io, mem, ptr};
 
 use deepres_abi::MAX_GPUS;
-use deepres_abi::ledger::MAX_SESSIONS;
+use deepres_abi::ledger::{Account, MAX_SESSIONS};
 use deepres_abi::page::{self, LayoutError};
 use deepres_abi::standalone::StandalonePage;
 use deepres_abi::wire::Uuid;
@@ -171,6 +171,17 @@ impl TenantFile {
         self.leave();
         self.descriptor.close();
         Err(FileError::Gpus)
+    }
+
+    /// Returns whether the process still has its slot. If the job has closed the descriptor, the
+    /// slot may be another process's by now.
+    pub fn is_joined(&self) -> bool {
+        self.descriptor.is_ours()
+    }
+
+    /// Returns this process's account on a GPU, or `None` if the file has no place for the GPU.
+    pub fn account(&self, gpu: &Uuid) -> Option<Account<'static>> {
+        self.page.ledger().gpu(self.page.place(gpu)?)?.account(self.slot)
     }
 
     /// Gives back the memory that dead processes of the tenant held. Returns whether any dead

@@ -12,7 +12,7 @@
 //!
 //! [`Allowance`]: deepres_abi::allowance::Allowance
 
-mod file;
+pub mod file;
 mod memory;
 mod rank;
 mod turns;
@@ -67,7 +67,7 @@ pub struct Local {
     /// The memory that the tenant holds, and the tenant's limits.
     pub page: &'static StandalonePage,
     /// The file that holds `page`, if the process shares it.
-    file: Option<TenantFile>,
+    pub file: Option<&'static TenantFile>,
     /// The place of each GPU in the pages, by ordinal in this process, or [`UNMANAGED`].
     pub gpu_index: [u8; MAX_GPUS],
     /// The turns with the tenant's other processes, by the GPU's place in the pages.
@@ -101,12 +101,12 @@ impl Local {
     }
 
     fn make(
-        file: Option<TenantFile>,
+        file: Option<&'static TenantFile>,
         uuids: &[Uuid],
         fail_mode: FailMode,
         limit_of: impl Fn(usize) -> Limit,
     ) -> io::Result<Self> {
-        let page = match &file {
+        let page = match file {
             Some(file) => file.page,
             None => {
                 let page = memory::page::<StandalonePage>()?;
@@ -142,7 +142,9 @@ impl Local {
             ranks: Default::default(),
         };
         local.grant.set_session(SESSION_ID, HEARTBEAT_LIMIT_NS, fail_mode);
-        local.bury_dead();
+        if let Some(file) = file {
+            file.bury_dead();
+        }
         local.turn(os::now_ns());
         Ok(local)
     }
@@ -180,7 +182,7 @@ impl Local {
 
     /// Returns this process's slot in the ledger.
     pub fn slot(&self) -> usize {
-        self.file.as_ref().map_or(0, |file| file.slot)
+        self.file.map_or(0, |file| file.slot)
     }
 
     /// Charges the tenant for the time from `start_ns` to `end_ns` on the GPU at `index`. Does not
@@ -234,7 +236,7 @@ impl Local {
                 waits: reading.waiters != 0,
                 runs: reading.in_flight,
             };
-            let (mut state, mut wake_ns) = match (&self.file, self.turns.get(index)) {
+            let (mut state, mut wake_ns) = match (self.file, self.turns.get(index)) {
                 (Some(file), Some(turns)) => turns.decide(&gpu.turn, file.slot, look),
                 _ if look.due_ns > now_ns => (GateState::Closed, Some(look.due_ns)),
                 _ => (GateState::Leased, None),
@@ -257,36 +259,15 @@ impl Local {
         }
         next_ns
     }
-
-    /// Gives back the memory that dead processes of the tenant held. Returns whether any held
-    /// memory.
-    pub fn bury_dead(&self) -> bool {
-        self.file.as_ref().is_some_and(TenantFile::bury_dead)
-    }
-
-    /// Leaves the tenant's file, at the end of the process.
-    pub fn leave(&self) {
-        if let Some(file) = &self.file {
-            file.leave();
-        }
-    }
-
-    /// Closes the descriptors, in a forked child.
-    ///
-    /// # Safety
-    /// No thread of this process uses the session from now on.
-    pub unsafe fn close(&self) {
-        if let Some(file) = &self.file {
-            // SAFETY: the caller guarantees that no thread uses the session any more.
-            unsafe { file.close() };
-        }
-    }
 }
 
 /// Opens the file of the tenant that the environment names. Returns `None` if the environment names
 /// no tenant. If the processes cannot share the limits, for example because the file has no place
 /// for one of the GPUs `uuids`, warns and returns `None`.
-fn open_file(config: &Config, uuids: &[Uuid]) -> Option<TenantFile> {
+///
+/// A process that has its slot does not call this again. Its own locks would not keep it from its
+/// slot, and it would lose its locks when it closes the second descriptor.
+pub fn open_file(config: &Config, uuids: &[Uuid]) -> Option<&'static TenantFile> {
     if config.tenant.is_empty() {
         return None;
     }
@@ -297,7 +278,7 @@ fn open_file(config: &Config, uuids: &[Uuid]) -> Option<TenantFile> {
         own.and_then(|own| TenantFile::open(own, &config.tenant).ok()).ok_or(error)
     });
     match opened.and_then(|file| file.having(uuids)) {
-        Ok(file) => Some(file),
+        Ok(file) => Some(Box::leak(Box::new(file))),
         Err(error) => {
             let path = TenantFile::path(&config.directory, &config.tenant);
             say!(

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use deepres_abi::wire::{self, Hello, Refusal, RefusalKind, Role, Welcome};
+use deepres_e2e::calls::Calls;
 use deepres_e2e::clients::c_library_on;
 use deepres_e2e::host::mute_socket;
 use deepres_e2e::prelude::*;
@@ -230,6 +231,80 @@ fn a_process_that_its_job_starts_after_the_daemons_death_has_the_jobs_limits() {
     host.call(&["set", "asks", "--memory", "512MiB"]).success();
     let halved = format!("\"total\":{},", LIMIT_BYTES / 2);
     ways[0].await_line(|line| line.contains(&halved));
+}
+
+/// Functions for the memory of a client.
+const MEMORY: &str = r#"
+def free_bytes():
+    free = c_size_t()
+    must(cuda.cuMemGetInfo_v2(byref(free), byref(c_size_t())))
+    return free.value
+def free(name): return cuda.cuMemFree_v2(kept[name])
+"#;
+/// The driver's code for a refused allocation.
+const OUT_OF_MEMORY: &str = "2";
+
+/// Starts a process of a tenant with a memory limit of [`LIMIT_BYTES`].
+fn member(host: &Host) -> Calls {
+    let variables = [("DEEPRES_TENANT", "family"), ("DEEPRES_MEMORY", "1GiB")];
+    let mut client = Calls::start(host, &variables);
+    client.define(MEMORY);
+    client
+}
+
+/// Returns the expression that allocates `bytes` under a name.
+fn take(name: &str, bytes: u64) -> String {
+    format!("linear('{name}', {bytes})")
+}
+
+#[test]
+fn while_no_daemon_runs_the_memory_of_dead_processes_is_free_for_an_earlier_process() {
+    let host = Host::new().light_contexts();
+    let joined = member(&host);
+    let mut daemon = host.daemon();
+    host.await_ps(|ps| ps.find("family").is_some_and(|family| family.sessions.len() == 1));
+    let mut dying = [joined, member(&host)];
+    let mut stays = member(&host);
+    for process in &mut dying {
+        process.does(&take("half", LIMIT_BYTES / 2));
+    }
+    daemon.kill();
+    assert_eq!(stays.asks(&take("all", LIMIT_BYTES)), OUT_OF_MEMORY);
+    for process in &mut dying {
+        process.0.process.kill();
+    }
+    stays.does(&take("all", LIMIT_BYTES));
+}
+
+#[test]
+fn while_no_daemon_runs_earlier_and_new_processes_of_a_tenant_share_its_memory_limit() {
+    const HELD_BYTES: u64 = LIMIT_BYTES / 4 * 3;
+    const REST_BYTES: u64 = LIMIT_BYTES - HELD_BYTES;
+    let (host, mut daemon) = Host::new().light_contexts().with_daemon();
+    let mut earlier = member(&host);
+    earlier.does(&take("most", HELD_BYTES));
+    for _ in 0..2 {
+        daemon.kill();
+        let mut new = member(&host);
+        let free_bytes = || new.asks("free_bytes()").parse::<u64>().expect("a number");
+        await_value(free_bytes, |free| *free == REST_BYTES);
+        assert_eq!(new.asks(&take("rest", REST_BYTES + 2 * MIB)), OUT_OF_MEMORY);
+        new.does(&take("rest", REST_BYTES));
+        assert_eq!(earlier.asks(&take("rest", 2 * MIB)), OUT_OF_MEMORY);
+        new.does("free('rest')");
+        earlier.does(&take("rest", REST_BYTES));
+        assert_eq!(new.asks(&take("rest", 2 * MIB)), OUT_OF_MEMORY);
+        earlier.does("free('rest')");
+        new.does(&take("rest", REST_BYTES));
+        new.0.process.kill();
+        earlier.does(&take("rest", REST_BYTES));
+        earlier.does("free('rest')");
+        daemon = host.daemon();
+        host.await_ps(|ps| {
+            ps.find("family")
+                .is_some_and(|family| family.sessions.len() == 1 && family.memory_bytes == HELD_BYTES)
+        });
+    }
 }
 
 #[test]
