@@ -180,8 +180,8 @@ impl Session {
         true
     }
 
-    /// Locks the session's slot in the current ledger. By the lock, the tenant's other processes see
-    /// that this process lives.
+    /// Locks the session's slot in the current ledger. By the lock, the tenant's other processes
+    /// see that this process lives.
     fn lock_slot(&self, gpus: &[Gpu]) {
         let ledger = self.ledger();
         if self.slot_lock(ledger.slot, libc::F_SETLK).is_some() {
