@@ -68,13 +68,17 @@ fn children_are_metered_and_tenants_of_the_same_library_are_not() {
     let mut job = host.spawn(job);
     let mut children = Vec::new();
     for _ in 0..2 {
+        // `deepres run` itself opens the driver's library too, before it becomes the shell.
         let new = |processes: &[Value]| {
-            let pids = processes.iter().filter(|process| process["state"] == "metered");
-            pids.map(|process| process["pid"].clone()).find(|pid| !children.contains(pid))
+            let is_child = |process: &&Value| process["command"].to_string().contains("CDLL");
+            let mut probed =
+                processes.iter().filter(is_child).filter(|process| process["libraries"] != json!([]));
+            let pid = |process: &Value| process["pid"].clone();
+            probed.find(|process| !children.contains(&pid(process))).map(pid)
         };
         let child = new(&await_metered(&host, |processes| new(processes).is_some()));
         children.extend(child);
-        // The child waits for this line until it is metered.
+        // The child waits for this line until its library has probes.
         job.say("");
     }
     job.finish().success();
