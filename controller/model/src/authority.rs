@@ -327,9 +327,9 @@ pub fn refuse(asked: &Wish, (caps, of): (Caps, CapOf), has_room: bool) -> Option
     }
 }
 
-/// Returns the reason for which a job that has not started cannot have its wishes now, because its
-/// user's other tenants have too much of the caps; `None` if they leave enough. The job can have
-/// its wishes once enough of these tenants have ended.
+/// Returns the reason for which a job that has not started cannot have its wishes now. The reason
+/// is that its user's other tenants have too much of the caps. Returns `None` if these tenants
+/// leave enough. The job can have its wishes once enough of these tenants have ended.
 pub fn crowded(asked: &Wish, (caps, of): (Caps, CapOf), part: &Part) -> Option<String> {
     let others = "the user's other tenants leave";
     if let Some(ppm) = asked.share_ppm.filter(|ppm| *ppm > part.share_ppm) {

@@ -253,7 +253,7 @@ mod tests {
 
     #[test]
     fn the_part_is_the_knee_at_the_batch_of_the_command_or_at_the_greatest_batch() {
-        // 2 / S + 1 ms takes at most 3.15 ms from 94 % on, and 4 / S + 1 ms at most 5.25 ms from
+        // 2 / S + 1 ms takes at most 3.15 ms from 94 % on. 4 / S + 1 ms takes at most 5.25 ms from
         // 95 % on.
         for (words, batch, part) in [
             (&["serve", "--batch=1"], 1, 94),

@@ -9,8 +9,8 @@
 //!
 //! A suspended tenant that was idle may want the GPU again without showing it. A thread of its job
 //! may wait in the driver, where the daemon does not see the thread. So the daemon brings the
-//! tenant back after a turn. If the tenant then does nothing and is suspended again, the daemon
-//! brings it back after two turns, after four, and then after eight each time.
+//! tenant back after a turn. The tenant may then do nothing and be suspended again. In this case,
+//! the daemon brings the tenant back after two turns, after four, and then after eight each time.
 
 use super::TenantId;
 use super::class::Class;

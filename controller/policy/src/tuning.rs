@@ -17,8 +17,8 @@ pub const ASSUMED_HANDOFF_NS: u64 = ns(Duration::from_micros(100));
 /// GPU's own record: 13 to 25 µs (`bench handoff`).
 pub const UNSEEN_NS: u64 = ns(Duration::from_micros(20));
 
-/// The time for which the hardware runs the work of one process before the work of another process,
-/// if both have work (NVIDIA's default time slice).
+/// If two processes have work, the hardware runs the work of one process for this time before the
+/// work of the other. The time is NVIDIA's default time slice.
 pub const HARDWARE_SLICE_NS: u64 = ns(Duration::from_millis(2));
 
 /// A lease lasts this many hand-offs. So the GPU idles between leases for at most one part in fifty

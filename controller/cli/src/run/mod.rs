@@ -80,9 +80,10 @@ pub struct Args {
     /// program sees only these (docs/placement.md) [default: the program sees all GPUs]
     #[arg(long, value_name = "NUMBER")]
     gpus: Option<NonZero<u32>>,
-    /// Wait, instead of failing, while too few GPUs have room (--gpus), while guarantees to others
-    /// leave no room for this tenant's memory (--class guaranteed --share SHARE --memory SIZE), or
-    /// while the user's other tenants have too much of the user's caps
+    /// Wait instead of failing. deepres waits while too few GPUs have room (--gpus), or while the
+    /// user's other tenants have too much of the user's caps. deepres also waits while guarantees
+    /// to others leave no room for this tenant's memory (--class guaranteed --share SHARE --memory
+    /// SIZE)
     #[arg(long)]
     wait: bool,
     /// Program and its arguments

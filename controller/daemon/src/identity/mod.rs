@@ -214,8 +214,8 @@ fn of_name(
     let extent = names.extent_of(claim, facts);
     let found = Found::Name { within: extent.as_ref().map(|extent| extent.name.clone()) };
     // A process that had a session returns to the same tenant, even if the rules have changed since
-    // (another configuration, an older daemon). A process also belongs to a tenant if a process of
-    // the tenant starts it in a container under the same name, or as another user.
+    // (another configuration, an older daemon). A process that a tenant's process starts in a
+    // container under the same name, or as another user, also belongs to the tenant.
     let own = facts.process.iter().cloned();
     let is_of_job = |process: &Process| facts.process.as_ref().is_some_and(|own| may_start(process, own));
     // Reading an ancestor from the kernel takes longer than all other work of this function.

@@ -177,8 +177,9 @@ impl Terms {
         refuse(&self.asked, self.caps, self.has_room)
     }
 
-    /// Returns the reason for which a job that has not started cannot have these terms while its
-    /// user's other tenants have too much of the caps; `None` if they leave enough.
+    /// Returns the reason for which a job that has not started cannot have these terms now. The
+    /// reason is that its user's other tenants have too much of the caps. Returns `None` if these
+    /// tenants leave enough.
     pub fn crowding(&self) -> Option<String> {
         crowded(&self.asked, self.caps, &self.part)
     }

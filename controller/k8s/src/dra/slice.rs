@@ -79,7 +79,7 @@ fn device(gpu: &GpuStatus, place: Option<&GpuPlace>) -> Option<Device> {
 }
 
 /// Returns a capacity of which claims get multiples of `step`. A claim that does not name the
-/// capacity gets all of it, so that no other claim has a part of the same device without counting.
+/// capacity gets all of it. So no other claim has a part of the same device without counting.
 fn capacity(step: &str, all: &str) -> DeviceCapacity {
     let [step, all] = [step, all].map(|text| Quantity(text.to_owned()));
     let range = CapacityRequestPolicyRange { min: step.clone(), max: Some(all.clone()), step: Some(step) };

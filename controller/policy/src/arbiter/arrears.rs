@@ -9,7 +9,7 @@
 //! processes ends.
 //!
 //! A process may come back with work in flight. This work took turns with the work of other
-//! processes too, but each meter counts the time when the work completes, and the core charges the
+//! processes too. But each meter counts the time when the work completes, and the core charges the
 //! time at once. So the charges may exceed the time that passed, even after the core has settled
 //! the claims. When the work of all processes is complete, the core subtracts this
 //! [excess](Arrears::take_excess) from their next charges, again in equal parts.

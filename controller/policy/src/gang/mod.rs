@@ -51,8 +51,8 @@ const PHASE_LIMIT_NS: u64 = ns(Duration::from_millis(1_500));
 /// `MAX_TURN_NS` if this is less. Another gang's plan can end the turn earlier.
 const WORK_PER_GATHERING: u64 = 10;
 /// A gang's turn lasts at least this many times the mean time that the gang's ranks spin at the end
-/// of a turn, or `MAX_TURN_NS` if this is less. Another gang's plan can end the turn earlier. A
-/// spin uses one GPU and not the others, so it makes shares inexact.
+/// of a turn. If `MAX_TURN_NS` is less, the turn lasts at least `MAX_TURN_NS`. Another gang's plan
+/// can end the turn earlier. A spin uses one GPU and not the others, so it makes shares inexact.
 const WORK_PER_SPIN: u64 = 50;
 /// The longest turn that idle time or spins can cause, ns.
 const MAX_TURN_NS: u64 = ns(Duration::from_millis(50));

@@ -29,8 +29,8 @@ struct Job {
     /// The length of each spell of work and of each pause, ns. With 0 the job always has work.
     spell_ns: u64,
     slo_ns: Option<u64>,
-    /// If this is not 0, the ranks do not wait for each other, and the rank on the last GPU has one
-    /// kernel in this time, ns.
+    /// If this is not 0, the ranks do not wait for each other. The rank on the last GPU then has
+    /// one kernel in this time, ns.
     rarely_ns: u64,
     /// The rank on this GPU launches this much later than the others, ns, each time.
     late: Option<(usize, u64)>,

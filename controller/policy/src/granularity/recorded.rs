@@ -2,7 +2,7 @@
 //!
 //! A recording is a trace of `deepres run --record`, or an excerpt that the daemon asked for. An
 //! excerpt and a trace have the same records ([`deepres_abi::recording`]). A process may write any
-//! records, so the work and the memory of this module grow at most in proportion to the records'
+//! records. So the work and the memory of this module grow at most in proportion to the records'
 //! bytes, but for a sort.
 
 use alloc::collections::{BTreeMap, BTreeSet};

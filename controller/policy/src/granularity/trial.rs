@@ -2,8 +2,8 @@
 //!
 //! The tenants follow the plan in one stint of time, and do not follow it in another one. The two
 //! stints are a *pair*. The gain of a pair is the ratio of the work in both stints, less one. A
-//! plan is better if the mean gain of the last pairs exceeds its noise, and no tenant does less
-//! work by more than the noise. The noise is the bound of the 95 % confidence interval of the mean
+//! plan is better if the mean gain of the last pairs exceeds its noise, and no tenant's work falls
+//! by more than the noise. The noise is the bound of the 95 % confidence interval of the mean
 //! (Student's t).
 //!
 //! A rule that looks at the gain again and again finds a gain by chance sooner or later. So the
@@ -19,9 +19,9 @@ use alloc::vec::Vec;
 /// The least number of pairs for a verdict of harm. With fewer pairs, the interval is wider than
 /// most losses: for three pairs, Student's t is 4.3.
 pub const LEAST_PAIRS: usize = 4;
-/// The number of pairs after which a plan is kept or dropped, and the number of latest pairs that
-/// decide about a plan that is kept. With more pairs, the interval hardly gets narrower: Student's
-/// t falls from 2.36 to 1.96.
+/// After this many pairs, the trial keeps or drops a plan. The same number of latest pairs decides
+/// about a plan that is kept. With more pairs, the interval hardly gets narrower: Student's t falls
+/// from 2.36 to 1.96.
 pub const MOST_PAIRS: usize = 8;
 /// Student's t for a confidence of 95 %, for [`LEAST_PAIRS`] to [`MOST_PAIRS`] pairs.
 const STUDENT: [f64; MOST_PAIRS - LEAST_PAIRS + 1] = [3.182, 2.776, 2.571, 2.447, 2.365];

@@ -31,9 +31,9 @@ pub const DEFAULT_MAX_HARM_PPM: u32 = PPM / 100;
 /// owner that works in steps loses at most this part of its work, whatever the length of its steps.
 pub const TOLERATED_PPM: u32 = PPM / 20;
 
-/// If all owners have SLOs, the guard lets a guest in when a pause has lasted this many times the
-/// shortest time that counts as a pause. So if several requests of an owner queue, only the first
-/// request waits for a guest.
+/// If all owners have SLOs, a pause must last for a minimum before the guard lets a guest in. The
+/// minimum is this many times the shortest time that counts as a pause. So if several requests of
+/// an owner queue, only the first request waits for a guest.
 const GRACES_BEFORE_TOLERATED: u64 = 3;
 
 /// Number of pauses that the guard remembers.
@@ -65,8 +65,8 @@ const UNSEEN_PART: u32 = 20;
 /// by this number. If no time in a pause is better for a guest (`BETTER_COST_PART`), none of its
 /// launches is dear.
 const DEAR_COST_PART: u64 = 10;
-/// The beginning of a pause is a better time for a guest if a launch then costs at most the guest's
-/// window divided by this number.
+/// The beginning of a pause is better for a guest if a launch then costs at most the guest's window
+/// divided by this number.
 const BETTER_COST_PART: u64 = 20;
 /// Dear launches may cost owners at most `max_harm` divided by this number.
 const DEAR_PART: u32 = 4;
@@ -214,8 +214,8 @@ impl Outlook<'_> {
     }
 
     /// Returns the length of the pause up to which the expected cost of a launch stays at most
-    /// `bid_ns`, for a pause that has lasted `lasts_ns`. Returns `None` if the cost exceeds
-    /// `bid_ns` already.
+    /// `bid_ns`. The pause has lasted `lasts_ns`. Returns `None` if the cost exceeds `bid_ns`
+    /// already.
     fn worth_until_ns(&self, lasts_ns: u64, bid_ns: u64) -> Option<u64> {
         let mut at_ns = lasts_ns;
         loop {

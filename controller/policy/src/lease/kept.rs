@@ -95,8 +95,8 @@ impl Scheduler {
     fn kept_for(&self) -> Option<TenantId> {
         let is_idle = |hold: Hold| {
             let seen = self.tenants.get(hold.tenant).map(|gang| gang.seen)?;
-            // If a thread of a tenant with a lease still shows as waiting, it is on its way from
-            // the gate, so the GPU does not idle for a pause.
+            // If a thread of a tenant with a lease still shows as waiting, the thread is on its way
+            // from the gate. So the GPU does not idle for a pause.
             (!seen.in_flight && (hold.drain_give_up_ns.is_some() || !seen.waiting)).then_some(hold.tenant)
         };
         match (self.order, self.hold) {

@@ -136,8 +136,8 @@ impl Profile {
         f64::from(batch) / (time_s * time_s * part_percent as f64 / WHOLE_PERCENT as f64)
     }
 
-    /// Returns the batch of greatest efficacy on this part. A run of the batch takes at most half
-    /// of the time within which requests are to be answered, and at most this time less
+    /// Returns the batch of greatest efficacy on this part. Requests are to be answered within
+    /// `slo_ns`. A run of the batch takes at most half of `slo_ns`, and at most `slo_ns` less
     /// `waiting_ns`. Returns nothing if no batch is so quick.
     pub fn best_batch(
         &self,

@@ -4,10 +4,10 @@
 //! [`Topology`] says how the GPUs of a machine reach each other, and [`bandwidth`] how fast.
 //! [`place`] chooses GPUs for a [`Request`]. The result explains itself ([`Why`]).
 //!
-//! The ideas come from the DLC paper (a tree of GPUs, so that the GPUs of a job can copy to each
-//! other directly) and from vgpu-manager (tiers of links). Neither of these systems compares all
-//! sets of free GPUs. [`place`] does, because a machine has at most 16 GPUs, so at most 12,870 sets
-//! of one size.
+//! The ideas come from the DLC paper and from vgpu-manager. The DLC paper has a tree of GPUs, so
+//! that the GPUs of a job can copy to each other directly. vgpu-manager has tiers of links. Neither
+//! of these systems compares all sets of free GPUs. [`place`] does, because a machine has at most
+//! 16 GPUs, so at most 12,870 sets of one size.
 
 pub mod bandwidth;
 mod choice;

@@ -215,8 +215,8 @@ const LEAST_PART: f64 = 0.005;
 /// longest kernels.
 const ROUNDS: u64 = 40;
 /// The number of turns by which a tenant may be off over the span. A turn is a quantum and its
-/// excess: a kernel and the work in flight. At each end of the span, a tenant may be off by a turn
-/// and by what the scheduler learns late of the lengths of its kernels.
+/// excess: a kernel and the work in flight. At each end of the span, a tenant may be off by a turn.
+/// A tenant may also be off by the part of its kernels' lengths that the scheduler learns late.
 const TURNS_OFF: f64 = 2.5;
 /// The longest time of a hand-off on the model: wake-ups, and the moments in which an idle holder
 /// may still go on.

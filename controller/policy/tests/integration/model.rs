@@ -107,8 +107,8 @@ pub struct Model {
     now_ns: u64,
     /// The most tenants at one time whose gates were not closed.
     pub most_holders: usize,
-    /// The greatest sum of the parts of tenants whose gates were not closed or whose work was in
-    /// flight, while owners used the GPU together, parts per million.
+    /// The greatest sum of the parts of tenants, while owners used the GPU together, parts per
+    /// million. The sum counts the tenants whose gates were not closed or whose work was in flight.
     pub most_parts_ppm: u32,
 }
 
