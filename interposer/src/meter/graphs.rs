@@ -2,8 +2,9 @@
 //! whether launches of the same graph may differ.
 //!
 //! The key of a graph's launch includes the count of changes. So after a change of the graph, the
-//! meter never uses an estimate from before the change, even if the meter thread learns the
-//! estimate later. The meter also never uses the estimate of an earlier graph with the same handle.
+//! meter never uses an estimate from before the change. This rule also covers an estimate that the
+//! meter thread learns later. The meter also never uses the estimate of an earlier graph with the
+//! same handle.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 

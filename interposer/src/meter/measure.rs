@@ -22,8 +22,8 @@ pub const EDGE_NS: i64 = 2_000;
 /// meter takes the thread as interrupted. The interruption may lie between a call and the reading
 /// of the clock.
 const UNINTERRUPTED_NS: i64 = 20_000;
-/// The meter takes the thread for interrupted if the record of an event and the launch together
-/// took more than their usual time, times this number.
+/// The meter takes the thread for interrupted if an event's record and the launch together took
+/// more than their usual time, times this number.
 const TIMES_USUAL: i64 = 2;
 /// The delay, ns, from which on the meter assumes that a segment waited behind other work. The
 /// delay is beyond the usual time from the submission of a segment to its beginning on an idle

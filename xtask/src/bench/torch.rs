@@ -31,8 +31,8 @@ enum Case {
     HostBound,
     /// One trainer with small kernels, which reads each tenth loss
     HostBoundAhead,
-    /// Two trainers with small kernels at once. In the fluid limit, both have the speed that each
-    /// has on a GPU of its own, because together they need less than the whole GPU
+    /// Two trainers with small kernels at once. Together, they need less than the whole GPU. So in
+    /// the fluid limit, both have the speed that each has on a GPU of its own
     Together,
 }
 
