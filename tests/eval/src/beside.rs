@@ -182,12 +182,12 @@ pub fn operating_points() -> Result<(Vec<(u32, Row)>, Row)> {
 pub fn page() -> Result<String> {
     let mut page = String::from(
         "## Every scenario with guests\n\n\
-         On each of the three figures, deepres is at least as good as `tgs-like` and `hami-like`, except\n\
-         where a number in parentheses leads to a reason. The tests check three seeds of each scenario, and\n\
-         ignore differences of a thousandth. Production's speed is the work of all owners, as a part of their\n\
-         work without guests. A harvest is the GPU time that guests get while no owner wants the GPU. A dash\n\
-         in the last column means that no tenant of the scenario serves requests. The command is `cargo xtask\n\
-         eval --scenario tests/scenarios/FILE`.\n\n| scenario | policy |",
+         On each of the three figures, deepres is at least as good as `tgs-like` and `hami-like`. The\n\
+         exceptions have a number in parentheses, which leads to a reason. The tests check three seeds of\n\
+         each scenario, and ignore differences of a thousandth. Production's speed is the work of all owners,\n\
+         as a part of their work without guests. A harvest is the GPU time that guests get while no owner\n\
+         wants the GPU. A dash in the last column means that no tenant of the scenario serves requests. The\n\
+         command is `cargo xtask eval --scenario tests/scenarios/FILE`.\n\n| scenario | policy |",
     );
     for figure in Figure::ALL {
         write!(page, " {} |", figure.name())?;

@@ -233,8 +233,8 @@ fn page(plans: &str) -> Result<String> {
          the cost of launches ([what the evaluation leaves\n\
          out](evaluation-scenarios.md#what-the-evaluation-leaves-out)). The tests also run five scenarios in\n\
          real time on the simulated GPU (`tests/e2e/tests/e2e/agreement.rs`). In these runs, each tenant's\n\
-         part of the used GPU time, and its GPU time in a second, are within 5 % of the figures that the\n\
-         evaluation computes. No figure on this page comes from a real GPU."
+         part of the used GPU time is within 5 % of the figure that the evaluation computes. The same holds\n\
+         for each tenant's GPU time in a second. No figure on this page comes from a real GPU."
     )?;
     Ok(page)
 }

@@ -217,8 +217,8 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// Returns whether the runs of `left` can all be in time from `now_ms` on, beside the runs that
-    /// go on (pairs of job and end, ms). A run begins when another ends or when it comes. Returns
+    /// Returns whether the runs of `left` can all be in time from `now_ms` on, beside the runs in
+    /// `going` (pairs of job and end, ms). A run begins when another ends or when it comes. Returns
     /// nothing if the search takes too long.
     fn fits(&mut self, now_ms: f64, left: usize, going: &mut Vec<(usize, f64)>) -> Option<bool> {
         if left == 0 {

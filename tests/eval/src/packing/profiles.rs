@@ -564,8 +564,9 @@ const TRIES: usize = 7;
 const TRY_MS: f64 = 5_000.0;
 const SLOS_PER_TRY: f64 = 4.0;
 
-/// Returns a row for each policy and each mix, at the greatest rates at which each tenant has 99 %
-/// of its requests answered in time. The rates of a mix stay in the same proportion.
+/// Returns a row for each policy and each mix. The row is for the greatest rates at which each
+/// tenant has 99 % of its requests answered in time. The rates of a mix stay in the same
+/// proportion.
 ///
 /// # Errors
 /// A file is missing, or has other content.

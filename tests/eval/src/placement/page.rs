@@ -20,7 +20,7 @@ pub fn page() -> Result<String> {
         "## DLC\n\n**Claim:** A container cloud gives a job GPUs by the machine's topology tree, so that the \
          GPUs\nreach each other directly.\nSource: the description of DLC; gpu-manager, whose tree is the closest \
          public code.\n\nJobs arrive at machines and leave them. The table has the bandwidth between the GPUs of \
-         a job with\nseveral GPUs, as a part of the best bandwidth among the free GPUs\n\
+         a job with\nseveral GPUs. Each number is a part of the best bandwidth among the free GPUs\n\
          ([placement.md](placement.md#comparison)).\n\n| matrix | GPUs | {} |\n|---|---|{}\n",
         names.join(" | "),
         "---|".repeat(names.len())
