@@ -7,21 +7,25 @@
  *   sessions   starts SESSIONS further processes with a session each
  *   threads    has THREADS threads that sleep
  *   mappings   has MAPPINGS mappings, so its files in /proc are long
+ *   mounts     has MOUNTS mounts in namespaces of its own
  *   backlog    keeps the GPU backlogged with kernels that are longer than a lease
  *
  * Prints `ready` and runs until it is killed. */
+#define _GNU_SOURCE
 #include "driver.h"
 #include <dirent.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdint.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { MAX_BELLS = 64, SESSIONS = 24, THREADS = 2000, STACK_BYTES = 64 << 10, MAPPINGS = 20000 };
+enum { MAX_BELLS = 64, SESSIONS = 24, THREADS = 2000, STACK_BYTES = 64 << 10, MAPPINGS = 20000, MOUNTS = 5000 };
 
 static int bells[MAX_BELLS];
 static int bell_count;
@@ -96,8 +100,20 @@ static void map_much(void) {
         if (mprotect(pages + 2 * i * page, page, PROT_NONE)) break;
 }
 
+/* A process may make a user namespace only while it has one thread. */
+static void mount_much(void) {
+    int failed = unshare(CLONE_NEWUSER | CLONE_NEWNS) || mount("none", "/mnt", "tmpfs", 0, NULL);
+    for (int i = 0; !failed && i < MOUNTS; i++) failed = mount("/mnt", "/mnt", NULL, MS_BIND, NULL);
+    if (failed) {
+        perror("attack: mounts");
+        exit(1);
+    }
+}
+
 int main(int argc, char **argv) {
     int has_backlog = 0;
+    for (int i = 1; i < argc; i++)
+        if (!strcmp(argv[i], "mounts")) mount_much();
     CUcontext context = open_context();
     CUfunction quick = load_kernel("quick"), lasting = load_kernel("busy_5000us");
     CHECK(launch_on(quick, NULL));
@@ -110,7 +126,7 @@ int main(int argc, char **argv) {
         else if (!strcmp(argv[i], "threads")) start(sleep_on, THREADS);
         else if (!strcmp(argv[i], "mappings")) map_much();
         else if (!strcmp(argv[i], "backlog")) has_backlog = 1;
-        else if (strcmp(argv[i], "idle")) {
+        else if (strcmp(argv[i], "mounts") && strcmp(argv[i], "idle")) {
             fprintf(stderr, "attack: unknown kind %s\n", argv[i]);
             return 2;
         }

@@ -152,7 +152,8 @@ mod measured {
         let host = Host::measuring();
         host.let_all_users_in();
         let daemon = host.daemon();
-        let backlog: &[&str] = if is_attacked { &["threads", "mappings", "backlog"] } else { &["backlog"] };
+        let backlog: &[&str] =
+            if is_attacked { &["threads", "mappings", "mounts", "backlog"] } else { &["backlog"] };
         let _mallory = attack(&host, AS_A_JOB, backlog);
         let arguments = ["--kernel", "busy_1000us", "--sync-every", "50"];
         let _rival = host.start(host.run(&["--name", "rival"], c_client("backlog"), &arguments), "ready");
