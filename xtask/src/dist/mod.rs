@@ -76,7 +76,10 @@ pub fn run(options: &Options) -> Result<()> {
 pub fn build() -> Result<Artefacts> {
     ebpf::build().context("cannot make dist/ without the kernel programs")?;
     let (target, dist) = (build::target().join("dist"), crate::workspace().join("dist"));
-    let artefacts = compile(&target, &dist, build::SIMGPU)?;
+    let artefacts = make(&target, &dist)?;
+    // By a build of its own, the simulated GPU does not change the features of the product's
+    // libraries.
+    compile(&target, build::SIMGPU)?;
     build::lay_out_simgpu(&built(&target), &dist.join("simgpu"))?;
     println!("{}", check(&artefacts)?);
     report(&pack(&artefacts, artefacts.folder())?)?;
@@ -92,7 +95,7 @@ pub fn verify(first: &Artefacts) -> Result<()> {
         "the kernel programs in {} differ from those of the first build",
         programs.display()
     );
-    let second = compile(&again.join("target"), &again.join("dist"), &[])?;
+    let second = make(&again.join("target"), &again.join("dist"))?;
     let product = [second.deepres(), second.library()];
     for path in product.into_iter().chain(pack(&second, second.folder())?) {
         let name = path.file_name().context("a file has a name")?;
@@ -108,9 +111,17 @@ pub fn verify(first: &Artefacts) -> Result<()> {
     fs::remove_dir_all(&again).with_context(|| format!("cannot remove {}", again.display()))
 }
 
-/// Compiles the product and the packages `others` in the folder `target`, and lays the product out
-/// in `dist`.
-fn compile(target: &Path, dist: &Path, others: &[&str]) -> Result<Artefacts> {
+/// Compiles the product in the folder `target`, and lays it out in `dist`.
+fn make(target: &Path, dist: &Path) -> Result<Artefacts> {
+    compile(target, &[build::PRODUCT, &[PLUGIN]].concat())?;
+    let built = built(target);
+    build::lay_out(&built, dist)?;
+    build::install(&built.join(PLUGIN), &dist.join(PLUGIN))?;
+    Ok(Artefacts::in_folder(dist.to_owned()))
+}
+
+/// Compiles packages in the folder `target`.
+fn compile(target: &Path, packages: &[&str]) -> Result<()> {
     let zig = artefacts::zig()?;
     let zigbuild = cache::entry("cargo-zigbuild", ZIGBUILD_VERSION, |folder| {
         let mut install = build::cargo();
@@ -129,14 +140,10 @@ fn compile(target: &Path, dist: &Path, others: &[&str]) -> Result<Artefacts> {
         .env("CARGO_PROFILE_RELEASE_DEBUG", "none")
         .env("CARGO_ENCODED_RUSTFLAGS", remapped(target)?.join(FLAG_SEPARATOR))
         .env_remove("RUSTFLAGS");
-    for package in build::PRODUCT.iter().chain([&PLUGIN]).chain(others) {
+    for package in packages {
         cargo.args(["--package", package]);
     }
-    command::run(&mut cargo)?;
-    let built = built(target);
-    build::lay_out(&built, dist)?;
-    build::install(&built.join(PLUGIN), &dist.join(PLUGIN))?;
-    Ok(Artefacts::in_folder(dist.to_owned()))
+    command::run(&mut cargo)
 }
 
 /// Returns the folder of the programs and libraries that cargo builds in the folder `target`.

@@ -198,10 +198,15 @@ async fn random_pods_run_on_one_gpu_with_their_shares() {
     assert!(run + restarting >= 18, "{run} of {admitted}, and {restarting} came while a part restarted");
 }
 
-#[tokio::test]
-#[ignore = "deep: two and a half minutes of random pods"]
-async fn of_a_thousand_random_pods_that_the_scheduler_admits_nearly_all_run() {
-    let (admitted, run, _) = run(1_000, 0x00D5_EED5, 16, 40).await;
-    assert_eq!(admitted, 1_000, "each pod gets its turn");
-    assert!((admitted - run) * 1_000 <= FAILED_PER_MILLE * admitted, "{run} of {admitted}");
+/// Tests that measure. Each test runs alone on the machine: restarts take longer on a busy machine.
+mod measured {
+    use super::*;
+
+    #[tokio::test]
+    #[ignore = "deep: two and a half minutes of random pods"]
+    async fn of_a_thousand_random_pods_that_the_scheduler_admits_nearly_all_run() {
+        let (admitted, run, _) = run(1_000, 0x00D5_EED5, 16, 40).await;
+        assert_eq!(admitted, 1_000, "each pod gets its turn");
+        assert!((admitted - run) * 1_000 <= FAILED_PER_MILLE * admitted, "{run} of {admitted}");
+    }
 }
