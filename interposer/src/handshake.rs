@@ -444,8 +444,13 @@ fn connect(path: &Path, flags: i32, make: impl Fn(Call<'_>) -> io::Result<usize>
     address.sun_family = libc::AF_UNIX as u16;
     let name = path.as_os_str().as_bytes();
     // The last byte stays zero.
-    if name.len() >= address.sun_path.len() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "the path is too long for a socket"));
+    let most = address.sun_path.len() - 1;
+    if name.len() > most {
+        let problem = format!(
+            "the path is too long for a socket: it has {} bytes, and the most is {most}; choose a shorter directory by DEEPRES_DIR",
+            name.len()
+        );
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, problem));
     }
     for (place, byte) in address.sun_path.iter_mut().zip(name) {
         *place = *byte as libc::c_char;
@@ -549,6 +554,14 @@ mod tests {
     fn a_page_of_another_version_stays_one_and_a_file_of_the_jobs_may_be_gone() {
         assert!(ConnectError::Page(PageError::Layout(LayoutError::Major(7))).is_lasting());
         assert!(!ConnectError::Page(PageError::Layout(LayoutError::NotReady)).is_lasting());
+    }
+
+    #[test]
+    fn a_path_that_is_too_long_for_a_socket_is_refused_with_the_limit() {
+        let path = Path::new("/").join("x".repeat(107));
+        let refused = connect(&path, 0, |_| Ok(0)).err().expect("it is too long").to_string();
+        assert!(refused.contains("108 bytes, and the most is 107"), "{refused}");
+        assert!(refused.contains("DEEPRES_DIR"), "{refused}");
     }
 
     fn listener(path: &Path, backlog: i32) -> OwnedFd {
