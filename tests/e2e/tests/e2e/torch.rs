@@ -83,7 +83,7 @@ const ALLOCATORS: [(&str, &str); 2] =
 
 #[test]
 #[ignore = "deep: takes long"]
-fn pytorch_trains_as_without_deepres_with_expandable_segments() {
+fn expandable_segments_of_pytorch_train_as_without_deepres() {
     let [(_, configuration), _] = ALLOCATORS;
     let client = |command: Command| {
         let mut command = client(command);
