@@ -559,7 +559,8 @@ mod tests {
     #[test]
     fn a_path_that_is_too_long_for_a_socket_is_refused_with_the_limit() {
         let path = Path::new("/").join("x".repeat(107));
-        let refused = connect(&path, 0, |_| Ok(0)).err().expect("it is too long").to_string();
+        let Err(refused) = connect(&path, 0, |_| Ok(0)) else { panic!("it is too long") };
+        let refused = refused.to_string();
         assert!(refused.contains("108 bytes, and the most is 107"), "{refused}");
         assert!(refused.contains("DEEPRES_DIR"), "{refused}");
     }
