@@ -124,6 +124,7 @@ pub struct GrantSlot {
     charge_copies: AtomicU32,
     beside: AtomicU32,
     appraisal: SeqLock<4>,
+    timed: AtomicU32,
 }
 
 impl Default for GrantSlot {
@@ -136,6 +137,7 @@ impl Default for GrantSlot {
             charge_copies: AtomicU32::new(0),
             beside: AtomicU32::new(0),
             appraisal: SeqLock::default(),
+            timed: AtomicU32::new(0),
         }
     }
 }
@@ -259,6 +261,18 @@ impl GrantSlot {
     /// work. The time from the beginning to the end of a launch then may include their turns.
     pub fn is_beside(&self) -> bool {
         self.beside.load(Ordering::Relaxed) != 0
+    }
+
+    /// Sets whether the daemon measures the latencies of the tenant's requests. An older library
+    /// does not read this field. Under an older daemon, the field is 0.
+    pub fn set_timed(&self, is_timed: bool) {
+        self.timed.store(is_timed.into(), Ordering::Relaxed);
+    }
+
+    /// Returns whether the daemon measures the latencies of the tenant's requests. A latency is
+    /// only as exact as the looks of the session at its work.
+    pub fn is_timed(&self) -> bool {
+        self.timed.load(Ordering::Relaxed) != 0
     }
 
     /// Sets the newest appraisal. Only the daemon's thread that asks for NVML's figures calls this.

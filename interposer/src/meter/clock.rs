@@ -4,7 +4,7 @@
 //! The driver gives an event's time as a distance from a base event, on the device's clock. The
 //! driver does not tell the base event's time on the host's clock. An event that a thread sees
 //! complete was complete by then, so each look gives an upper bound of the event's time. The
-//! promptest look of some seconds gives the time with an error of some microseconds.
+//! promptest look of some seconds gives the time with an error of some tens of microseconds.
 //!
 //! The two clocks drift apart by some tens of millionths, in either direction. So the time line
 //! must move forward as well as back. If the device's clock is slower, a time line that only moved
@@ -13,8 +13,8 @@
 
 /// The shortest window, ns, after which the alignment may move the time line forward.
 const WINDOW_NS: i64 = 1_000_000_000;
-/// The fewest looks in a window of [`WINDOW_NS`]. Looks are up to 0.4 ms apart, so the promptest of
-/// these looks comes only some microseconds late.
+/// The fewest looks in a window of [`WINDOW_NS`]. Looks are up to 2 ms apart, so the promptest of
+/// these looks comes only some tens of microseconds late.
 const LOOKS: u32 = 64;
 /// The window length, ns, after which fewer looks are enough. In a longer window, the clocks would
 /// drift apart by more than the delay of these looks.
@@ -81,7 +81,7 @@ mod tests {
     const PPM: i64 = 1_000_000;
     const SECOND_NS: i64 = 1_000_000_000;
     /// The longest time between an event and the look that sees it.
-    const LATEST_NS: i64 = 400_000;
+    const LATEST_NS: i64 = 2_000_000;
 
     /// A device whose clock is fast by `ppm` millionths. The test looks at the device every
     /// `every_ns`.
@@ -138,7 +138,7 @@ mod tests {
         for ppm in [-100, 0, 100] {
             let farthest_ns = Device::new(ppm, 7_000_000, 0).farthest_ns(0, 3600 * SECOND_NS);
             // The limit covers the drift of one window and the delay of its promptest look.
-            assert!(farthest_ns < 200_000, "{ppm} ppm: {farthest_ns} ns off");
+            assert!(farthest_ns < 300_000, "{ppm} ppm: {farthest_ns} ns off");
         }
     }
 
@@ -148,7 +148,7 @@ mod tests {
         early.farthest_ns(0, 1800 * SECOND_NS);
         let mut late = Device::new(-100, 5_000_000, 1800 * SECOND_NS);
         let (from_ns, to_ns) = (1800 * SECOND_NS, 1860 * SECOND_NS);
-        assert!(early.farthest_ns(from_ns, to_ns) < 200_000 && late.farthest_ns(from_ns, to_ns) < 200_000);
+        assert!(early.farthest_ns(from_ns, to_ns) < 300_000 && late.farthest_ns(from_ns, to_ns) < 300_000);
     }
 
     #[test]

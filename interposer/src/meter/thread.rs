@@ -40,8 +40,12 @@ const TICK_DRAINING_NS: u64 = 20_000;
 /// meter thread looks every [`TICK_DRAINING_NS`]. If work is overdue by more than this time, the
 /// meter thread looks less often, because the work may never end.
 const DRAINED_SOON_NS: u64 = 1_000_000;
-/// Pause between two looks while work is in flight and all gates are open.
+/// The shortest pause between two looks while work is in flight and all gates are open.
 const TICK_ALONE_NS: u64 = 400_000;
+/// While all gates are open, the pause between two looks is one part in this many of the time since
+/// a gate was not open. So a hand-off that ends this time comes late only by a small part of it. A
+/// job that has the GPU to itself has fewer interruptions on its CPUs.
+const TICK_ALONE_PART: u64 = 256;
 /// Pause between two looks while nothing is in flight and all gates are open, before the thread
 /// sleeps. A launch does not end this pause. If a gate is leased or closed, the pause is
 /// [`TICK_CONTENDED_NS`] instead. The next launch then mostly comes at once, and the next tenant
@@ -112,6 +116,12 @@ fn stretched(process: &Process, gpu: &Gpu) -> Option<&'static AtomicU64> {
     process.session()?.meter().stretched_ns(gpu.index()?)
 }
 
+/// Returns the pause between two looks while work is in flight, ns. `open_ns`: the time for which
+/// all gates have been open.
+fn tick_ns(open_ns: u64) -> u64 {
+    (open_ns / TICK_ALONE_PART).clamp(TICK_ALONE_NS, TICK_LINGER_NS)
+}
+
 struct Meter {
     here: MeterThread,
     process: &'static Process,
@@ -122,6 +132,8 @@ struct Meter {
     /// The time of the last check whether the job has closed the thread's descriptors, ns.
     checked_ns: u64,
     idle_ticks: u32,
+    /// The time of the last look at which a gate was not open, ns; 0 before the first.
+    contended_ns: u64,
     is_relaxed: bool,
     reconnect: Reconnect,
     pressure: Pressure,
@@ -149,6 +161,7 @@ impl Meter {
             company_ns: os::now_ns(),
             checked_ns: os::now_ns(),
             idle_ticks: 0,
+            contended_ns: 0,
             is_relaxed: false,
             reconnect: Reconnect::default(),
             pressure: Pressure::new(process.pressure_signal(), process.gpus.len()),
@@ -638,6 +651,16 @@ impl Meter {
         self.process.charge(gpu, charged_ns);
     }
 
+    /// Returns the pause until the next look while work is in flight and all gates are open, ns. If
+    /// the daemon measures requests, or if several streams run, only frequent looks are exact.
+    fn alone_ns(&self, now_ns: u64) -> u64 {
+        let is_timed = || self.process.gpus.iter().any(|gpu| gpu.grant().is_some_and(GrantSlot::is_timed));
+        if self.accounts.iter().any(|account| account.has_several(now_ns)) || is_timed() {
+            return TICK_ALONE_NS;
+        }
+        tick_ns(now_ns.saturating_sub(self.contended_ns))
+    }
+
     /// Sleeps until the next look is due, a launch wakes the thread, or the connection ends. Before
     /// the sleep, the method takes the next step of a search for the daemon.
     fn pause(&mut self, is_busy: bool) {
@@ -649,12 +672,16 @@ impl Meter {
             os::sleep(TICK_ALONE_NS);
             return;
         };
-        let mut sleep_ns = match (is_busy, self.process.is_contended()) {
+        let is_contended = self.process.is_contended();
+        if is_contended {
+            self.contended_ns = now_ns;
+        }
+        let mut sleep_ns = match (is_busy, is_contended) {
             (false, _) if self.idle_ticks >= LINGER_TICKS => SLEEP_NS,
             (true, true) if self.is_drained_soon() => TICK_DRAINING_NS,
             (_, true) => TICK_CONTENDED_NS,
             (true, false) if self.is_awaited => TICK_CONTENDED_NS,
-            (true, false) => TICK_ALONE_NS,
+            (true, false) => self.alone_ns(now_ns),
             (false, false) => TICK_LINGER_NS,
         };
         sleep_ns = match self.moves {
@@ -700,5 +727,17 @@ impl MeterThread {
     /// Returns the proof for a test that stands in for the meter thread.
     pub const fn acted() -> Self {
         Self(PhantomData)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn looks_become_fewer_the_longer_a_job_has_the_gpu_to_itself() {
+        assert_eq!(tick_ns(0), TICK_ALONE_NS, "another tenant may come back at once");
+        assert_eq!(tick_ns(256_000_000), 1_000_000);
+        assert_eq!(tick_ns(u64::MAX), TICK_LINGER_NS, "a hand-off after a long time may cost this");
     }
 }

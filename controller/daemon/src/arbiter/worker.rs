@@ -361,6 +361,7 @@ impl Worker {
             if let Some(slot) = session.seat.grant.page().slot(self.gpu) {
                 slot.set_memory_limit(tenant.memory_limit_bytes);
                 slot.set_charge_copies(tenant.charge_copies);
+                slot.set_timed(tenant.slo_ns.is_some());
             }
         }
         tenant.limit_in_force.store(tenant.memory_limit_bytes, Ordering::SeqCst);
