@@ -6,6 +6,7 @@ mod explain;
 mod freezer;
 mod gangs;
 mod job;
+mod questions;
 mod report;
 mod saved;
 mod session;

@@ -4,6 +4,7 @@
 use super::events::{Bell, Events};
 use super::freezer::is_stopped;
 use super::gangs::{GangBoard, OfGpu};
+use super::questions::Questions;
 use super::session::Session;
 use super::{Command, Report, Setup, Snapshot, TenantSeat};
 use crate::shm::SharedPage;
@@ -12,7 +13,6 @@ use deepres_abi::beat::BeatPage;
 use deepres_abi::grant::{FailMode, LeaseTerms};
 use deepres_model::admin::ShareStatus;
 use deepres_model::clock::monotonic_ns;
-use deepres_model::process::ProcessKey;
 use deepres_policy::TenantId;
 use deepres_policy::arbiter::{Actions, Core, Event, Gate, Order, Peers, Readings, SessionId, TenantReading};
 use deepres_policy::lease::Grant;
@@ -57,9 +57,7 @@ pub struct Worker {
     /// The sessions about whose processes the core asked, and the answers: whether the process is
     /// stopped.
     stopped: BTreeMap<SessionId, bool>,
-    /// The place of the question that the thread asks first in its next look, modulo the number of
-    /// questions.
-    first_ask: usize,
+    questions: Questions,
     /// A flag that the worker sets whenever a tenant wants the GPU.
     stirred: Arc<AtomicBool>,
 }
@@ -111,7 +109,7 @@ impl Worker {
             readings: Readings::default(),
             actions: Actions::default(),
             stopped: BTreeMap::new(),
-            first_ask: 0,
+            questions: Questions::default(),
             stirred,
         })
     }
@@ -237,7 +235,7 @@ impl Worker {
                 seat.job.add(*used_ns);
             }
         }
-        self.ask_about_stopped(is_stopped);
+        self.ask_about_stopped();
         for event in &self.actions.events {
             self.log(*event);
         }
@@ -249,23 +247,14 @@ impl Worker {
         }
     }
 
-    /// Asks the system about the processes about which the core asks, once about each process. One
-    /// tenant may have hundreds of sessions. So one look takes at most [`ASK_BUDGET`], and the next
-    /// look goes on with the other processes. Until the next look, the earlier answer holds.
-    fn ask_about_stopped(&mut self, mut is_stopped: impl FnMut(ProcessKey) -> bool) {
-        let count = self.actions.asks.len();
-        let (began, first) = (Instant::now(), self.first_ask);
-        let mut answers = BTreeMap::new();
-        for at in 0..count {
-            let number = self.actions.asks[first.wrapping_add(at) % count];
-            let process = self.sessions.get(&number).and_then(|session| session.seat.process);
-            let answer = process.is_some_and(|who| *answers.entry(who).or_insert_with(|| is_stopped(who)));
-            self.stopped.insert(number, answer);
-            if began.elapsed() > ASK_BUDGET {
-                self.first_ask = first.wrapping_add(at + 1);
-                return;
-            }
-        }
+    /// Asks the system about the processes about which the core asks. One tenant may have hundreds
+    /// of sessions. So one look takes at most [`ASK_BUDGET`], and the next look goes on with the
+    /// other processes. Until the next look, the earlier answer holds.
+    fn ask_about_stopped(&mut self) {
+        let Self { sessions, actions, stopped, questions, .. } = self;
+        let process_of = |session: SessionId| sessions.get(&session).and_then(|found| found.seat.process);
+        let began = Instant::now();
+        questions.ask(&actions.asks, process_of, is_stopped, || began.elapsed() > ASK_BUDGET, stopped);
     }
 
     fn log(&self, event: Event) {

@@ -1,0 +1,121 @@
+//! The arbiter's questions to the system: which processes are stopped? One look has little time for
+//! questions, because the heartbeat stands still meanwhile. So the looks take turns: each look goes
+//! on where the last look ran out of time.
+
+use deepres_model::process::ProcessKey;
+use deepres_policy::arbiter::SessionId;
+use std::collections::BTreeMap;
+
+/// The turns of the looks.
+#[derive(Debug, Default)]
+pub struct Questions {
+    /// The place of the question that the next look asks first, modulo the number of questions.
+    first: usize,
+}
+
+impl Questions {
+    /// Asks about the processes of the sessions `asks`, once about each process, until `is_over`
+    /// says that the look has no more time. Asks at least one question. Writes the answers to
+    /// `answers`. A session without a known process is not stopped.
+    pub fn ask(
+        &mut self,
+        asks: &[SessionId],
+        process_of: impl Fn(SessionId) -> Option<ProcessKey>,
+        mut is_stopped: impl FnMut(ProcessKey) -> bool,
+        mut is_over: impl FnMut() -> bool,
+        answers: &mut BTreeMap<SessionId, bool>,
+    ) {
+        let (count, first) = (asks.len(), self.first);
+        let mut known = BTreeMap::new();
+        for at in 0..count {
+            let session = asks[first.wrapping_add(at) % count];
+            let process = process_of(session);
+            let answer = process.is_some_and(|who| *known.entry(who).or_insert_with(|| is_stopped(who)));
+            answers.insert(session, answer);
+            if is_over() {
+                self.first = first.wrapping_add(at + 1);
+                return;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    fn process(pid: u32) -> ProcessKey {
+        ProcessKey { pid, start_ticks: 1 }
+    }
+
+    /// Returns the sessions that a look answers if it has time for `budget` questions.
+    fn answered(
+        questions: &mut Questions,
+        asks: &[SessionId],
+        process_of: impl Fn(SessionId) -> Option<ProcessKey>,
+        budget: u32,
+    ) -> Vec<SessionId> {
+        let (asked, mut answers) = (Cell::new(0), BTreeMap::new());
+        let is_stopped = |_: ProcessKey| {
+            asked.set(asked.get() + 1);
+            true
+        };
+        questions.ask(asks, process_of, is_stopped, || asked.get() >= budget, &mut answers);
+        answers.into_keys().collect()
+    }
+
+    fn own(session: SessionId) -> Option<ProcessKey> {
+        Some(process(session as u32))
+    }
+
+    #[test]
+    fn a_look_asks_no_longer_than_its_budget_and_the_next_look_goes_on_with_the_others() {
+        let (mut questions, asks) = (Questions::default(), [1, 2, 3, 4, 5]);
+        assert_eq!(answered(&mut questions, &asks, own, 2), [1, 2]);
+        assert_eq!(answered(&mut questions, &asks, own, 2), [3, 4]);
+        assert_eq!(answered(&mut questions, &asks, own, 2), [1, 5], "the turns begin again");
+        assert_eq!(answered(&mut questions, &asks, own, 2), [2, 3]);
+        assert_eq!(answered(&mut questions, &asks, own, 10), [1, 2, 3, 4, 5]);
+    }
+
+    #[test]
+    fn a_look_without_time_still_asks_one_question_so_that_each_process_has_its_turn() {
+        let (mut questions, asks) = (Questions::default(), [7, 8, 9]);
+        let looks: Vec<_> = (0..4).flat_map(|_| answered(&mut questions, &asks, own, 0)).collect();
+        assert_eq!(looks, [7, 8, 9, 7]);
+    }
+
+    #[test]
+    fn a_look_asks_once_about_a_process_whatever_the_number_of_its_sessions() {
+        let asked = Cell::new(0);
+        let mut answers = BTreeMap::new();
+        let is_stopped = |who: ProcessKey| {
+            asked.set(asked.get() + 1);
+            who == process(20)
+        };
+        let process_of = |session: SessionId| Some(process(if session < 100 { 10 } else { 20 }));
+        let asks: Vec<SessionId> = (0..200).collect();
+        Questions::default().ask(&asks, process_of, is_stopped, || false, &mut answers);
+        assert_eq!(asked.get(), 2);
+        assert!(answers.len() == 200 && answers.iter().all(|(session, answer)| *answer == (*session >= 100)));
+    }
+
+    #[test]
+    fn a_session_without_a_known_process_is_not_stopped_and_no_question_is_none() {
+        let (mut questions, mut answers) = (Questions::default(), BTreeMap::new());
+        let stopped = |_: ProcessKey| true;
+        questions.ask(&[], own, stopped, || true, &mut answers);
+        assert!(answers.is_empty());
+        questions.ask(&[3], |_| None, stopped, || false, &mut answers);
+        assert_eq!(answers, BTreeMap::from([(3, false)]));
+    }
+
+    #[test]
+    fn the_turns_go_on_though_the_number_of_questions_changes() {
+        let mut questions = Questions::default();
+        assert_eq!(answered(&mut questions, &[1, 2, 3, 4, 5], own, 4), [1, 2, 3, 4]);
+        assert_eq!(answered(&mut questions, &[1, 2, 3], own, 1), [2]);
+        assert_eq!(answered(&mut questions, &[1, 2, 3], own, 1), [3]);
+    }
+}
