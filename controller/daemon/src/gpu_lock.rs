@@ -248,7 +248,13 @@ fn open_shared(path: &Path) -> io::Result<File> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use deepres_e2e::users::as_user;
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt as _;
     use std::slice::from_ref;
+
+    /// A user and a group that own nothing.
+    const NOBODY: u32 = 65_534;
 
     #[test]
     fn the_second_to_come_is_told_who_holds_the_gpu_and_gets_it_once_that_one_is_gone() {
@@ -271,7 +277,7 @@ mod tests {
         }
         let locks = tempfile::tempdir().unwrap();
         let theirs = open_shared(&lock_file(locks.path(), "GPU-a")).unwrap();
-        std::os::unix::fs::chown(lock_file(locks.path(), "GPU-a"), Some(65_534), None).unwrap();
+        std::os::unix::fs::chown(lock_file(locks.path(), "GPU-a"), Some(NOBODY), None).unwrap();
         let places = [locks.path().to_owned()];
         let take =
             |directory: &str| GpuLock::take_all(&places, ["GPU-a", "GPU-b"], &Directory::at(directory));
@@ -297,6 +303,35 @@ mod tests {
         let gone = first.join("gone");
         assert!(matches!(take(from_ref(&gone)), Err(GpuLockError::Unusable { .. })));
         assert_eq!(take(&[gone, second]).unwrap().len(), 1);
+    }
+
+    /// On some hosts only root may write to `/run/lock`.
+    #[test]
+    fn a_plain_user_takes_the_lock_where_it_may_write_and_heeds_roots_lock_where_it_may_not() {
+        let [shut, open] = [0o755, 0o1777].map(|mode| {
+            let place = tempfile::tempdir().unwrap();
+            std::fs::set_permissions(place.path(), Permissions::from_mode(mode)).unwrap();
+            place
+        });
+        let [shut, open] = [shut.path().to_owned(), open.path().to_owned()];
+        let places = [shut.clone(), open.clone()];
+        let take = |places: &[PathBuf]| GpuLock::take_all(places, ["GPU-x"], &Directory::at("/d"));
+        let Some(theirs) = as_user(NOBODY, NOBODY, || take(&places).unwrap()) else { return };
+        let taken: Vec<_> = theirs.iter().map(|lock| lock.path.clone()).collect();
+        assert_eq!(taken, [lock_file(&open, "GPU-x")]);
+        drop(theirs);
+        let alone = as_user(NOBODY, NOBODY, || take(from_ref(&shut)).map(drop)).unwrap();
+        assert!(matches!(alone, Err(GpuLockError::Unusable { path, .. }) if path == shut));
+
+        let roots = take(&places).unwrap();
+        assert_eq!(roots.len(), 2);
+        // The lock in the other place may be out of sight, for example in a private `/tmp`.
+        std::fs::remove_file(lock_file(&open, "GPU-x")).unwrap();
+        let refused = as_user(NOBODY, NOBODY, || take(&places).map(drop)).unwrap();
+        let lock = lock_file(&shut, "GPU-x");
+        assert!(matches!(refused, Err(GpuLockError::Roots { path, .. }) if path == lock));
+        drop(roots);
+        assert_eq!(as_user(NOBODY, NOBODY, || take(&places).unwrap().len()), Some(1));
     }
 
     #[test]

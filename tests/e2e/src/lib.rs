@@ -28,6 +28,7 @@ pub mod slurm;
 pub mod stand_ins;
 pub mod stolen;
 pub mod swap;
+pub mod users;
 pub mod venv;
 pub mod witness;
 

@@ -5,7 +5,7 @@ use deepres_abi::meter::MeterPage;
 use deepres_abi::wire::{RefusalKind, Role};
 use deepres_abi::wish::{WISHES_BYTES, Wish};
 use deepres_daemon_harness::{Daemon, Tenant, hello, shake_hands, wait_until};
-use deepres_e2e::skip::root_or_skipped;
+use deepres_e2e::users::as_user;
 use deepres_model::admin::client::{Client, ClientError};
 use deepres_model::admin::{Status, TenantStatus};
 use deepres_model::authority::Rule;
@@ -34,29 +34,6 @@ const ALICE: u32 = 47_111;
 const ADMINISTRATORS: u32 = 47_112;
 /// The most descriptors in one packet (SCM_MAX_FD).
 const MAX_SENT: usize = 253;
-
-/// Runs `act` as another user, in a thread of its own. In the kernel, credentials belong to a
-/// thread. A connection has the credentials of the thread that made it. If the test may not change
-/// credentials, reports the test as skipped and returns `None`.
-fn as_user<T: Send>(user: u32, group: u32, act: impl FnOnce() -> T + Send) -> Option<T> {
-    if !root_or_skipped() {
-        return None;
-    }
-    let become_other = move || {
-        // SAFETY: these system calls only take numbers. Unlike the C library's functions, they
-        // change the credentials of this thread alone.
-        unsafe {
-            let no_groups = libc::syscall(libc::SYS_setgroups, 0, std::ptr::null::<libc::gid_t>());
-            let is_group = libc::syscall(libc::SYS_setresgid, group, group, group);
-            no_groups == 0 && is_group == 0 && libc::syscall(libc::SYS_setresuid, user, user, user) == 0
-        }
-    };
-    let act = move || {
-        assert!(become_other(), "root may become any user");
-        act()
-    };
-    Some(std::thread::scope(|scope| scope.spawn(act).join().unwrap()))
-}
 
 /// Starts a daemon to which every user can connect.
 fn open_to_all(config: Config) -> Daemon {
