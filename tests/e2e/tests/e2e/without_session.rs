@@ -194,10 +194,11 @@ fn in_each_way_a_process_without_a_session_keeps_its_memory_limit_and_its_share(
 }
 
 /// Starts a `deepres run` whose first process waits for a line of input, and then becomes a C
-/// client without deepres's other variables.
+/// client. The client's environment has the granted limits (`DEEPRES_FALLBACK`), and not the limits
+/// for which the job asked.
 fn later(host: &Host, options: &[&str], client: &str, arguments: &[&str]) -> Process {
     let client = c_client(client).display().to_string();
-    let script = "read go; client=$1; shift; exec \"$client\" \"$@\"";
+    let script = "read go; unset DEEPRES_SHARE DEEPRES_MEMORY; client=$1; shift; exec \"$client\" \"$@\"";
     let arguments = [&["-c", script, "sh", &client][..], arguments].concat();
     host.spawn(host.run(options, "sh", &arguments))
 }
@@ -372,4 +373,32 @@ fn a_job_that_nothing_can_hold_to_its_limits_does_not_get_the_gpu() {
     let done = host.finish(command);
     done.refused("this driver has no cuStreamIsCapturing, so nothing can hold the job to its limits");
     done.refused("800");
+}
+
+mod measured {
+    use super::*;
+    use deepres_e2e::shares::ALLOWED_POINTS;
+
+    /// The share [`SHARE`], percent.
+    const SHARE_PERCENT: f64 = 25.0;
+    /// Time after which the burst at the beginning of a job is over.
+    const SETTLED: Duration = Duration::from_millis(1200);
+
+    #[test]
+    fn a_process_that_its_job_starts_after_the_daemons_death_has_the_jobs_share() {
+        let (host, mut daemon) = Host::measuring().with_daemon();
+        let arguments = ["--kernel", "busy_1000us", "--sync-every", "1"];
+        let mut job = later(&host, &["--name", "asks", "--share", SHARE], "backlog", &arguments);
+        host.await_ps(|ps| ps.find("asks").is_some());
+        daemon.kill();
+        job.say("go");
+        job.await_line_within(|line| line == "ready", BEGINS_WITHIN);
+        thread::sleep(SETTLED);
+        let tally = Tally::over(&host, MEASURED);
+        // No other job uses the GPU, so all kernels are the client's.
+        let had = tally.percent_of_time(&tally.by_pid_ns.keys().copied().collect::<Vec<_>>());
+        println!("had {had:.2} % of the time");
+        assert!((had - SHARE_PERCENT).abs() <= ALLOWED_POINTS, "owed {SHARE}: {}", job.stderr());
+        assert!(job.stderr().contains("keeps its limits by itself until"), "{}", job.stderr());
+    }
 }
