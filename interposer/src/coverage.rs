@@ -79,21 +79,15 @@ pub fn look_past() {
     }
 }
 
-/// Looks `cuLaunchKernel` up in every way in which the process may, and reports the ways that do
-/// not lead to the hook. The call takes the dynamic linker's lock, as [`look_past`] does.
-pub fn try_look_ups() {
+/// Looks `cuLaunchKernel` up in every way in which the process may. Returns the ways that do not
+/// lead to the hook, as words for a message; `None` if all ways lead to the hook. The call takes
+/// the dynamic linker's lock, as [`look_past`] does.
+pub fn lost_look_ups() -> Option<String> {
     IS_QUIET.set(true);
     let lost = resolve::lost_ways();
     IS_QUIET.set(false);
-    if lost.is_empty() {
-        return;
-    }
     OWN.lost_ways.store(lost.len() as u64, Ordering::Relaxed);
-    say!(
-        Error,
-        "a program that finds cuLaunchKernel by {} gets the driver's own function: its launches bypass deepres and the job's limits; check the driver by `deepres doctor --driver FILE`, and the order of LD_PRELOAD",
-        lost.join(", by ")
-    );
+    (!lost.is_empty()).then(|| lost.join(", by "))
 }
 
 /// Copies the coverage to the page, if the last copy is old enough.

@@ -241,6 +241,7 @@ fn begin() -> Result<(), Unheld> {
         // The environment does not mention deepres, and no daemon runs.
         return Ok(());
     }
+    check_look_ups(&config)?;
     let part_ppm = |ordinal| match config.sm_ppm {
         ppm if ppm < PPM && calls.is_under_mps(ordinal) => ppm,
         _ => 0,
@@ -305,10 +306,29 @@ fn begin() -> Result<(), Unheld> {
     // linker's lock, which the next call takes.
     process.tell_meter(RUNS);
     coverage::look_past();
-    coverage::try_look_ups();
     if session.standalone().is_none() {
         say!(Info, "session {} with {} GPUs", session.id(), process.gpus.len());
     }
+    Ok(())
+}
+
+/// Checks that no look-up of `cuLaunchKernel` leads past the hooks. Otherwise warns, or returns an
+/// error if the process has limits: launches past the hooks keep none of them.
+fn check_look_ups(config: &Config) -> Result<(), Unheld> {
+    let Some(ways) = coverage::lost_look_ups() else { return Ok(()) };
+    let remedy = "take the driver out of LD_PRELOAD, or check the driver by `deepres doctor --driver FILE`";
+    if config.is_held() {
+        return give_up(
+            config,
+            format_args!(
+                "a program that finds cuLaunchKernel by {ways} gets the driver's own function ({remedy})"
+            ),
+        );
+    }
+    say!(
+        Error,
+        "a program that finds cuLaunchKernel by {ways} gets the driver's own function: its launches bypass deepres; {remedy}"
+    );
     Ok(())
 }
 

@@ -207,9 +207,7 @@ fn a_client_is_counted_once_where_deepres_is_preloaded_twice() {
 fn a_driver_that_is_preloaded_before_us_is_named_at_the_job_and_in_ps_and_in_the_log() {
     let (host, mut daemon) = Host::new().with_daemon();
     let mut command = host.preloaded(c_client_by("launches", Way::Dlsym));
-    let driver = artefacts().simgpu.join("libcuda.so.1");
-    let preload = format!("{}:{}", driver.display(), artefacts().library.display());
-    command.env("LD_PRELOAD", preload).env("DEEPRES_TENANT", "past");
+    command.env("LD_PRELOAD", behind_the_driver()).env("DEEPRES_TENANT", "past");
     let (mut client, _) = host.told(command);
     client.await_error_line(|line| line.contains("finds cuLaunchKernel by linking gets the driver's own"));
     let shown = || host.shows(&["ps"]);
@@ -217,4 +215,28 @@ fn a_driver_that_is_preloaded_before_us_is_named_at_the_job_and_in_ps_and_in_the
     await_value(shown, |shown| shown.contains(line));
     daemon.await_error_line(|line| line.contains("a process finds the driver's own cuLaunchKernel"));
     client.finish().success();
+}
+
+/// Nothing could hold the launches of a library that is linked to the driver.
+#[test]
+fn a_job_with_limits_behind_a_driver_that_is_preloaded_before_us_does_not_get_the_gpu() {
+    let (host, _daemon) = Host::new().with_daemon();
+    let past = |variables: &[(&str, &str)]| {
+        let mut command = host.preloaded(c_client_by("view", Way::Dlsym));
+        command.env("LD_PRELOAD", behind_the_driver()).envs(variables.iter().copied());
+        host.finish(command)
+    };
+    for limit in [("DEEPRES_MEMORY", "1GiB"), ("DEEPRES_SHARE", "25%"), ("DEEPRES_FALLBACK", "share=25%")] {
+        let done = past(&[limit]);
+        done.refused("finds cuLaunchKernel by linking gets the driver's own function");
+        done.refused("so nothing can hold the job to its limits");
+        done.refused("800");
+    }
+    past(&[]).success();
+}
+
+/// Returns the value of `LD_PRELOAD` with the driver before the interposer.
+fn behind_the_driver() -> String {
+    let driver = artefacts().simgpu.join("libcuda.so.1");
+    format!("{}:{}", driver.display(), artefacts().library.display())
 }
