@@ -120,8 +120,10 @@ impl Names<'_> {
     /// Returns the container or pod to which this name applies, if a process with these facts gives
     /// the name. Returns `None` if the name applies to all processes of the user.
     ///
-    /// Root's containers of other kinds (LXC, Incus, nspawn) have no cgroup that tells them apart
-    /// safely. If such a container has a user namespace, the name applies in the namespace.
+    /// Containers of other kinds (LXC, Incus, nspawn) have no cgroup that tells them apart safely.
+    /// If such a container has a user namespace, the name applies in the namespace. In a plain
+    /// user's namespace, the user's own processes are an exception, because they have the user's
+    /// rights outside too. Processes of subordinate users have none of these rights.
     fn extent_of(self, name: &str, facts: &Facts) -> Option<Extent> {
         if self.shared.iter().any(|shared| shared == name) {
             return None;
@@ -131,7 +133,8 @@ impl Names<'_> {
             let is_home = self.home.is_some_and(|home| home.path == place.path);
             return (!is_home).then(|| Extent { path: place.path.clone(), name: place.name() });
         }
-        let namespace = facts.namespace.filter(|_| facts.owner == ROOT)?;
+        let is_users_own = facts.process.as_ref().is_some_and(|process| process.user == facts.owner);
+        let namespace = facts.namespace.filter(|_| facts.owner == ROOT || !is_users_own)?;
         Some(Extent { path: read::namespace_path(namespace), name: read::namespace_name(namespace) })
     }
 }
@@ -185,7 +188,8 @@ pub fn identify(
     let own = std::iter::once(process.clone());
     let mut root = process.clone();
     let mut is_in_job = true;
-    for ancestor in own.chain(ancestors).take_while(|ancestor| may_start(ancestor, process)) {
+    let is_of_job = |ancestor: &Process| may_start(ancestor, process, facts.owner);
+    for ancestor in own.chain(ancestors).take_while(is_of_job) {
         if let Some((key, name)) = known.tenant_of(&ancestor) {
             return Identity { key, name, found: Found::Ancestor { pid: ancestor.pid } };
         }
@@ -198,9 +202,10 @@ pub fn identify(
 }
 
 /// Returns whether a process may have started this descendant as a part of its own job. Either both
-/// have one user, or the descendant dropped root's rights.
-fn may_start(ancestor: &Process, descendant: &Process) -> bool {
-    ancestor.user == descendant.user || ancestor.user == ROOT
+/// have one user, or the descendant dropped the rights of root or of `owner`, who made its user
+/// namespace.
+fn may_start(ancestor: &Process, descendant: &Process, owner: u32) -> bool {
+    [descendant.user, owner, ROOT].contains(&ancestor.user)
 }
 
 /// Returns the tenant of a process that gives a name.
@@ -217,7 +222,8 @@ fn of_name(
     // (another configuration, an older daemon). A process that a tenant's process starts in a
     // container under the same name, or as another user, also belongs to the tenant.
     let own = facts.process.iter().cloned();
-    let is_of_job = |process: &Process| facts.process.as_ref().is_some_and(|own| may_start(process, own));
+    let is_of_job =
+        |process: &Process| facts.process.as_ref().is_some_and(|own| may_start(process, own, facts.owner));
     // Reading an ancestor from the kernel takes longer than all other work of this function.
     let matter = extent.is_some() || facts.owner != ROOT && known.is_of_root(claim);
     let ancestors = matter.then_some(ancestors).into_iter().flatten();
@@ -409,8 +415,12 @@ mod tests {
     }
 
     #[test]
-    fn a_name_of_roots_in_a_user_namespace_holds_in_there_alone() {
+    fn a_name_in_a_user_namespace_holds_in_there_alone_unless_a_plain_user_gives_it_in_its_own() {
         let inside = |owner| Facts { owner, namespace: Some(4711), ..facts("0::/lxc.payload.box") };
+        let as_user = |user, facts: Facts| {
+            let process = facts.process.map(|process| Process { user, ..process });
+            Facts { process, ..facts }
+        };
         let named = |facts: &Facts| identify("prod", facts, NO_RULE, std::iter::empty(), strangers).key;
         let of = |user, place: Option<&str>| Key::Name {
             user,
@@ -418,8 +428,28 @@ mod tests {
             place: place.map(str::to_owned),
         };
         assert_eq!(named(&inside(0)), of(0, Some("user:[4711]")));
+        assert_eq!(named(&as_user(0, inside(0))), of(0, Some("user:[4711]")), "root's container");
         assert_eq!(named(&inside(1000)), of(1000, None), "who made the namespace is its user");
+        assert_eq!(named(&as_user(SUBORDINATE, inside(1000))), of(1000, Some("user:[4711]")));
         assert_eq!(named(&Facts { owner: 0, ..facts("0::/") }), of(0, None));
+    }
+
+    /// A user of a namespace, as the machine sees it (subuid(5)).
+    const SUBORDINATE: u32 = 100_033;
+
+    #[test]
+    fn what_drops_to_a_subordinate_user_in_a_user_namespace_stays_in_the_tenant_that_started_it() {
+        let dropped = Process { user: SUBORDINATE, ..process(30, 20, "python3") };
+        let inside = Facts { process: Some(dropped), namespace: Some(4711), ..facts("0::/") };
+        let kin = |process: &Process| (process.pid == 10).then(|| (key("train", None), "train".to_owned()));
+        for claim in ["train", ""] {
+            let found = |user| {
+                let line = ancestors().map(move |process| Process { user, ..process });
+                identify(claim, &inside, NO_RULE, line, kin).key
+            };
+            assert_eq!(found(1000), key("train", None), "`{claim}`");
+            assert_ne!(found(1001), key("train", None), "`{claim}` below another user");
+        }
     }
 
     #[test]
