@@ -1,5 +1,7 @@
 //! NVML's figures beside the account, refusals in the log, and memory in plain `deepres ps`.
 
+use std::path::Path;
+
 use deepres_e2e::prelude::*;
 
 /// Memory that the session holds, and memory of its child, which runs without the interposer.
@@ -50,6 +52,22 @@ fn a_driver_that_hangs_in_nvml_leaves_its_figures_unknown_and_holds_up_neither_w
     assert_eq!(account["nvml_bytes"], Value::Null, "{account}");
     host.shows(&["set", "t", "--memory", "512MiB"]);
     daemon.signal(rustix::process::Signal::TERM);
+    daemon.await_end().success();
+}
+
+/// The daemon gives up a thread that hangs in NVML. The next thread initialises NVML anew.
+#[test]
+fn a_driver_that_hangs_in_nvmls_initialisation_holds_up_neither_the_status_nor_the_end() {
+    let host = host();
+    let library = c_library("slow_nvml");
+    let variables = [("LD_PRELOAD", library.as_path()), ("NVML_INITS", Path::new("1"))];
+    let mut daemon = host.daemon_with(&variables);
+    let _client = host.spawn(host.run(&["--name", "t"], c_client("yields"), &[&HELD_BYTES.to_string()]));
+    daemon.await_error_line(|line| line == "deepres-nvml initialises NVML in vain");
+    let account = await_account(&host, |account| account["memory_bytes"] == HELD_BYTES);
+    assert_eq!(account["nvml_bytes"], Value::Null, "{account}");
+    host.shows(&["set", "t", "--memory", "512MiB"]);
+    daemon.signal(Signal::TERM);
     daemon.await_end().success();
 }
 
