@@ -136,6 +136,14 @@ impl Gpu {
         nvml::topology(gpus.iter().map(|gpu| gpu.uuid_text.clone()).collect())
     }
 
+    /// Returns those of these GPUs of the host for which NVML does not tell the memory of
+    /// processes, as on a vGPU. Waits for NVML for a limited time. A GPU for which NVML does not
+    /// answer is left out.
+    pub fn without_process_memory(gpus: &[Self]) -> Vec<&Self> {
+        let places = nvml::without_process_memory(gpus.iter().map(|gpu| gpu.uuid_text.clone()).collect());
+        places.into_iter().filter_map(|place| gpus.get(place)).collect()
+    }
+
     /// Returns the places of GPUs in the order of their device files. Slurm numbers the GPUs of a
     /// node in this order. MIG devices are left out, because `deepres slurm gres-conf` gives Slurm
     /// none.

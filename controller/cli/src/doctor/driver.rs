@@ -18,10 +18,14 @@ const CHECKPOINT: &str = "cuCheckpointProcessLock";
 /// Message about a driver without checkpoint functions.
 pub const NO_CHECKPOINTS: &str = "the NVIDIA driver has no checkpoint API (release 570 and newer have it)";
 
+/// Remedy for a machine on which deepres charges allocations alone.
+const LEAVE_ROOM: &str = "give jobs memory limits that leave room for contexts and code";
+
 pub fn checks() -> Vec<Check> {
     // A driver that cannot be read cannot be loaded either.
     let of_file = library().and_then(|path| file::checks(&path).ok()).unwrap_or_default();
-    [module(), gpus(), devices(), mps()].into_iter().chain(checkpoints()).chain(of_file).collect()
+    let always = [module(), gpus(), devices(), mps()];
+    always.into_iter().chain(process_memory()).chain(checkpoints()).chain(of_file).collect()
 }
 
 /// Returns the file of the driver that programs find; `None` if they find none. Another process
@@ -64,7 +68,7 @@ fn module() -> Check {
         Err(_) if Path::new(WSL_DEVICE).exists() => Check::advice(
             "driver",
             "WSL2: the driver is in Windows. NVML tells no memory of processes there, so deepres charges allocations alone; the probes see no calls to the driver",
-            "give jobs memory limits that leave room for contexts and code",
+            LEAVE_ROOM,
         ),
         Err(_) => Check::limited(
             "driver",
@@ -96,6 +100,22 @@ fn gpus() -> Check {
             "install the GPU's driver, and run `nvidia-smi` to check it",
         ),
     }
+}
+
+/// Checks whether NVML tells the memory of processes. Returns `None` without a GPU.
+fn process_memory() -> Option<Check> {
+    const NAME: &str = "process memory";
+    let gpus = Gpu::all().ok()?;
+    let silent = Gpu::without_process_memory(&gpus);
+    if silent.is_empty() {
+        return Some(Check::good(NAME, "NVML tells the memory of processes"));
+    }
+    let names = silent.iter().map(|gpu| format!("{} ({})", gpu.name, gpu.uuid_text));
+    let names = names.collect::<Vec<_>>().join(", ");
+    let found = format!(
+        "NVML tells no memory of processes on {names}, as on a vGPU, so deepres charges allocations alone"
+    );
+    Some(Check::limited(NAME, found, LEAVE_ROOM))
 }
 
 fn devices() -> Check {

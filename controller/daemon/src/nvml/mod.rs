@@ -48,6 +48,7 @@ enum Question {
     Gpus,
     Free(Vec<String>),
     Usage(Vec<String>),
+    TellsProcesses(Vec<String>),
     Computing,
     Topology(Vec<String>),
 }
@@ -59,6 +60,7 @@ enum Answer {
     Gpus(Result<Vec<Gpu>, GpuError>),
     Free(BTreeMap<usize, u64>),
     Usage(BTreeMap<usize, OnGpu>),
+    TellsProcesses(BTreeMap<usize, bool>),
     Computing(Option<BTreeSet<u32>>, u64),
     Topology(Result<Topology, GpuError>),
 }
@@ -89,6 +91,17 @@ pub fn topology(uuids: Vec<String>) -> Result<Topology, GpuError> {
     match MAILBOX.ask_and_wait(Question::Topology(uuids), START_LIMIT) {
         Some(Answer::Topology(topology)) => topology,
         _ => Err(GpuError::Silent(START_LIMIT)),
+    }
+}
+
+/// Returns the places in `uuids` of the GPUs for which NVML does not tell the memory of processes,
+/// as on a vGPU. Waits for NVML.
+pub fn without_process_memory(uuids: Vec<String>) -> BTreeSet<usize> {
+    match MAILBOX.ask_and_wait(Question::TellsProcesses(uuids), LIMIT) {
+        Some(Answer::TellsProcesses(tells)) => {
+            tells.into_iter().filter(|(_, tells)| !tells).map(|(gpu, _)| gpu).collect()
+        }
+        _ => BTreeSet::new(),
     }
 }
 
@@ -142,6 +155,9 @@ fn answer(kept: &mut Kept, question: &Question) -> Answer {
             Answer::Free(of_each(kept, uuids, |nvml, uuid| Some(free(nvml, uuid).ok()?.free)))
         }
         Question::Usage(uuids) => Answer::Usage(of_each(kept, uuids, |nvml, uuid| on_gpu(nvml, uuid).ok())),
+        Question::TellsProcesses(uuids) => {
+            Answer::TellsProcesses(of_each(kept, uuids, |nvml, uuid| tells_processes(nvml, uuid).ok()))
+        }
         Question::Computing => {
             let began_ns = thread_ns();
             let pids = open(kept).ok().map(computing);
@@ -263,6 +279,18 @@ fn on_gpu(nvml: &Nvml, uuid: &str) -> Result<OnGpu, NvmlError> {
         UsedGpuMemory::Unavailable => None,
     });
     Ok(OnGpu { used_bytes, processes: processes.collect() })
+}
+
+/// Returns whether NVML tells the memory of a GPU's processes. For a GPU without processes, only
+/// the refusal to list them shows that NVML does not.
+fn tells_processes(nvml: &Nvml, uuid: &str) -> Result<bool, NvmlError> {
+    match nvml.device_by_uuid(uuid)?.running_compute_processes() {
+        Ok(listed) => {
+            Ok(!listed.iter().any(|process| matches!(process.used_gpu_memory, UsedGpuMemory::Unavailable)))
+        }
+        Err(NvmlError::NotSupported) => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 fn computing(library: &Library) -> BTreeSet<u32> {

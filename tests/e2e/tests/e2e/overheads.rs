@@ -2,6 +2,8 @@
 //! creation to their end, and code counts from its loading to its unloading. The account and the
 //! GPU's record agree after each call.
 
+use std::path::Path;
+
 use deepres_e2e::calls::{Calls, OVERHEADS};
 use deepres_e2e::prelude::*;
 
@@ -120,6 +122,33 @@ fn where_nvml_does_not_answer_contexts_are_made_and_count_for_nothing() {
     client.does("create(1)");
     client.does("allocate(0, 64 << 20)");
     assert_eq!(account(&host)["memory_by_kind"]["driver"].as_u64(), None);
+}
+
+/// On a vGPU, NVML does not support the list of processes.
+#[test]
+fn where_nvml_tells_no_memory_of_processes_allocations_stop_at_the_limit_and_job_and_doctor_say_so() {
+    const REFUSES: (&str, &str) = ("SIMGPU_FAULTS", "nvmlDeviceGetComputeRunningProcesses_v3:every:1:3");
+    let host = host();
+    let _daemon = host.daemon_with(&[(REFUSES.0, Path::new(REFUSES.1))]);
+    let mut client = start(&host, Some(CONTEXT_MIB / 2));
+    client.does("create(0)");
+    client.does(&format!("allocate(0, {})", (CONTEXT_MIB / 4) << 20));
+    assert_eq!(client.asks(&format!("allocate(1, {})", (CONTEXT_MIB / 2) << 20)), OUT_OF_MEMORY);
+    let said = "does not charge the memory of this process's contexts and code on";
+    client.0.process.await_error_line(|line| line.contains(said));
+
+    let examined = |variables: &[(&str, &str)]| {
+        let mut command = host.deepres(&["doctor", "--json"]);
+        command.envs(variables.iter().copied());
+        let checks: Value = serde_json::from_str(&host.finish(command).stdout).expect("a JSON list");
+        let all = checks.as_array().expect("a list");
+        all.iter().find(|check| check["name"] == "process memory").expect("a check of NVML").clone()
+    };
+    let silent = examined(&[REFUSES]);
+    assert_eq!(silent["verdict"], "limited", "{silent}");
+    let found = silent["found"].as_str().expect("a sentence");
+    assert!(found.contains("NVML tells no memory of processes on"), "{found}");
+    assert_eq!(examined(&[])["verdict"], "good");
 }
 
 #[test]
