@@ -2,7 +2,7 @@
 //! configuration names.
 
 use super::gpus::answers;
-use super::registry::{Changed, Registry};
+use super::registry::{Changed, Registry, place_whole};
 use super::reload::reload;
 use super::state::{Saved, saver};
 use super::{Shared, plans, residency, status};
@@ -207,7 +207,7 @@ pub async fn answer(request: Request, shared: &Rc<Shared>) -> Reply {
         }
         Request::Places => Reply::Places { gpus: shared.registry.borrow().gpus().places() },
         Request::Place { gpus, among } => {
-            let placed = shared.registry.borrow().place_whole(gpus, &among);
+            let placed = place_whole(shared.registry.borrow().gpus(), gpus, &among);
             placed.map_or_else(|message| Reply::Error { message }, |(gpus, why)| Reply::Placed { gpus, why })
         }
         Request::PlanLearn { tenant, ms } => planned(plans::learn(&tenant, ms, shared)),

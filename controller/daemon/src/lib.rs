@@ -287,7 +287,7 @@ pub fn run(
         before.held = std::mem::take(&mut state.held);
         suspended = std::mem::take(&mut state.suspended);
         registry.restore(&state)?;
-        plans.restore(std::mem::take(&mut state.plans), &registry);
+        plans.restore(state.iterations, state.plans, &registry);
     }
     before.adopted.retain(|adopted| adopted.process.is_alive());
     before.returning = registry.returning();

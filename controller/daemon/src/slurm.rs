@@ -72,9 +72,9 @@ impl Slurm {
         registry: &RefCell<Registry>,
         asks: bool,
     ) -> Option<Allotment> {
-        let place = facts.place.as_ref().filter(|place| registry.borrow().checks_job_at(place))?;
+        let place = facts.place.as_ref().filter(|place| registry.borrow().finder().checks_job_at(place))?;
         if !asks {
-            return registry.borrow().allotment(&place.path).cloned();
+            return registry.borrow().finder().allotment(&place.path).cloned();
         }
         self.learn(place, registry).await.unwrap_or_else(|reason| {
             tracing::warn!(
@@ -94,7 +94,7 @@ impl Slurm {
     /// Returns the reason for which Slurm gives no answer now.
     async fn learn(&self, place: &Place, registry: &RefCell<Registry>) -> Result<Option<Allotment>, String> {
         let Some(name) = place.job() else { return Ok(None) };
-        let known = || registry.borrow().allotment(&place.path).cloned();
+        let known = || registry.borrow().finder().allotment(&place.path).cloned();
         if known().is_some() || self.is_silent() {
             return Ok(known());
         }
@@ -139,7 +139,7 @@ impl Slurm {
 pub async fn serve(shared: Rc<Shared>) {
     loop {
         tokio::time::sleep(SILENT_FOR).await;
-        let unbound = shared.registry.borrow().unbound_jobs();
+        let unbound = shared.registry.borrow().finder().unbound_jobs();
         for place in unbound {
             match shared.slurm.learn(&place, &shared.registry).await {
                 Ok(Some(allotment)) => {

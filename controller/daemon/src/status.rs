@@ -120,7 +120,7 @@ const MOST_STARTED: usize = 32;
 /// Adds to each unmanaged process the tenant whose process started it.
 fn with_starters(registry: &Registry, mut unmanaged: Vec<UnmanagedStatus>) -> Vec<UnmanagedStatus> {
     for user in unmanaged.iter_mut().filter(|user| user.tenant.is_none()).take(MOST_STARTED) {
-        user.started_by = registry.starter_of(user.pid);
+        user.started_by = registry.finder().starter_of(user.pid);
     }
     unmanaged
 }

@@ -9,10 +9,9 @@
 mod deploy;
 
 use crate::Shared;
-use crate::gpus::Gpus;
 use crate::registry::Registry;
 use crate::shm::SharedPage;
-use crate::state::SavedPlan;
+use crate::state::{SavedIteration, SavedPlan, saver};
 use crate::tenant::Session;
 use deepres_abi::PPM;
 use deepres_abi::excerpt::Excerpt;
@@ -36,8 +35,12 @@ use tokio::time::Instant;
 
 /// The most sessions of a tenant that the daemon asks for an excerpt.
 const MOST_SESSIONS: usize = 8;
-/// The most tenants of which the daemon knows an iteration. An iteration takes some MiB at most.
+/// The most tenants of which the daemon knows an iteration.
 const MOST_LESSONS: usize = 64;
+/// The most kernels of all iterations that the daemon knows: as many as plans on 16 GPUs can have.
+/// The state file has these kernels, each in some 600 bytes at most. So they take a third of the
+/// largest state file at most.
+const MOST_KEPT_KERNELS: usize = 16 * MOST_KERNELS;
 /// The time within which a session finishes its excerpt. A session finishes within milliseconds.
 const FINISH_LIMIT: Duration = Duration::from_secs(1);
 /// Pause between two looks whether the excerpts are finished.
@@ -67,6 +70,12 @@ struct Lesson {
     is_recording: bool,
     /// The iteration, or why there is none; `None` before the first excerpt.
     learned: Option<Result<Arc<Learned>, String>>,
+}
+
+impl Lesson {
+    fn iteration(&self) -> Option<&Arc<Learned>> {
+        self.learned.as_ref()?.as_ref().ok()
+    }
 }
 
 /// A tenant's name and its iteration.
@@ -113,37 +122,124 @@ impl Plans {
         self.deployed.retain(|_, deployed| are_known(&deployed.of));
     }
 
-    /// Returns the plans that tenants follow, for the state file.
-    pub(crate) fn saved(&self, gpus: &Gpus) -> Vec<SavedPlan> {
-        let numbered: Vec<_> = gpus.iter().collect();
-        let saved = |(gpu, deployed): (&usize, &Deployed)| {
+    /// Returns the iterations that the daemon knows, and the plans that tenants follow, for the
+    /// state file. Forgets tenants before that, because another tenant may have a name by now.
+    pub(crate) fn saved(&mut self, registry: &Registry) -> (Vec<SavedIteration>, Vec<SavedPlan>) {
+        self.forget(registry);
+        let iteration = |(name, lesson): (&String, &Lesson)| {
+            let iteration = lesson.iteration()?.status.clone();
+            Some(SavedIteration { tenant: name.clone(), iteration })
+        };
+        let iterations = self.lessons.iter().filter_map(iteration).collect();
+        let numbered: Vec<_> = registry.gpus().iter().collect();
+        let plan = |(gpu, deployed): (&usize, &Deployed)| {
             let tenants = deployed.of.iter().map(|(name, learned)| (name.clone(), learned.status.clone()));
             let uuid = numbered.get(*gpu)?.uuid_text.clone();
             Some(SavedPlan { uuid, tenants: tenants.collect(), plan: deployed.plan.clone() })
         };
-        self.deployed.iter().filter(|(_, deployed)| deployed.is_on()).filter_map(saved).collect()
+        let on = self.deployed.iter().filter(|(_, deployed)| deployed.is_on());
+        (iterations, on.filter_map(plan).collect())
     }
 
-    /// Restores the plans that tenants followed under the previous daemon, except the plans of
-    /// tenants that this daemon does not know. The caller calls [`resume`] afterwards.
-    pub(crate) fn restore(&mut self, saved: Vec<SavedPlan>, registry: &Registry) {
-        for SavedPlan { uuid, tenants, plan } in saved {
-            let Some(gpu) = registry.gpus().number_named(&uuid) else { continue };
-            let known = |(name, status): &(String, IterationStatus)| {
-                let tenant = registry.tenants().get(name)?.id;
-                let learned = Learned { kernels: kernels_of(status), status: status.clone() };
-                Some((name.clone(), tenant, Arc::new(learned)))
-            };
-            let all: Option<Vec<_>> = tenants.iter().map(known).collect();
-            let Some(all) = all.filter(|all| is_whole(&plan, all.len())) else { continue };
-            for (name, tenant, learned) in &all {
-                let learned = Some(Ok(Arc::clone(learned)));
-                let lesson = Lesson { tenant: *tenant, is_recording: false, learned };
-                self.lessons.insert(name.clone(), lesson);
+    /// Restores the iterations that the previous daemon knew, and the plans that tenants followed.
+    /// Logs the iterations and plans that this daemon cannot use. The caller calls [`resume`]
+    /// afterwards.
+    pub(crate) fn restore(
+        &mut self,
+        iterations: Vec<SavedIteration>,
+        plans: Vec<SavedPlan>,
+        registry: &Registry,
+    ) {
+        for SavedIteration { tenant, iteration } in iterations {
+            if let Err(why) = self.recall(&tenant, &iteration, registry) {
+                let tenant = harmless(&tenant);
+                tracing::warn!(tenant, why, "the daemon leaves an iteration of the state out");
             }
-            let of = all.into_iter().map(|(name, _, learned)| (name, learned)).collect();
-            self.deployed.insert(gpu, Deployed::new(of, plan));
         }
+        for saved in plans {
+            let uuid = harmless(&saved.uuid);
+            if let Err(why) = self.restore_plan(saved, registry) {
+                tracing::warn!(gpu = uuid, why, "the daemon leaves a plan of the state out");
+            }
+        }
+    }
+
+    fn restore_plan(&mut self, saved: SavedPlan, registry: &Registry) -> Result<(), String> {
+        let SavedPlan { uuid, tenants, plan } = saved;
+        let gpu = registry.gpus().number_named(&uuid).ok_or("the daemon does not manage the GPU")?;
+        if !is_whole(&plan, tenants.len()) {
+            return Err("the plan is not for these tenants".to_owned());
+        }
+        let mut of: Vec<Known> = Vec::new();
+        for (name, status) in tenants {
+            let learned = self.recall(&name, &status, registry)?;
+            of.push((name, learned));
+        }
+        self.deployed.insert(gpu, Deployed::new(of, plan));
+        Ok(())
+    }
+
+    /// Returns an iteration of the state file. If the daemon knows no iteration of the tenant yet,
+    /// the daemon knows this iteration from now on.
+    ///
+    /// # Errors
+    /// The daemon does not know the tenant, no process can have the iteration, or the daemon has no
+    /// room for it.
+    fn recall(
+        &mut self,
+        name: &str,
+        status: &IterationStatus,
+        registry: &Registry,
+    ) -> Result<Arc<Learned>, String> {
+        let tenant = registry.tenants().named(name)?.id;
+        let known = self.lessons.get(name).and_then(Lesson::iteration).cloned();
+        if let Some(known) = known.as_ref().filter(|known| known.status == *status) {
+            return Ok(Arc::clone(known));
+        }
+        if !is_possible(status) {
+            return Err("no process can have this iteration".to_owned());
+        }
+        let learned = Arc::new(Learned { kernels: kernels_of(status), status: status.clone() });
+        if known.is_none() {
+            self.room(name, learned.kernels.len())?;
+            let lesson = Lesson { tenant, is_recording: false, learned: Some(Ok(Arc::clone(&learned))) };
+            self.lessons.insert(name.to_owned(), lesson);
+        }
+        Ok(learned)
+    }
+
+    /// Returns the reason if the daemon has no room for an iteration of this tenant with so many
+    /// kernels.
+    fn room(&self, name: &str, kernels: usize) -> Result<(), String> {
+        let others = || self.lessons.iter().filter(move |(other, _)| other.as_str() != name);
+        let why = if others().count() >= MOST_LESSONS {
+            format!("the daemon knows {MOST_LESSONS} tenants already, the most that it keeps")
+        } else {
+            let of_others = others().filter_map(|(_, lesson)| Some(lesson.iteration()?.kernels.len()));
+            let kept: usize = of_others.sum();
+            if kept + kernels <= MOST_KEPT_KERNELS {
+                return Ok(());
+            }
+            format!(
+                "the iteration has {kernels} kernels, those of other tenants have {kept}, and the daemon keeps {MOST_KEPT_KERNELS} at most"
+            )
+        };
+        Err(format!("{why}; it forgets a tenant some time after the tenant's end"))
+    }
+
+    /// Keeps the iteration that the daemon learned of a tenant, or why there is none.
+    fn keep(&mut self, name: &str, tenant: TenantId, learned: Result<Learned, String>) {
+        let learned = learned.and_then(|learned| {
+            self.room(name, learned.kernels.len())?;
+            Ok(Arc::new(learned))
+        });
+        if let Some(lesson) = self.lesson_of(name, tenant) {
+            lesson.learned = Some(learned);
+        }
+    }
+
+    fn lesson_of(&mut self, name: &str, tenant: TenantId) -> Option<&mut Lesson> {
+        self.lessons.get_mut(name).filter(|lesson| lesson.tenant == tenant)
     }
 
     /// Returns a tenant of a plan that is on, and that leaves no room for a plan of these tenants
@@ -177,7 +273,7 @@ impl Plans {
                 Some(learned) => learned.as_ref().err().cloned(),
                 None => (!is_recording).then(none),
             },
-            iteration: learned.and_then(|learned| Some(learned.as_ref().ok()?.status.clone())),
+            iteration: lesson.and_then(|lesson| Some(lesson.iteration()?.status.clone())),
             plans: self.plans_of(name),
         }
     }
@@ -199,6 +295,14 @@ impl Plans {
             .chain(others.map(|(gpu, found)| found_status(*gpu, &found.of, found.plan.as_ref())))
             .collect()
     }
+}
+
+/// Returns whether a process can have an iteration of the state file.
+fn is_possible(status: &IterationStatus) -> bool {
+    let is_width = |percent: f64| (0.0..=WHOLE_PERCENT).contains(&percent);
+    !status.kernels.is_empty()
+        && status.unknown_times.max(status.unknown_widths) <= status.kernels.len()
+        && status.kernels.iter().all(|kernel| kernel.width_percent.is_none_or(is_width))
 }
 
 /// Returns whether a plan of the state file is a plan for this number of tenants.
@@ -343,11 +447,7 @@ pub(crate) fn learn(name: &str, ms: u64, shared: &Rc<Shared>) -> Result<PlanStat
     if asked.is_empty() {
         return Err(format!("`{name}` has no process on a GPU now; start its program first"));
     }
-    if plans.lessons.len() >= MOST_LESSONS && !plans.lessons.contains_key(name) {
-        return Err(format!(
-            "the daemon knows {MOST_LESSONS} tenants already, the most that it keeps; it forgets a tenant some time after the tenant's end"
-        ));
-    }
+    plans.room(name, 0)?;
     let lesson = plans.lessons.entry(name.to_owned());
     let lesson = lesson.or_insert(Lesson { tenant: id, is_recording: false, learned: None });
     if lesson.is_recording {
@@ -366,11 +466,12 @@ pub(crate) fn learn(name: &str, ms: u64, shared: &Rc<Shared>) -> Result<PlanStat
         });
         let learned = learned.await;
         let learned = learned.unwrap_or_else(|_| Err("the reading of the excerpt failed".to_owned()));
-        if let Some(lesson) =
-            own.plans.borrow_mut().lessons.get_mut(&name).filter(|lesson| lesson.tenant == id)
-        {
+        own.plans.borrow_mut().keep(&name, id, learned);
+        // The recording ends once the state file has the iteration. So no death of the daemon loses
+        // an iteration after `deepres plan learn` has shown it.
+        saver::save(&own).await;
+        if let Some(lesson) = own.plans.borrow_mut().lesson_of(&name, id) {
             lesson.is_recording = false;
-            lesson.learned = Some(learned.map(Arc::new));
         }
         consider(&own);
     });
@@ -514,8 +615,7 @@ type Beside = (String, Arc<Learned>, u32);
 fn together(registry: &Registry, lessons: &BTreeMap<String, Lesson>) -> BTreeMap<usize, Vec<Beside>> {
     let mut together: BTreeMap<usize, Vec<Beside>> = BTreeMap::new();
     for (name, tenant) in registry.tenants().iter() {
-        let learned = lessons.get(name).and_then(|lesson| lesson.learned.as_ref()?.as_ref().ok());
-        let Some(learned) = learned else { continue };
+        let Some(learned) = lessons.get(name).and_then(Lesson::iteration) else { continue };
         let sessions = || tenant.members.sessions().values();
         let gpus: BTreeSet<usize> = sessions().flat_map(|session| session.gpus.iter().copied()).collect();
         for gpu in gpus {
@@ -570,7 +670,12 @@ fn searchable(tenants: &[Beside]) -> Result<Vec<Vec<Kernel>>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gpus::Gpus;
+    use crate::shm::Writer;
+    use crate::state::{self, SavedTenant, State};
+    use deepres_abi::beat::BeatPage;
     use deepres_model::admin::plan::Stage;
+    use deepres_model::config::Config;
     use deepres_policy::granularity::Cut;
 
     pub(super) fn learned(kernels: usize, unknown_times: usize) -> Arc<Learned> {
@@ -594,6 +699,107 @@ mod tests {
 
     fn beside(kernels: usize, unknown_times: usize) -> Beside {
         ("a".to_owned(), learned(kernels, unknown_times), 250_000)
+    }
+
+    /// Returns an iteration as the state file has it.
+    fn iteration(kernels: usize) -> IterationStatus {
+        let kernel = KernelStatus {
+            name: Some("gemm".to_owned()),
+            key: u64::MAX,
+            stream: 0,
+            duration_ns: Some(5),
+            width_percent: Some(100.0 / 3.0),
+            pause_ns: 0,
+            idle_ns: 0,
+            joins: false,
+        };
+        IterationStatus { kernels: vec![kernel; kernels], ..learned(0, 0).status.clone() }
+    }
+
+    fn learned_of(status: &IterationStatus) -> Learned {
+        Learned { kernels: kernels_of(status), status: status.clone() }
+    }
+
+    fn saved(tenant: &str, iteration: IterationStatus) -> SavedIteration {
+        SavedIteration { tenant: tenant.to_owned(), iteration }
+    }
+
+    /// Returns the registry of a daemon that knows tenants with these names.
+    fn registry_of(names: &[&str]) -> Registry {
+        let beat = SharedPage::<BeatPage>::create("deepres-test", Writer::Controller).unwrap();
+        let mut registry = Registry::new(Config::default(), Gpus::default(), Arc::new(beat));
+        let tenant = |name: &&str| SavedTenant { name: (*name).to_owned(), ..SavedTenant::default() };
+        let state = State::new("boot", 1, Vec::new(), names.iter().map(tenant).collect());
+        registry.restore(&state).unwrap();
+        registry
+    }
+
+    /// Returns the names of the tenants of which the daemon knows an iteration.
+    fn known(plans: &Plans) -> Vec<&str> {
+        let known = plans.lessons.iter().filter(|(_, lesson)| lesson.iteration().is_some());
+        known.map(|(name, _)| name.as_str()).collect()
+    }
+
+    #[test]
+    fn the_next_daemon_knows_the_iterations_without_a_plan() {
+        let registry = registry_of(&["a", "b"]);
+        let mut plans = Plans::default();
+        for name in ["a", "b"] {
+            let tenant = registry.tenants().get(name).unwrap().id;
+            let lesson = Lesson { tenant, is_recording: true, learned: None };
+            plans.lessons.insert(name.to_owned(), lesson);
+        }
+        let status = iteration(3);
+        plans.keep("a", registry.tenants().get("a").unwrap().id, Ok(learned_of(&status)));
+        plans.keep("b", registry.tenants().get("b").unwrap().id, Err("it launched nothing".to_owned()));
+        let mut state = State::new("boot", 1, Vec::new(), Vec::new());
+        (state.iterations, state.plans) = plans.saved(&registry);
+        let read = state::parse(&state.to_bytes().unwrap()).unwrap();
+
+        let mut next = Plans::default();
+        next.restore(read.iterations, read.plans, &registry_of(&["b", "a"]));
+        assert_eq!((known(&next), next.lessons.len()), (vec!["a"], 1));
+        let shown = next.status("a");
+        assert_eq!((shown.iteration, shown.recording), (Some(status), false));
+        // A plan of the state file has the same iteration, and not a copy.
+        let registry = registry_of(&["a"]);
+        let again = next.recall("a", &iteration(3), &registry).unwrap();
+        assert!(next.lessons["a"].iteration().is_some_and(|learned| Arc::ptr_eq(learned, &again)));
+        // In this registry, another tenant has the name.
+        assert!(next.saved(&registry).0.is_empty());
+    }
+
+    #[test]
+    fn all_iterations_together_have_a_bound() {
+        let registry = registry_of(&["a", "b", "c"]);
+        let mut plans = Plans::default();
+        let half = MOST_KEPT_KERNELS / 2;
+        let kernels = [("a", half), ("b", half + 1), ("c", half)];
+        let all = kernels.map(|(name, kernels)| saved(name, iteration(kernels)));
+        plans.restore(all.into(), Vec::new(), &registry);
+        assert_eq!(known(&plans), ["a", "c"]);
+        // A tenant's iteration takes the place of the tenant's earlier iteration.
+        let tenant = registry.tenants().get("a").unwrap().id;
+        plans.keep("a", tenant, Ok(learned_of(&iteration(half))));
+        assert_eq!(known(&plans), ["a", "c"]);
+        plans.keep("a", tenant, Ok(learned_of(&iteration(half + 1))));
+        assert_eq!(known(&plans), ["c"]);
+        let why = plans.status("a").why_unknown.unwrap();
+        assert!(why.contains("the daemon keeps 32000 at most"), "{why}");
+    }
+
+    #[test]
+    fn an_iteration_that_no_process_can_have_is_left_out_alone() {
+        let registry = registry_of(&["a", "b"]);
+        let mut wide = iteration(2);
+        wide.kernels[1].width_percent = Some(-1.0);
+        let unknown = IterationStatus { unknown_times: usize::MAX, ..iteration(2) };
+        for damaged in [iteration(0), wide, unknown] {
+            let mut plans = Plans::default();
+            let all = vec![saved("stranger", iteration(1)), saved("a", damaged), saved("b", iteration(1))];
+            plans.restore(all, Vec::new(), &registry);
+            assert_eq!((known(&plans), plans.lessons.len()), (vec!["b"], 1));
+        }
     }
 
     #[test]

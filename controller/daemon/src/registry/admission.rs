@@ -5,7 +5,7 @@ use super::waiting::{HOLDS_BACK_NS, Lack, Waiter};
 use super::{Order, Registry};
 use crate::arbiter::{Bell, SessionId, SessionSeat};
 use crate::identity::source::Source;
-use crate::identity::{self, Facts, Identity, Key, free_name};
+use crate::identity::{Facts, Identity, Key, free_name};
 use crate::memory::{TenantMemory, caps};
 use crate::probes::Presence;
 use crate::residency::{is_any_oversubscribed, let_wait};
@@ -153,7 +153,7 @@ impl Registry {
     }
 
     fn admit_keeper(&mut self, name: &str, guest: &Guest, hello: &Hello) -> Result<Admitted, Refused> {
-        let placed = self.place(name, hello)?;
+        let placed = self.placer().place(name, hello)?;
         let keeper = self.next_id();
         let tenant = self.tenants.get_mut(name).ok_or_else(gone)?;
         tenant.members.keep(keeper, guest.process());
@@ -306,38 +306,10 @@ impl Registry {
         Some(())
     }
 
-    /// Returns the tenant that a process belongs to; `None` if the registry does not have the
-    /// tenant.
-    pub fn find_tenant(&self, guest: &Guest, hello: &Hello) -> Option<&Tenant> {
-        let key = self.identify_guest(guest, hello).key;
-        self.tenants.of_key(&key).map(|(_, tenant)| tenant)
-    }
-
-    /// Returns the identity of the tenant to which a process belongs. In root's Slurm, all
-    /// processes of a job with a part of a GPU are one tenant, whatever name they give. Otherwise,
-    /// a job would have its part once for each name. The same holds while Slurm has not answered,
-    /// so that a late answer binds all processes of the job. A job with whole GPUs may divide them
-    /// among names.
-    fn identify_guest(&self, guest: &Guest, hello: &Hello) -> Identity {
-        let is_whole = guest.allotment.as_ref().is_some_and(Allotment::is_whole);
-        let name = if is_whole { claim(hello) } else { "" };
-        let place = guest.facts.place.as_ref().filter(|place| self.checks_job_at(place));
-        let number = guest.allotment.as_ref().and_then(|allotment| allotment.job);
-        let of_job = place.and_then(|_| identity::of_job(name, &guest.facts, number));
-        of_job.unwrap_or_else(|| self.identify(claim(hello), &guest.facts))
-    }
-
     /// Returns the part of the GPUs that a cluster gave to this key's tenant: by the allocation of
     /// a node's agent, or by Slurm.
     fn allotment_of(&self, guest: &Guest, key: &Key) -> Option<Allotment> {
-        let by_agent = self.allocations.of_key(key).map(|allocation| Allotment {
-            job: None,
-            share_ppm: allocation.share_ppm,
-            memory_bytes: allocation.memory_bytes,
-            elsewhere_bytes: 0,
-            class: Class::Guaranteed,
-            gpus: Some(allocation.gpus.iter().filter_map(|gpu| self.gpus.number_named(gpu)).collect()),
-        });
+        let by_agent = self.allocations.allotment_of(key, &self.gpus);
         by_agent.or_else(|| guest.allotment.clone())
     }
 
@@ -363,8 +335,8 @@ impl Registry {
                 );
             }
         }
-        let identity = self.identify_guest(guest, hello);
-        self.check_allocation(claim(hello), guest, hello, &identity.key)?;
+        let identity = self.finder().identify(guest, hello);
+        self.allocations.check(guest, hello, &identity.key, &self.gpus, self.config.pods_need_token)?;
         let asked = wish(hello)?;
         let oversubscribe = Oversubscribe::from_number(hello.oversubscribe);
         let is_back = hello.sessions_before > 0;
@@ -555,7 +527,7 @@ fn no_room(error: io::Error) -> Refused {
 /// Returns the name in a hello; empty if the hello has none, or a text that cannot be a name. The
 /// daemon then finds the tenant by the next rule. If the daemon refused the process, the process
 /// would run beside its tenant.
-fn claim(hello: &Hello) -> &str {
+pub(super) fn claim(hello: &Hello) -> &str {
     wire::text(&hello.tenant).filter(|name| is_name(name)).unwrap_or_default()
 }
 

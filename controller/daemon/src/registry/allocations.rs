@@ -6,12 +6,16 @@
 //! A process shows its allocation by a token. From then on, all processes of its container have the
 //! allocation, whatever names and tokens they give.
 
-use super::{Guest, Refused, Registry};
+use super::admission::claim;
+use super::{Guest, Refused, Tenants};
+use crate::gpus::Gpus;
 use crate::identity::{Facts, Identity, Key, ROOT, cgroup::Kind};
+use crate::tenant::Allotment;
 use deepres_abi::wire::{Hello, RefusalKind};
 use deepres_model::allocation::{Allocation, TOKEN_PREFIX, Token};
 use deepres_model::identity::Found;
 use deepres_model::text::harmless;
+use deepres_policy::class::Class;
 use std::collections::BTreeMap;
 
 /// The text that the key of an allocation's tenant has in place of a cgroup path. No cgroup has
@@ -43,6 +47,19 @@ impl Allocations {
         self.0.get(&token_of(key)?)
     }
 
+    /// Returns the part of the GPUs that the tenant with this key has by its allocation.
+    pub fn allotment_of(&self, key: &Key, gpus: &Gpus) -> Option<Allotment> {
+        let allocation = self.of_key(key)?;
+        Some(Allotment {
+            job: None,
+            share_ppm: allocation.share_ppm,
+            memory_bytes: allocation.memory_bytes,
+            elsewhere_bytes: 0,
+            class: Class::Guaranteed,
+            gpus: Some(allocation.gpus.iter().filter_map(|gpu| gpus.number_named(gpu)).collect()),
+        })
+    }
+
     /// Returns all allocations.
     pub fn iter(&self) -> impl Iterator<Item = &Allocation> {
         self.0.values()
@@ -52,36 +69,29 @@ impl Allocations {
     pub fn restore(&mut self, saved: &[Allocation]) {
         self.0 = saved.iter().map(|allocation| (allocation.token.clone(), allocation.clone())).collect();
     }
-}
-
-impl Registry {
-    /// Returns the record of allocations.
-    pub fn allocations(&self) -> &Allocations {
-        &self.allocations
-    }
 
     /// Records an allocation, or replaces the allocation of the same token.
     ///
     /// # Errors
     ///
     /// Returns the message for the agent if the allocation is impossible.
-    pub fn allocate(&mut self, allocation: Allocation) -> Result<(), String> {
+    pub fn record(&mut self, allocation: Allocation, gpus: &Gpus) -> Result<(), String> {
         if let Some(fault) = allocation.fault() {
             return Err(fault);
         }
         for gpu in &allocation.gpus {
-            if self.gpus.number_named(gpu).is_none() {
+            if gpus.number_named(gpu).is_none() {
                 return Err(format!("the daemon does not manage the GPU {}", harmless(gpu)));
             }
         }
         tracing::info!(gpus = ?allocation.gpus, share_ppm = allocation.share_ppm, holder = ?allocation.holder, "an allocation is on record");
-        self.allocations.0.insert(allocation.token.clone(), allocation);
+        self.0.insert(allocation.token.clone(), allocation);
         Ok(())
     }
 
     /// Removes an allocation from the record. Does nothing if there is no such allocation.
-    pub fn release(&mut self, token: &Token) {
-        if let Some(allocation) = self.allocations.0.remove(token) {
+    pub fn remove(&mut self, token: &Token) {
+        if let Some(allocation) = self.0.remove(token) {
             tracing::info!(gpus = ?allocation.gpus, holder = ?allocation.holder, "an allocation ended");
         }
     }
@@ -89,18 +99,17 @@ impl Registry {
     /// Returns the identity of a process that has an allocation: by the allocation of its
     /// container, or by its token. A container has no more than one allocation, so a second token,
     /// for example of an init container, gains nothing.
-    pub(super) fn allocated(&self, claim: &str, facts: &Facts) -> Option<Identity> {
+    pub fn identify(&self, claim: &str, facts: &Facts, tenants: &Tenants) -> Option<Identity> {
         let by_token = || {
-            let allocation = self.allocations.0.get(&Token::try_from(claim.to_owned()).ok()?)?;
+            let allocation = self.0.get(&Token::try_from(claim.to_owned()).ok()?)?;
             let place = || facts.place.as_ref().map(|place| place.name());
             let name = allocation.holder.as_ref().map(|holder| harmless(&holder.to_string())).or_else(place);
             Some((key(&allocation.token), name.unwrap_or_else(|| PLACE.to_owned())))
         };
         let by_container = || {
             let container = facts.container()?;
-            let (name, tenant) = self.tenants.iter().find(|(_, tenant)| {
-                tenant.owner.container.as_ref() == Some(container)
-                    && self.allocations.of_key(&tenant.owner.key).is_some()
+            let (name, tenant) = tenants.iter().find(|(_, tenant)| {
+                tenant.owner.container.as_ref() == Some(container) && self.of_key(&tenant.owner.key).is_some()
             })?;
             Some((tenant.owner.key.clone(), name.to_owned()))
         };
@@ -111,18 +120,19 @@ impl Registry {
     /// Refuses a process that must have an allocation and has none, or that sees GPUs beyond its
     /// allocation. The launches of a refused process fail, because its own variables may claim any
     /// share.
-    pub(super) fn check_allocation(
+    pub fn check(
         &self,
-        claim: &str,
         guest: &Guest,
         hello: &Hello,
         key: &Key,
+        gpus: &Gpus,
+        pods_need_token: bool,
     ) -> Result<(), Refused> {
         let refused = |kind, reason: &str| Err(Refused::new(kind, reason).shut());
-        if let Some(allocation) = self.allocations.of_key(key) {
-            let named = |gpu: &String| self.gpus.number_named(gpu);
+        if let Some(allocation) = self.of_key(key) {
+            let named = |gpu: &String| gpus.number_named(gpu);
             let own: Vec<usize> = allocation.gpus.iter().filter_map(named).collect();
-            let mut seen = hello.gpus().iter().filter_map(|uuid| self.gpus.number_of(uuid));
+            let mut seen = hello.gpus().iter().filter_map(|uuid| gpus.number_of(uuid));
             return match seen.find(|gpu| !own.contains(gpu)) {
                 Some(gpu) => refused(
                     RefusalKind::Request,
@@ -133,7 +143,7 @@ impl Registry {
                 None => Ok(()),
             };
         }
-        if token_of(key).is_some() || claim.starts_with(TOKEN_PREFIX) {
+        if token_of(key).is_some() || claim(hello).starts_with(TOKEN_PREFIX) {
             // The agent tells a new daemon its allocations within a second.
             return refused(
                 RefusalKind::Stopping,
@@ -141,12 +151,43 @@ impl Registry {
             );
         }
         let is_pod = guest.facts.place.as_ref().is_some_and(|place| matches!(place.kind, Kind::Pod { .. }));
-        if self.config.pods_need_token && is_pod {
+        if pods_need_token && is_pod {
             return refused(
                 RefusalKind::Request,
                 "a process in a pod needs the token of its allocation (pods_need_token); ask for deepres.dev/share, and leave DEEPRES_TENANT as the device plugin set it",
             );
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_shows_which_allocation_a_process_has_while_the_allocation_is_on_record() {
+        let token = Token::of([7; 16]);
+        let allocation = Allocation {
+            token: token.clone(),
+            share_ppm: 300_000,
+            memory_bytes: 1 << 30,
+            gpus: vec!["GPU-1".to_owned()],
+            holder: None,
+        };
+        let (gpus, tenants) = (Gpus::default(), Tenants::default());
+        let facts = Facts { pid: 30, process: None, place: None, owner: 1_000, namespace: None };
+        let mut allocations = Allocations::default();
+        let why = allocations.record(allocation.clone(), &gpus).unwrap_err();
+        assert!(why.contains("does not manage the GPU GPU-1"), "{why}");
+        assert_eq!(allocations.identify(token.as_str(), &facts, &tenants), None);
+
+        allocations.restore(&[allocation]);
+        assert_eq!(allocations.identify("train", &facts, &tenants), None);
+        let identity = allocations.identify(token.as_str(), &facts, &tenants).unwrap();
+        let allotment = allocations.allotment_of(&identity.key, &gpus).unwrap();
+        assert_eq!((identity.name.as_str(), allotment.share_ppm), (PLACE, 300_000));
+        allocations.remove(&token);
+        assert!(allocations.of_key(&identity.key).is_none());
     }
 }

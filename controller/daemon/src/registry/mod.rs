@@ -7,13 +7,18 @@
 //! | [`Tenants`] | all tenants, by name |
 //! | [`crate::tenant`] | one tenant |
 //! | [`crate::memory`] | promises and limits of memory, and NVML's figures |
-//! | `admission` | lets processes in and out |
-//! | `allocations` | the parts of GPUs that a node's agent gave to containers |
-//! | `placing` | chooses the GPUs of a job |
-//! | `settings` | changes of administrators |
+//! | [`Waiting`] | the jobs that wait, in the order in which they came |
+//! | [`Allocations`] | the parts of GPUs that a node's agent gave to containers |
+//! | [`Finder`] | finds the tenant of a process, and changes nothing |
+//! | [`Placer`] | chooses the GPUs of a job |
+//!
+//! A part sees only the parts that its methods name. [`Registry`] itself has the rules that change
+//! several parts at once: for processes that come and go (`admission`), and for the changes of
+//! administrators (`settings`).
 
 mod admission;
 mod allocations;
+mod finder;
 mod placing;
 mod settings;
 mod tenants;
@@ -21,13 +26,14 @@ mod waiting;
 
 pub use admission::{Admitted, Guest, Membership, Refused};
 pub use allocations::Allocations;
+pub use placing::place_whole;
 pub use settings::Changed;
 pub use tenants::{MAX_DESERTED, Tenants};
 pub use waiting::Lack;
 
 use crate::gpus::Gpus;
 use crate::identity::cgroup::{Kind, Place};
-use crate::identity::{self, Facts, Identity, Key, Known, Names, ROOT};
+use crate::identity::{Key, read};
 use crate::lines::Lines;
 use crate::memory::{Held, Memory, caps};
 use crate::nvml::OnGpu;
@@ -37,6 +43,7 @@ use crate::state::{SavedTenant, State, gather};
 use crate::tenant::{Allotment, Tenant};
 use deepres_abi::beat::BeatPage;
 use deepres_model::admin::WaitingStatus;
+use deepres_model::allocation::{Allocation, Token};
 use deepres_model::clock::monotonic_ns;
 use deepres_model::config::Config;
 use deepres_model::identity::Found;
@@ -44,6 +51,8 @@ use deepres_model::probes::MeteringStatus;
 use deepres_model::process::ProcessKey;
 use deepres_model::slurm::JobName;
 use deepres_policy::signals::DriverSums;
+use finder::Finder;
+use placing::Placer;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::rc::Rc;
@@ -51,42 +60,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
 use waiting::Waiting;
-
-/// The tenants to which a process of a user may belong.
-struct Kin<'a> {
-    tenants: &'a Tenants,
-    owner: u32,
-    /// Whether the process may have dropped root's rights, and belong to a tenant of root.
-    may_be_roots: bool,
-}
-
-impl Kin<'_> {
-    fn all(&self) -> impl Iterator<Item = (&str, &Tenant)> {
-        let (owner, may_be_roots) = (self.owner, self.may_be_roots);
-        let is_kin = move |user: u32| user == owner || may_be_roots && user == ROOT;
-        self.tenants.iter().filter(move |(_, tenant)| is_kin(tenant.owner.user))
-    }
-}
-
-impl Known for Kin<'_> {
-    fn tenant_of(&self, process: &identity::tree::Process) -> Option<(Key, String)> {
-        let (name, tenant) = self.all().find(|(_, tenant)| tenant.members.has(process))?;
-        Some((tenant.owner.key.clone(), name.to_owned()))
-    }
-
-    fn is_of_root(&self, name: &str) -> bool {
-        let is_it = |key: &Key| matches!(key, Key::Name { user: ROOT, name: own, .. } if own == name);
-        self.may_be_roots && self.all().any(|(_, tenant)| is_it(&tenant.owner.key))
-    }
-
-    fn named_within(&self, path: &str) -> Option<(Key, String)> {
-        let is_there = |key: &Key| matches!(key, Key::Name { place: Some(place), .. } if place == path);
-        let is_named = |tenant: &Tenant| !tenant.is_deserted() && is_there(&tenant.owner.key);
-        let mut named = self.all().filter(|(_, tenant)| is_named(tenant));
-        let (name, tenant) = named.next()?;
-        named.next().is_none().then(|| (tenant.owner.key.clone(), name.to_owned()))
-    }
-}
 
 /// An order to an arbiter. The future is ready once the order is in force.
 pub type Order = oneshot::Receiver<()>;
@@ -100,7 +73,6 @@ pub struct Registry {
     gpus: Gpus,
     tenants: Tenants,
     memory: Memory,
-    /// The jobs that wait for guaranteed memory.
     waiting: Waiting,
     allocations: Allocations,
     /// The number of the next tenant, session or keeper.
@@ -117,7 +89,7 @@ impl Registry {
     pub fn new(config: Config, gpus: Gpus, beat: Arc<SharedPage<BeatPage>>) -> Self {
         Self {
             config,
-            home: identity::read::place(std::process::id()),
+            home: read::place(std::process::id()),
             gpus,
             tenants: Tenants::default(),
             memory: Memory::default(),
@@ -160,6 +132,34 @@ impl Registry {
         &self.tenants
     }
 
+    /// Returns the search for the tenant of a process.
+    pub fn finder(&self) -> Finder<'_> {
+        Finder::new(&self.config, self.home.as_ref(), &self.allocations, &self.tenants)
+    }
+
+    /// Returns the record of allocations.
+    pub fn allocations(&self) -> &Allocations {
+        &self.allocations
+    }
+
+    /// Records an allocation, or replaces the allocation of the same token.
+    ///
+    /// # Errors
+    ///
+    /// Returns the message for the agent if the allocation is impossible.
+    pub fn allocate(&mut self, allocation: Allocation) -> Result<(), String> {
+        self.allocations.record(allocation, &self.gpus)
+    }
+
+    /// Removes an allocation from the record. Does nothing if there is no such allocation.
+    pub fn release(&mut self, token: &Token) {
+        self.allocations.remove(token);
+    }
+
+    fn placer(&mut self) -> Placer<'_> {
+        Placer::new(&self.gpus, &self.memory, &mut self.tenants, &mut self.waiting)
+    }
+
     /// Ends all arbiters. Each arbiter opens its gates, or closes them if the fail mode is closed.
     pub fn open_gates(&mut self) {
         self.gpus = Gpus::default();
@@ -192,67 +192,6 @@ impl Registry {
     fn next_id(&mut self) -> u64 {
         self.next_id += 1;
         self.next_id - 1
-    }
-
-    /// Returns the identity of the tenant to which a process belongs. The registry may not have the
-    /// tenant yet. `claim` is the name that the process gave; empty if the process gave no name.
-    pub fn identify(&self, claim: &str, facts: &Facts) -> Identity {
-        if let Some(identity) = self.allocated(claim, facts) {
-            return identity;
-        }
-        let ancestors = facts.process.iter().flat_map(identity::read::ancestors);
-        let names = Names { shared: &self.config.shared_names, home: self.home.as_ref() };
-        // In a user namespace, the kernel's user of a process is made up, so such a process has not
-        // dropped root's rights.
-        let may_be_roots = facts.process.as_ref().is_some_and(|process| process.user == facts.owner);
-        let kin = Kin { tenants: &self.tenants, owner: facts.owner, may_be_roots };
-        identity::identify(claim, facts, names, ancestors, kin)
-    }
-
-    /// Returns the name of the tenant whose process started the process `pid`, or of the tenant of
-    /// the Slurm job to which the process belongs.
-    pub fn starter_of(&self, pid: u32) -> Option<String> {
-        let process = identity::read::process(pid)?;
-        let started = identity::read::ancestors(&process).find_map(|ancestor| {
-            let mut all = self.tenants.iter();
-            all.find(|(_, tenant)| tenant.members.has(&ancestor)).map(|(name, _)| name.to_owned())
-        });
-        started.or_else(|| {
-            let place = identity::read::place(pid).filter(|place| place.job().is_some())?;
-            let known = self.tenants.of_key(&Key::Cgroup(place.path.clone()));
-            Some(known.map_or_else(|| place.name(), |(name, _)| name.to_owned()))
-        })
-    }
-
-    /// Returns the part of the GPUs that the cluster gave to the job in the cgroup at this path, if
-    /// the daemon knows it.
-    pub fn allotment(&self, path: &str) -> Option<&Allotment> {
-        let is_there =
-            |key: &Key| matches!(key, Key::Cgroup(own) | Key::Name { place: Some(own), .. } if own == path);
-        let mut there = self.tenants.iter().filter(|(_, tenant)| is_there(&tenant.owner.key));
-        there.find_map(|(_, tenant)| tenant.terms.allotment())
-    }
-
-    /// Returns whether the daemon checks the claims of the processes at a place. The daemon does so
-    /// in the cgroups of root's Slurm jobs, unless the configuration turns the check off. A daemon
-    /// inside a job serves that job, and the job is the whole machine for it.
-    pub fn checks_job_at(&self, place: &Place) -> bool {
-        let home = self.home.as_ref();
-        self.config.slurm.check_claims && home != Some(place) && place.is_of_roots_slurm(home)
-    }
-
-    /// Returns the places of the Slurm jobs whose claims the daemon checks, and whose tenants have
-    /// processes but no allotment yet.
-    pub fn unbound_jobs(&self) -> Vec<Place> {
-        let place = |tenant: &Tenant| match (&tenant.owner.key, &tenant.owner.found) {
-            (Key::Cgroup(path), Found::Slurm { job }) => {
-                Some(Place { path: path.clone(), kind: Kind::Slurm { job: job.clone() } })
-            }
-            _ => None,
-        };
-        let unbound = self.tenants.living().filter(|(_, tenant)| tenant.terms.allotment().is_none());
-        let places = unbound.filter_map(|(_, tenant)| place(tenant));
-        places.filter(|place| self.checks_job_at(place)).collect()
     }
 
     /// Bounds the tenant of the Slurm job in the cgroup at this path by the part of the GPUs that

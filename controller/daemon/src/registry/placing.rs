@@ -4,8 +4,10 @@
 //! tenants for which it chose the GPU, and of all other tenants with sessions there. A GPU with a
 //! fault gets no job.
 
-use super::waiting::{HOLDS_BACK_NS, Lack, Waiter};
-use super::{Refused, Registry};
+use super::waiting::{HOLDS_BACK_NS, Lack, Waiter, Waiting};
+use super::{Refused, Tenants};
+use crate::gpus::Gpus;
+use crate::memory::Memory;
 use crate::tenant::Placed;
 use deepres_abi::PPM;
 use deepres_abi::wire::{Hello, RefusalKind};
@@ -16,7 +18,26 @@ use std::num::NonZero;
 /// The reason for the GPUs of a job that an earlier daemon placed.
 const EARLIER: &str = "an earlier daemon chose these GPUs";
 
-impl Registry {
+/// The choice of GPUs for jobs. A job gets a place among the waiting jobs if it finds no room.
+#[derive(Debug)]
+pub struct Placer<'a> {
+    gpus: &'a Gpus,
+    memory: &'a Memory,
+    tenants: &'a mut Tenants,
+    waiting: &'a mut Waiting,
+}
+
+impl<'a> Placer<'a> {
+    /// Returns the choice among these GPUs, beside these tenants and waiting jobs.
+    pub fn new(
+        gpus: &'a Gpus,
+        memory: &'a Memory,
+        tenants: &'a mut Tenants,
+        waiting: &'a mut Waiting,
+    ) -> Self {
+        Self { gpus, memory, tenants, waiting }
+    }
+
     /// Chooses the GPUs of a tenant's job, if the keeper's hello asks for a number of GPUs. Returns
     /// the chosen GPUs; the empty set if the hello does not ask.
     ///
@@ -24,7 +45,7 @@ impl Registry {
     ///
     /// Returns [`Refused`] if too few GPUs have room, or if another run of the tenant has a
     /// different number of GPUs.
-    pub(super) fn place(&mut self, name: &str, hello: &Hello) -> Result<GpuSet, Refused> {
+    pub fn place(&mut self, name: &str, hello: &Hello) -> Result<GpuSet, Refused> {
         let Some(wanted) = NonZero::new(hello.wants_gpus as usize) else { return Ok(GpuSet::EMPTY) };
         let among: GpuSet = hello.gpus().iter().filter_map(|uuid| self.gpus.number_of(uuid)).collect();
         let Some(tenant) = self.tenants.get(name) else { return Ok(GpuSet::EMPTY) };
@@ -99,34 +120,17 @@ impl Registry {
     fn has_room_without_others(&self, request: &Request) -> bool {
         let room = |gpu| Room {
             share_ppm: PPM,
-            memory_bytes: self.memory.for_tenants(&self.gpus, gpu),
+            memory_bytes: self.memory.for_tenants(self.gpus, gpu),
             ..Room::default()
         };
         let rooms: Vec<Room> = self.gpus.numbers().map(room).collect();
         place(&self.gpus.topology(), &rooms, request).is_ok()
     }
 
-    /// Chooses `count` whole GPUs among the GPUs with these UUIDs. Returns the UUIDs of the chosen
-    /// GPUs and the reason.
-    ///
-    /// # Errors
-    ///
-    /// Returns the message for the agent that asked, if the machine has too few of these GPUs.
-    pub fn place_whole(&self, count: usize, among: &[String]) -> Result<(Vec<String>, String), String> {
-        let gpus = NonZero::new(count).ok_or("a job needs at least one GPU")?;
-        let among: GpuSet = among.iter().filter_map(|uuid| self.gpus.number_named(uuid)).collect();
-        let whole = Room { share_ppm: PPM, memory_bytes: u64::MAX, singles: 0, gangs: 0 };
-        let rooms: Vec<Room> = self.gpus.numbers().map(|_| whole).collect();
-        let request = Request { gpus, share_ppm: PPM, memory_bytes: 0, among: among & self.gpus.well() };
-        let Placement { gpus, why } =
-            place(&self.gpus.topology(), &rooms, &request).map_err(|refusal| refusal.to_string())?;
-        Ok((self.gpus.uuids_of(gpus).map(str::to_owned).collect(), why.to_string()))
-    }
-
     /// Returns the room on a GPU beside all living tenants but `own`. A tenant takes the memory
     /// that it was granted or holds, whichever is more.
     fn room(&self, own: &str, gpu: usize) -> Room {
-        let memory_bytes = self.memory.for_tenants(&self.gpus, gpu);
+        let memory_bytes = self.memory.for_tenants(self.gpus, gpu);
         let mut room = Room { share_ppm: PPM, memory_bytes, singles: 0, gangs: 0 };
         for (_, tenant) in self.tenants.living().filter(|(name, _)| *name != own) {
             let gpus = tenant.promised_gpus();
@@ -141,6 +145,23 @@ impl Registry {
         }
         room
     }
+}
+
+/// Chooses `count` whole GPUs among the machine's GPUs with these UUIDs. Returns the UUIDs of the
+/// chosen GPUs and the reason.
+///
+/// # Errors
+///
+/// Returns the message for the agent that asked, if the machine has too few of these GPUs.
+pub fn place_whole(machine: &Gpus, count: usize, among: &[String]) -> Result<(Vec<String>, String), String> {
+    let gpus = NonZero::new(count).ok_or("a job needs at least one GPU")?;
+    let among: GpuSet = among.iter().filter_map(|uuid| machine.number_named(uuid)).collect();
+    let whole = Room { share_ppm: PPM, memory_bytes: u64::MAX, singles: 0, gangs: 0 };
+    let rooms: Vec<Room> = machine.numbers().map(|_| whole).collect();
+    let request = Request { gpus, share_ppm: PPM, memory_bytes: 0, among: among & machine.well() };
+    let Placement { gpus, why } =
+        place(&machine.topology(), &rooms, &request).map_err(|refusal| refusal.to_string())?;
+    Ok((machine.uuids_of(gpus).map(str::to_owned).collect(), why.to_string()))
 }
 
 fn refused(reason: &str) -> Refused {

@@ -59,7 +59,8 @@ fn managed_uuid(registry: &Registry, hello: &Hello) -> Option<String> {
 /// Returns [`Refused`] if there is no such tenant. A view never makes a tenant.
 fn view(registry: &Registry, guest: &Guest, hello: &Hello, reports: &[Report]) -> Result<View, Refused> {
     let tenant = registry
-        .find_tenant(guest, hello)
+        .finder()
+        .tenant_of(guest, hello)
         .ok_or_else(|| Refused::new(RefusalKind::Request, "the process belongs to no tenant"))?;
     let mut view = View::new(guest.peer.pid);
     for (uuid, seen) in hello.gpus().iter().zip(&mut view.gpus) {

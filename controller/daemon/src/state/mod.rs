@@ -5,8 +5,10 @@
 //! older daemon ignores fields that it does not know. A newer daemon takes a missing field for zero
 //! or absent.
 //!
-//! The parser is pure and trusts nothing. If a part of a file does not fit, the parser refuses the
-//! whole file. The code that uses a number of the file bounds the number.
+//! The parser trusts nothing. If a part of a file does not fit, the parser refuses the whole file.
+//! If only an iteration does not fit, the parser leaves the iteration out and logs the reason,
+//! because the accounts do not depend on iterations. The code that uses a number of the file bounds
+//! the number.
 
 mod file;
 pub(crate) mod gather;
@@ -25,13 +27,14 @@ use deepres_model::identity::Found;
 use deepres_model::probes::Adopted;
 use deepres_model::process::ProcessKey;
 use deepres_policy::granularity::Plan;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
 use std::fmt;
 
 /// The major version of the layout. The daemon refuses files of another major version.
 const MAJOR: u32 = 1;
 /// The minor version of the layout. A change that adds a field raises the minor version.
-const MINOR: u32 = 8;
+const MINOR: u32 = 9;
 
 /// The version of the state file's layout.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -74,9 +77,37 @@ pub struct State {
     /// Processes of tenants that are suspended, or on their way off the GPUs or back.
     #[serde(default, alias = "away")]
     pub suspended: Vec<SuspendedProcess>,
+    /// The iterations that the daemon learned.
+    #[serde(default, deserialize_with = "readable")]
+    pub iterations: Vec<SavedIteration>,
     /// The plans that tenants follow.
     #[serde(default)]
     pub plans: Vec<SavedPlan>,
+}
+
+/// The iteration that the daemon learned of a tenant.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SavedIteration {
+    /// The tenant's name.
+    pub tenant: String,
+    /// The iteration.
+    pub iteration: IterationStatus,
+}
+
+/// Reads the iterations, and leaves out the ones that do not have this layout.
+fn readable<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<SavedIteration>, D::Error> {
+    let all = match Value::deserialize(from)? {
+        Value::Array(all) => all,
+        other => vec![other],
+    };
+    let mut readable = Vec::new();
+    for value in all {
+        match serde_json::from_value::<SavedIteration>(value) {
+            Ok(iteration) => readable.push(iteration),
+            Err(reason) => tracing::warn!(%reason, "the daemon leaves an iteration of the state out"),
+        }
+    }
+    Ok(readable)
 }
 
 /// A plan that tenants follow.
@@ -234,6 +265,7 @@ impl State {
             held: Vec::new(),
             allocations: Vec::new(),
             suspended: Vec::new(),
+            iterations: Vec::new(),
             plans: Vec::new(),
         }
     }
@@ -250,6 +282,7 @@ impl State {
             || self.held != other.held
             || self.allocations != other.allocations
             || self.suspended != other.suspended
+            || self.iterations != other.iterations
             || self.plans != other.plans
             || !self.gpus.iter().map(news).eq(other.gpus.iter().map(news))
     }
@@ -284,6 +317,7 @@ mod tests {
     use super::*;
     use deepres_model::allocation::{PodContainer, Token};
     use deepres_policy::granularity::Cut;
+    use serde_json::json;
 
     /// Returns a state with a value in every field.
     pub fn example() -> State {
@@ -342,6 +376,7 @@ mod tests {
             cost_ns: 1.0,
             longest_wait_ns: 3.0,
         };
+        let iterations = vec![SavedIteration { tenant: "train".to_owned(), iteration: iteration.clone() }];
         let tenants = vec![("train".to_owned(), iteration)];
         let plans = vec![SavedPlan { uuid: gpu.uuid.clone(), tenants, plan }];
         State {
@@ -349,6 +384,7 @@ mod tests {
             held: vec![process],
             allocations: vec![allocation],
             suspended,
+            iterations,
             plans,
             ..State::new("this boot", 1_000, vec![gpu], vec![tenant])
         }
@@ -364,15 +400,31 @@ mod tests {
     fn a_newer_minor_version_is_read_and_an_older_one_lacks_nothing_that_is_needed() {
         let text = String::from_utf8(example().to_bytes().unwrap()).unwrap();
         let newer = text
-            .replacen(&format!("\"minor\":{MINOR}"), "\"minor\":9,\"patch\":[1]", 1)
+            .replacen(&format!("\"minor\":{MINOR}"), "\"minor\":99,\"patch\":[1]", 1)
             .replacen("\"pid\":4711", "\"pid\":4711,\"cgroup\":{\"a\":[]}", 1)
             .replacen("\"lag_ns\":-7", "\"lag_ns\":-7,\"temper\":\"mild\"", 1);
-        assert_eq!(newer.matches("\"minor\":9,\"patch\"").count(), 1);
+        assert_eq!(newer.matches("\"minor\":99,\"patch\"").count(), 1);
         let read = parse(newer.as_bytes()).unwrap();
         assert_eq!(read.tenants, example().tenants);
         let bare =
             r#"{"deepres_state":{"major":1,"minor":0},"boot":"b","saved_ns":1,"tenants":[{"name":"a"}]}"#;
         assert_eq!(parse(bare.as_bytes()).unwrap().tenants[0].name, "a");
+    }
+
+    #[test]
+    fn an_iteration_that_cannot_be_read_is_left_out_alone() {
+        let state = example();
+        let mut file: Value = serde_json::from_slice(&state.to_bytes().unwrap()).unwrap();
+        let good = file["iterations"][0].clone();
+        let mut damaged = good.clone();
+        damaged["iteration"]["kernels"] = json!("nonsense");
+        file["iterations"] = json!([damaged, good, 7]);
+        assert_eq!(parse(file.to_string().as_bytes()).unwrap(), state);
+        let without = State { iterations: Vec::new(), ..state };
+        for nonsense in [json!({ "train": 1 }), json!("nonsense"), Value::Null] {
+            file["iterations"] = nonsense;
+            assert_eq!(parse(file.to_string().as_bytes()).unwrap(), without);
+        }
     }
 
     #[test]

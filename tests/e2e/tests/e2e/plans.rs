@@ -81,7 +81,7 @@ fn plan_of(host: &Host, tenant: &str) -> Value {
 
 #[test]
 fn the_daemon_learns_the_iteration_of_a_program_that_repeats_itself() {
-    let (host, _daemon) = Host::new().with_daemon();
+    let (host, mut daemon) = Host::new().with_daemon();
     host.call(&["plan", "learn", "t"]).refused("`t`");
     let _job = host.start(host.run(&["--name", "t"], c_client("pace"), &REPEATS), "ready");
     let before = host.json(&["plan", "show", "t", "--json"]);
@@ -110,6 +110,12 @@ fn the_daemon_learns_the_iteration_of_a_program_that_repeats_itself() {
     host.call(&["plan", "off", "t"]).refused("`t` follows no plan");
     let shown = host.shows(&["plan", "show", "t"]);
     assert!(shown.contains("(after all before it)") && shown.contains("busy_500us"), "{shown}");
+
+    // The next daemon knows the iteration, although no plan is on.
+    daemon.kill();
+    let _next = host.daemon();
+    let after = host.json(&["plan", "show", "t", "--json"]);
+    assert_eq!(after["iteration"], *iteration, "{after}");
 }
 
 #[test]

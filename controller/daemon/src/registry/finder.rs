@@ -1,0 +1,150 @@
+//! Finds the tenant of a process: by an allocation, by a Slurm job, or by the rules of
+//! [`crate::identity`]. The search changes nothing.
+
+use super::admission::claim;
+use super::{Allocations, Guest, Tenants};
+use crate::identity::cgroup::{Kind, Place};
+use crate::identity::{self, Facts, Identity, Key, Known, Names, ROOT};
+use crate::tenant::{Allotment, Tenant};
+use deepres_abi::wire::Hello;
+use deepres_model::config::Config;
+use deepres_model::identity::Found;
+
+/// The search for the tenant of a process.
+#[derive(Debug, Clone, Copy)]
+pub struct Finder<'a> {
+    config: &'a Config,
+    /// The container or pod in which the daemon runs.
+    home: Option<&'a Place>,
+    allocations: &'a Allocations,
+    tenants: &'a Tenants,
+}
+
+impl<'a> Finder<'a> {
+    /// Returns the search among these tenants and allocations, for a daemon in the place `home`.
+    pub fn new(
+        config: &'a Config,
+        home: Option<&'a Place>,
+        allocations: &'a Allocations,
+        tenants: &'a Tenants,
+    ) -> Self {
+        Self { config, home, allocations, tenants }
+    }
+
+    /// Returns the tenant that a process belongs to; `None` if the registry does not have the
+    /// tenant.
+    pub fn tenant_of(self, guest: &Guest, hello: &Hello) -> Option<&'a Tenant> {
+        let key = self.identify(guest, hello).key;
+        self.tenants.of_key(&key).map(|(_, tenant)| tenant)
+    }
+
+    /// Returns the identity of the tenant to which a process belongs. The registry may not have the
+    /// tenant yet. In root's Slurm, all processes of a job with a part of a GPU are one tenant,
+    /// whatever name they give. Otherwise, a job would have its part once for each name. The same
+    /// holds while Slurm has not answered, so that a late answer binds all processes of the job. A
+    /// job with whole GPUs may divide them among names.
+    pub fn identify(self, guest: &Guest, hello: &Hello) -> Identity {
+        let is_whole = guest.allotment.as_ref().is_some_and(Allotment::is_whole);
+        let name = if is_whole { claim(hello) } else { "" };
+        let place = guest.facts.place.as_ref().filter(|place| self.checks_job_at(place));
+        let number = guest.allotment.as_ref().and_then(|allotment| allotment.job);
+        let of_job = place.and_then(|_| identity::of_job(name, &guest.facts, number));
+        of_job.unwrap_or_else(|| self.identify_outside_jobs(claim(hello), &guest.facts))
+    }
+
+    /// Returns the identity of a process by its allocation, or by the rules of [`crate::identity`].
+    /// `claim` is the name that the process gave; empty if the process gave no name.
+    fn identify_outside_jobs(self, claim: &str, facts: &Facts) -> Identity {
+        if let Some(identity) = self.allocations.identify(claim, facts, self.tenants) {
+            return identity;
+        }
+        let ancestors = facts.process.iter().flat_map(identity::read::ancestors);
+        let names = Names { shared: &self.config.shared_names, home: self.home };
+        // In a user namespace, the kernel's user of a process is made up, so such a process has not
+        // dropped root's rights.
+        let may_be_roots = facts.process.as_ref().is_some_and(|process| process.user == facts.owner);
+        let kin = Kin { tenants: self.tenants, owner: facts.owner, may_be_roots };
+        identity::identify(claim, facts, names, ancestors, kin)
+    }
+
+    /// Returns the name of the tenant whose process started the process `pid`, or of the tenant of
+    /// the Slurm job to which the process belongs.
+    pub fn starter_of(self, pid: u32) -> Option<String> {
+        let process = identity::read::process(pid)?;
+        let started = identity::read::ancestors(&process).find_map(|ancestor| {
+            let mut all = self.tenants.iter();
+            all.find(|(_, tenant)| tenant.members.has(&ancestor)).map(|(name, _)| name.to_owned())
+        });
+        started.or_else(|| {
+            let place = identity::read::place(pid).filter(|place| place.job().is_some())?;
+            let known = self.tenants.of_key(&Key::Cgroup(place.path.clone()));
+            Some(known.map_or_else(|| place.name(), |(name, _)| name.to_owned()))
+        })
+    }
+
+    /// Returns the part of the GPUs that the cluster gave to the job in the cgroup at this path, if
+    /// the daemon knows it.
+    pub fn allotment(self, path: &str) -> Option<&'a Allotment> {
+        let is_there =
+            |key: &Key| matches!(key, Key::Cgroup(own) | Key::Name { place: Some(own), .. } if own == path);
+        let mut there = self.tenants.iter().filter(|(_, tenant)| is_there(&tenant.owner.key));
+        there.find_map(|(_, tenant)| tenant.terms.allotment())
+    }
+
+    /// Returns whether the daemon checks the claims of the processes at a place. The daemon does so
+    /// in the cgroups of root's Slurm jobs, unless the configuration turns the check off. A daemon
+    /// inside a job serves that job, and the job is the whole machine for it.
+    pub fn checks_job_at(self, place: &Place) -> bool {
+        self.config.slurm.check_claims && self.home != Some(place) && place.is_of_roots_slurm(self.home)
+    }
+
+    /// Returns the places of the Slurm jobs whose claims the daemon checks, and whose tenants have
+    /// processes but no allotment yet.
+    pub fn unbound_jobs(self) -> Vec<Place> {
+        let place = |tenant: &Tenant| match (&tenant.owner.key, &tenant.owner.found) {
+            (Key::Cgroup(path), Found::Slurm { job }) => {
+                Some(Place { path: path.clone(), kind: Kind::Slurm { job: job.clone() } })
+            }
+            _ => None,
+        };
+        let unbound = self.tenants.living().filter(|(_, tenant)| tenant.terms.allotment().is_none());
+        let places = unbound.filter_map(|(_, tenant)| place(tenant));
+        places.filter(|place| self.checks_job_at(place)).collect()
+    }
+}
+
+/// The tenants to which a process of a user may belong.
+struct Kin<'a> {
+    tenants: &'a Tenants,
+    owner: u32,
+    /// Whether the process may have dropped root's rights, and belong to a tenant of root.
+    may_be_roots: bool,
+}
+
+impl Kin<'_> {
+    fn all(&self) -> impl Iterator<Item = (&str, &Tenant)> {
+        let (owner, may_be_roots) = (self.owner, self.may_be_roots);
+        let is_kin = move |user: u32| user == owner || may_be_roots && user == ROOT;
+        self.tenants.iter().filter(move |(_, tenant)| is_kin(tenant.owner.user))
+    }
+}
+
+impl Known for Kin<'_> {
+    fn tenant_of(&self, process: &identity::tree::Process) -> Option<(Key, String)> {
+        let (name, tenant) = self.all().find(|(_, tenant)| tenant.members.has(process))?;
+        Some((tenant.owner.key.clone(), name.to_owned()))
+    }
+
+    fn is_of_root(&self, name: &str) -> bool {
+        let is_it = |key: &Key| matches!(key, Key::Name { user: ROOT, name: own, .. } if own == name);
+        self.may_be_roots && self.all().any(|(_, tenant)| is_it(&tenant.owner.key))
+    }
+
+    fn named_within(&self, path: &str) -> Option<(Key, String)> {
+        let is_there = |key: &Key| matches!(key, Key::Name { place: Some(place), .. } if place == path);
+        let is_named = |tenant: &Tenant| !tenant.is_deserted() && is_there(&tenant.owner.key);
+        let mut named = self.all().filter(|(_, tenant)| is_named(tenant));
+        let (name, tenant) = named.next()?;
+        named.next().is_none().then(|| (tenant.owner.key.clone(), name.to_owned()))
+    }
+}
