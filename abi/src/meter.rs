@@ -314,6 +314,7 @@ pub struct MeterPage {
     sm_ppm: [AtomicU32; MAX_GPUS],
     excerpt: Excerpt,
     progress: Progress,
+    width_ppm: [AtomicU32; MAX_GPUS],
 }
 
 // SAFETY: the type is repr(C), begins with the head, contains only atomics, and has its own kind.
@@ -387,6 +388,26 @@ impl MeterPage {
     /// word is 0 without MPS, for a process that can use all SMs, and under an older library.
     pub fn sm_ppm(&self, gpu: usize) -> Option<&AtomicU32> {
         self.sm_ppm.get(gpu)
+    }
+
+    /// Returns the word with the width of the widest kernel or graph that the process launched
+    /// lately on a GPU, parts per million of the SMs. Returns `None` if `gpu` is no GPU index. The
+    /// session raises the word before it makes a wider launch. Only a session under MPS sets the
+    /// word; an older library leaves the word 0.
+    pub fn width_ppm(&self, gpu: usize) -> Option<&AtomicU32> {
+        self.width_ppm.get(gpu)
+    }
+
+    /// Returns the part of a GPU's SMs that the session reports for its launches: the lesser of
+    /// [`Self::sm_ppm`] and [`Self::width_ppm`], parts per million. Returns 0 if the session
+    /// reports neither. The session may write any number.
+    pub fn part_ppm(&self, gpu: usize) -> u32 {
+        let read = |word: Option<&AtomicU32>| word.map_or(0, |word| word.load(Ordering::Relaxed));
+        match (read(self.sm_ppm(gpu)), read(self.width_ppm(gpu))) {
+            (limit_ppm, 0) => limit_ppm,
+            (0, width_ppm) => width_ppm,
+            (limit_ppm, width_ppm) => limit_ppm.min(width_ppm),
+        }
     }
 
     /// Returns the place for the excerpt of the session's calls. An older library leaves the place
@@ -683,6 +704,7 @@ const _: () = {
     assert!(core::mem::offset_of!(MeterPage, ends) == 79040);
     assert!(core::mem::offset_of!(MeterPage, sm_ppm) == 79168);
     assert!(core::mem::offset_of!(MeterPage, excerpt) == 79232);
+    assert!(core::mem::offset_of!(MeterPage, width_ppm) == 603_648);
     assert!(size_of::<MeterPage>() == 606_208);
 };
 
@@ -756,6 +778,23 @@ mod tests {
         assert_eq!((now.compute_ns, now.held_bytes[2], now.longest_ns), (137, 20, 9));
         assert_eq!((now.waiters, now.launching, now.in_flight), (0, 1, true));
         drop(passing);
+    }
+
+    #[test]
+    fn the_part_of_a_session_is_the_lesser_of_its_limit_and_its_width() {
+        let layout = std::alloc::Layout::new::<MeterPage>();
+        // SAFETY: the layout is not empty, and all zeroes are a valid page. The box frees the
+        // memory with the same layout.
+        let page: std::boxed::Box<MeterPage> =
+            unsafe { std::boxed::Box::from_raw(std::alloc::alloc_zeroed(layout).cast()) };
+        let part_ppm = |limit_ppm, width_ppm| {
+            page.sm_ppm(1).unwrap().store(limit_ppm, Ordering::Relaxed);
+            page.width_ppm(1).unwrap().store(width_ppm, Ordering::Relaxed);
+            page.part_ppm(1)
+        };
+        assert_eq!([part_ppm(0, 0), part_ppm(40, 0), part_ppm(0, 30)], [0, 40, 30]);
+        assert_eq!([part_ppm(40, 30), part_ppm(40, 50)], [30, 40]);
+        assert_eq!((page.part_ppm(0), page.part_ppm(MAX_GPUS)), (0, 0));
     }
 
     #[test]

@@ -9,8 +9,10 @@ use crate::capture;
 use crate::coverage;
 use crate::driver::calls::{Calls, Context, Stream};
 use crate::gate::{self, Headroom};
+use crate::meter::gpu::Gpu;
 use crate::meter::lane::{Begun, Lane, LaneOwner, Unmarked};
 use crate::meter::segment::{Kind, Launch};
+use crate::meter::width::Shape;
 use crate::process::{self, Process};
 use crate::{os, thread};
 
@@ -125,13 +127,13 @@ pub struct Metered {
     begun: Begun,
 }
 
-/// Prepares a launch: waits at the gate if necessary, and opens a segment if none is open. Returns
-/// the next step for the launch.
+/// Prepares a launch: reports its width under MPS, waits at the gate if necessary, and opens a
+/// segment if none is open. Returns the next step for the launch.
 #[cold]
 #[inline(never)]
-pub fn enter(stream: Stream, launch: Launch) -> Entry {
+pub fn enter(stream: Stream, launch: Launch, shape: Shape) -> Entry {
     let _uncancelled = os::uncancelled();
-    try_enter(stream, launch).unwrap_or_else(|reason| {
+    try_enter(stream, launch, shape).unwrap_or_else(|reason| {
         coverage::bypass(reason);
         Entry::Pass
     })
@@ -141,7 +143,7 @@ pub fn enter(stream: Stream, launch: Launch) -> Entry {
 ///
 /// # Errors
 /// The reason for which the launch is a bypass.
-fn try_enter(stream: Stream, launch: Launch) -> Result<Entry, Bypass> {
+fn try_enter(stream: Stream, launch: Launch, shape: Shape) -> Result<Entry, Bypass> {
     let process = process::current().ok_or(Bypass::NoSession)?;
     let calls = &process.calls;
     capture::rule_out(calls, stream)?;
@@ -156,6 +158,9 @@ fn try_enter(stream: Stream, launch: Launch) -> Result<Entry, Bypass> {
         return Ok(Entry::Pass);
     }
     let gpu = lane.gpu;
+    if gpu.widths.is_counted() {
+        report_width(process, gpu, launch, shape);
+    }
     drop(blocked);
     hold_back(calls, &lane, Some(launch));
     // The function reads the session last, because a daemon may have taken over the process
@@ -203,6 +208,21 @@ fn try_enter(stream: Stream, launch: Launch) -> Result<Entry, Bypass> {
     };
     drop(passed.launching);
     entry
+}
+
+/// Notes the width of a launch before the launch passes the gate. If the launch is wider than the
+/// process reports, reports its width. The arbiter may then choose another set of owners.
+fn report_width(process: &Process, gpu: &Gpu, launch: Launch, shape: Shape) {
+    // The mark goes first. If the meter thread begins a period between the two steps, the launch
+    // counts for the new period.
+    gpu.estimates.see(launch.key);
+    let class = gpu.widths.class_of(&process.calls, launch, shape);
+    if class.is_some_and(|class| gpu.widths.note(class))
+        && let Some(session) = process.session()
+    {
+        gpu.publish_width(session);
+        gpu.ring();
+    }
 }
 
 /// Prepares a copy: opens a segment of copies if none is open. Returns `None` if the copy gets no

@@ -22,6 +22,7 @@ use crate::meter::context::{ContextState, Inner};
 use crate::meter::gpu::{Gpu, Shared};
 use crate::meter::lane::LaneOwner;
 use crate::meter::thread::MeterThread;
+use crate::meter::width::Widths;
 use crate::meter::{self, alone};
 use crate::resolve::{is_behind_another, is_disabled};
 use crate::session::Session;
@@ -242,11 +243,13 @@ fn begin() -> Result<(), Unheld> {
         return Ok(());
     }
     check_look_ups(&config)?;
-    let part_ppm = |ordinal| match config.sm_ppm {
-        ppm if ppm < PPM && calls.is_under_mps(ordinal) => ppm,
-        _ => 0,
+    let gpu_of = |(ordinal, uuid): (usize, &Uuid)| {
+        let is_under_mps = calls.is_under_mps(ordinal);
+        let sm_ppm = if is_under_mps && config.sm_ppm < PPM { config.sm_ppm } else { 0 };
+        let sms = if is_under_mps { calls.sms(ordinal) } else { None };
+        Gpu::of(*uuid, sm_ppm).with_widths(Widths::new(sms))
     };
-    let gpus = uuids.iter().enumerate().map(|(ordinal, uuid)| Gpu::of(*uuid, part_ppm(ordinal))).collect();
+    let gpus = uuids.iter().enumerate().map(gpu_of).collect();
     // The process makes its state and the meter thread while the daemon works on its answer.
     let process: &'static Process = Box::leak(Box::new(Process {
         calls,

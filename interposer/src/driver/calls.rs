@@ -6,8 +6,9 @@ use std::ffi::c_void;
 use deepres_abi::driver::pfn;
 use deepres_abi::driver::result::{CUDA_ERROR_NOT_READY, CUDA_SUCCESS};
 use deepres_abi::driver::types::{
-    CU_DEVICE_ATTRIBUTE_MPS_ENABLED, CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_CAPTURE_STATUS_NONE,
-    CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUstream, CUuuid,
+    CU_DEVICE_ATTRIBUTE_MPS_ENABLED, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+    CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_CAPTURE_STATUS_NONE, CU_STREAM_LEGACY, CU_STREAM_PER_THREAD,
+    CUdevice_attribute, CUfunction, CUstream, CUuuid,
 };
 use deepres_abi::wire::Uuid;
 
@@ -102,6 +103,7 @@ macro_rules! calls {
             $($field: pfn::$symbol,)+
             uuid_v2: Option<pfn::cuDeviceGetUuid_v2>,
             attribute: Option<pfn::cuDeviceGetAttribute>,
+            occupancy: Option<pfn::cuOccupancyMaxActiveBlocksPerMultiprocessor>,
         }
 
         impl Calls {
@@ -116,6 +118,7 @@ macro_rules! calls {
                         .ok_or(stringify!($symbol))?,)+
                     uuid_v2: real!(cuDeviceGetUuid_v2 by own_address),
                     attribute: real!(cuDeviceGetAttribute by own_address),
+                    occupancy: real!(cuOccupancyMaxActiveBlocksPerMultiprocessor by own_address),
                 })
             }
         }
@@ -214,11 +217,32 @@ impl Calls {
     /// Returns whether the process's contexts on a device run under MPS. A driver older than CUDA
     /// 12.1 does not answer, and the result is false.
     pub fn is_under_mps(&self, ordinal: usize) -> bool {
-        let Some((ask, device)) = self.attribute.zip(i32::try_from(ordinal).ok()) else { return false };
+        self.attribute_of(ordinal, CU_DEVICE_ATTRIBUTE_MPS_ENABLED) == Some(1)
+    }
+
+    /// Returns the number of SMs of a device, as the driver tells it to this process.
+    pub fn sms(&self, ordinal: usize) -> Option<u32> {
+        u32::try_from(self.attribute_of(ordinal, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?).ok()
+    }
+
+    fn attribute_of(&self, ordinal: usize, attribute: CUdevice_attribute) -> Option<i32> {
+        let (ask, device) = self.attribute.zip(i32::try_from(ordinal).ok())?;
         let mut value = 0;
         // SAFETY: the result has room; the driver checks the ordinal.
-        let result = unsafe { ask(&mut value, CU_DEVICE_ATTRIBUTE_MPS_ENABLED, device) };
-        result == CUDA_SUCCESS && value == 1
+        let result = unsafe { ask(&mut value, attribute, device) };
+        (result == CUDA_SUCCESS).then_some(value)
+    }
+
+    /// Returns the number of a function's blocks that one SM runs at once. A block has `threads`
+    /// threads and `shared_bytes` bytes of dynamic shared memory. Returns `None` if the driver does
+    /// not answer.
+    pub fn resident_blocks(&self, function: usize, threads: u64, shared_bytes: u32) -> Option<u32> {
+        let (ask, threads) = self.occupancy.zip(i32::try_from(threads).ok())?;
+        let mut blocks = 0;
+        // SAFETY: the result has room. The function is one that the process is about to launch, or
+        // that a graph of the process contains.
+        let result = unsafe { ask(&mut blocks, function as CUfunction, threads, shared_bytes as usize) };
+        if result == CUDA_SUCCESS { u32::try_from(blocks).ok() } else { None }
     }
 
     fn uuid(&self, device: i32) -> Option<Uuid> {

@@ -14,6 +14,8 @@ use super::calls::{Calls, Stream};
 /// The only context.
 const CONTEXT: usize = 0x1000;
 const NS_PER_MS: f64 = 1e6;
+/// The number of blocks that an SM runs at once.
+const RESIDENT: i32 = 8;
 
 #[derive(Default)]
 struct State {
@@ -34,6 +36,8 @@ struct State {
     refuses_exchange: bool,
     /// The number of times that a context was made current.
     pushed: usize,
+    /// The number of questions about the blocks that an SM runs at once.
+    occupancy_asked: usize,
 }
 
 thread_local! {
@@ -59,6 +63,11 @@ pub fn records_between_launches() -> usize {
 /// Returns how often a context was made current.
 pub fn pushed() -> usize {
     STATE.with_borrow(|state| state.pushed)
+}
+
+/// Returns how often deepres asked how many blocks an SM runs at once.
+pub fn occupancy_asked() -> usize {
+    STATE.with_borrow(|state| state.occupancy_asked)
 }
 
 /// Returns the number of events that live.
@@ -99,6 +108,7 @@ pub fn calls() -> Calls {
         cuDevicePrimaryCtxGetState => succeed;
         cuDevicePrimaryCtxRetain => get_current;
         cuDevicePrimaryCtxRelease_v2 => succeed;
+        cuOccupancyMaxActiveBlocksPerMultiprocessor => occupancy;
     }
     Calls::find().unwrap()
 }
@@ -127,6 +137,13 @@ pub fn finish() {
 }
 
 unsafe extern "C" fn succeed() -> u32 {
+    CUDA_SUCCESS
+}
+
+unsafe extern "C" fn occupancy(blocks: *mut i32, _: *mut c_void, _: i32, _: usize) -> u32 {
+    STATE.with_borrow_mut(|state| state.occupancy_asked += 1);
+    // SAFETY: `Calls` passes room for a number.
+    unsafe { *blocks = RESIDENT };
     CUDA_SUCCESS
 }
 

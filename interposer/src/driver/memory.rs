@@ -269,7 +269,8 @@ pub fn memory_nodes_of(graph: CUgraph) -> Vec<MemoryNode> {
     found
 }
 
-fn nodes_of(graph: CUgraph) -> Option<Vec<CUgraphNode>> {
+/// Returns the nodes of a graph, if the driver tells them.
+pub(super) fn nodes_of(graph: CUgraph) -> Option<Vec<CUgraphNode>> {
     let nodes_of = real!(cuGraphGetNodes)?;
     let mut count = 0;
     // SAFETY: the process has just used the graph. Without a list, the driver writes only the

@@ -4,6 +4,7 @@
 pub mod calls;
 #[cfg(test)]
 pub mod fake;
+pub mod kernels;
 pub mod managed;
 pub mod memory;
 

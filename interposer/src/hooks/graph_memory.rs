@@ -1,6 +1,6 @@
 //! Hooks of the calls that make graphs. The hooks find out which graphs allocate memory, the amount
 //! that their launches may need, and the amount that an upload takes in advance. The hooks also
-//! find out whether kernels may launch graphs.
+//! find out the widths of graphs, and whether kernels may launch graphs.
 
 use deepres_abi::driver::ApiId;
 use deepres_abi::driver::result::CUDA_SUCCESS;
@@ -48,18 +48,20 @@ fn heed(flags: u64) {
     }
 }
 
-/// If the call succeeded, records that the job made `graph` executable.
+/// If the call succeeded, records that the job made `graph` executable, and notes its width.
 ///
 /// # Safety
 /// `exec` is null, or the driver wrote to `exec` if `result` is a success.
 unsafe fn note(result: CUresult, exec: *const CUgraphExec, graph: CUgraph) {
     if result == CUDA_SUCCESS
-        && graphs::is_used()
         && let Some(process) = process::current()
         // SAFETY: the caller guarantees that `exec` is null, or that the driver wrote there.
         && let Some(exec) = unsafe { exec.as_ref() }
     {
-        process.memory.graphs.instantiated(graph, ExecHandle(*exec as usize));
+        if graphs::is_used() {
+            process.memory.graphs.instantiated(graph, ExecHandle(*exec as usize));
+        }
+        meter::width::note_graph(process, graph, *exec as usize);
     }
 }
 

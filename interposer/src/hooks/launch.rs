@@ -9,11 +9,13 @@ use super::{Hooked, MISSING};
 use crate::capture;
 use crate::coverage;
 use crate::driver::calls::{Calls, Stream};
+use crate::driver::kernels::Geometry;
 use crate::driver::memory::ExecHandle;
 use crate::driver::real;
 use crate::launch::{self, Entry};
 use crate::memory::graphs::{self as allocations, Taker};
 use crate::meter::segment::{Kind, Launch};
+use crate::meter::width::Shape;
 use crate::meter::{estimates, graphs};
 use crate::plan;
 use crate::process;
@@ -24,8 +26,8 @@ use crate::reentry;
 /// an error if the daemon is gone and the session fails closed.
 #[cold]
 #[inline(never)]
-fn metered(stream: Stream, launch: Launch, call: &mut dyn FnMut() -> CUresult) -> CUresult {
-    match launch::enter(stream, launch) {
+fn metered(stream: Stream, launch: Launch, shape: Shape, call: &mut dyn FnMut() -> CUresult) -> CUresult {
+    match launch::enter(stream, launch, shape) {
         Entry::Pass => call(),
         Entry::Metered(metered) => {
             let result = call();
@@ -36,13 +38,13 @@ fn metered(stream: Stream, launch: Launch, call: &mut dyn FnMut() -> CUresult) -
     }
 }
 
-/// Makes the launch by `call`: at once, or through gate and meter. Returns the result of `call`, or
-/// an error if the daemon is gone and the session fails closed.
+/// Makes a memory set, or a copy within a device, by `call`: at once, or through gate and meter.
+/// Returns the result of `call`, or an error if the daemon is gone and the session fails closed.
 pub fn launched(stream: Stream, launch: Launch, mut call: impl FnMut() -> CUresult) -> CUresult {
     if launch::goes_at_once(stream, || launch) {
         at_once(stream, launch.kind, call)
     } else {
-        metered(stream, launch, &mut call)
+        metered(stream, launch, Shape::Bytes, &mut call)
     }
 }
 
@@ -109,6 +111,16 @@ impl KernelCall {
         Launch { key, kind: self.kind }
     }
 
+    /// Returns the origin of the launch's width.
+    fn shape(self) -> Shape {
+        Shape::Kernel(Geometry {
+            function: self.function as usize,
+            grid: self.grid,
+            block: self.block,
+            shared_bytes: self.shared_bytes,
+        })
+    }
+
     #[inline(always)]
     fn goes_at_once(self) -> bool {
         launch::goes_at_once(self.on, || self.launch())
@@ -138,7 +150,7 @@ impl KernelCall {
     fn make_inside(self, call: &mut dyn FnMut() -> CUresult) -> CUresult {
         record::launch(self.api, self.on, self.function, self.grid, self.block, self.shared_bytes);
         let launch = self.launch();
-        plan::along(self.on, || launch.key, || metered(self.on, launch, call))
+        plan::along(self.on, || launch.key, || metered(self.on, launch, self.shape(), call))
     }
 }
 
@@ -224,7 +236,7 @@ super::hook! {
             }
             // The API tells the reader of the trace that this is a graph and not a kernel.
             record::launch(of.api, on, graph as CUfunction, [0; 3], [0; 3], 0);
-            metered(on, launch(), &mut &call)
+            metered(on, launch(), Shape::Graph(graph as usize), &mut &call)
         };
         // The graph takes memory before it passes the gate, because a launch that waits for memory
         // is not yet on its way to the GPU.

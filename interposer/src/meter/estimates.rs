@@ -1,7 +1,9 @@
 //! The table of estimates: the mean time of each known launch, learned from segments with one
 //! launch. By the estimates, the interposer bounds the work in flight, and the meter thread charges
 //! launches that no event timed. The first few launches of each kernel all get a segment of their
-//! own. After these launches, the estimate is *settled*.
+//! own. After these launches, the estimate is *settled*. Under MPS, the meter thread marks all
+//! estimates now and then. The next launch of each kernel then goes another way once, and notes its
+//! width ([`super::width`]).
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
@@ -18,6 +20,10 @@ const WAYS: usize = 4;
 const SETTLED: u8 = 3;
 /// The bit that marks an estimate that is not settled.
 const UNSETTLED: u64 = 1 << 63;
+/// The bit that marks an estimate whose kernel has not noted its width in this period.
+const UNSEEN: u64 = 1 << 62;
+/// The bits of an estimate's word that hold the mean time.
+const MEAN_BITS: u64 = !(UNSETTLED | UNSEEN);
 /// A new measurement has the weight of one divided by this number in the mean.
 const WEIGHT: u64 = 4;
 /// The most, in multiples of the mean, for which the table counts a measurement. So one measurement
@@ -79,19 +85,22 @@ struct Bucket([Place; WAYS]);
 #[derive(Debug, Default)]
 struct Place {
     key: AtomicU64,
-    /// The mean time, ns, with the bit [`UNSETTLED`] while the estimate is not settled.
+    /// The mean time, ns, with the bits [`UNSETTLED`] and [`UNSEEN`].
     mean: AtomicU64,
 }
 
 impl Place {
     fn mean_ns(&self) -> u64 {
-        self.mean.load(Ordering::Relaxed) & !UNSETTLED
+        self.mean.load(Ordering::Relaxed) & MEAN_BITS
     }
 
     /// Sets the mean time of the launch, which comes from `measured` measurements and bounds.
     fn set(&self, mean_ns: u64, measured: u8) {
         let mark = if measured < SETTLED { UNSETTLED } else { 0 };
-        self.mean.store(mean_ns.clamp(1, !UNSETTLED) | mark, Ordering::Relaxed);
+        // If a launch removes the mark at this moment, the mark stays, and one more launch goes the
+        // other way.
+        let unseen = self.mean.load(Ordering::Relaxed) & UNSEEN;
+        self.mean.store(mean_ns.clamp(1, MEAN_BITS) | mark | unseen, Ordering::Relaxed);
     }
 }
 
@@ -127,11 +136,33 @@ impl Estimates {
         self.get(key).filter(|_| is_measured)
     }
 
-    /// Returns the mean time of a launch with this key, ns, if its estimate is settled.
+    /// Returns the mean time of a launch with this key, ns, if its estimate is settled and not
+    /// marked by [`Self::mark_unseen`].
     #[inline(always)]
     pub fn settled(&self, key: u64) -> Option<u64> {
         let mean = self.place(key)?.mean.load(Ordering::Relaxed);
-        (mean & UNSETTLED == 0).then_some(mean)
+        (mean & !MEAN_BITS == 0).then_some(mean)
+    }
+
+    /// Marks all estimates, until a launch of their kernels calls [`Self::see`].
+    pub fn mark_unseen(&self, _meter: MeterThread) {
+        for place in self.buckets.iter().flat_map(|Bucket(places)| places) {
+            let is_used = place.key.load(Ordering::Relaxed) != 0;
+            // A write takes the cache line away from the launching threads.
+            if is_used && place.mean.load(Ordering::Relaxed) & UNSEEN == 0 {
+                place.mean.fetch_or(UNSEEN, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Removes the mark of [`Self::mark_unseen`] from the estimate of this key. The caller notes
+    /// the width of the launch afterwards.
+    pub fn see(&self, key: u64) {
+        if let Some(place) = self.place(key)
+            && place.mean.load(Ordering::Relaxed) & UNSEEN != 0
+        {
+            place.mean.fetch_and(!UNSEEN, Ordering::Relaxed);
+        }
     }
 
     /// Returns the number of measurements and bounds behind the mean of this key, at most the
@@ -310,6 +341,28 @@ mod tests {
         // Bounds count too, because the meter may never measure an exact time.
         (0..SETTLED).for_each(|_| estimates.bound(METER, keyed(2), 7_000));
         assert_eq!(estimates.settled(keyed(2)), Some(7_000));
+    }
+
+    #[test]
+    fn a_marked_estimate_is_not_settled_until_a_launch_is_seen_and_keeps_its_time() {
+        let estimates = Estimates::default();
+        for word in [1, 2] {
+            (0..SETTLED).for_each(|_| _ = estimates.learn(METER, keyed(word), 1_000));
+        }
+        estimates.mark_unseen(METER);
+        assert_eq!([1, 2].map(|word| estimates.settled(keyed(word))), [None; 2]);
+        assert_eq!((estimates.get(keyed(1)), estimates.measured_ns(keyed(1))), (Some(1_000), Some(1_000)));
+        // The meter thread does not remove the mark.
+        estimates.learn(METER, keyed(1), 1_000);
+        estimates.bound(METER, keyed(1), 1_000);
+        assert_eq!((estimates.get(keyed(1)), estimates.settled(keyed(1))), (Some(1_000), None));
+        estimates.see(keyed(1));
+        estimates.see(keyed(3));
+        assert_eq!([1, 2, 3].map(|word| estimates.settled(keyed(word))), [Some(1_000), None, None]);
+        assert_eq!(estimates.get(keyed(2)), Some(1_000));
+        // A new estimate has no mark, because its launches noted their widths without an estimate.
+        (0..SETTLED).for_each(|_| _ = estimates.learn(METER, keyed(4), 1_000));
+        assert_eq!(estimates.settled(keyed(4)), Some(1_000));
     }
 
     #[test]

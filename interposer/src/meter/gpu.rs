@@ -12,7 +12,9 @@ use super::estimates::Estimates;
 use super::leaders::Leaders;
 use super::segment::Launches;
 use super::thread::MeterThread;
+use super::width::Widths;
 use crate::descriptor::{OwnDescriptor, Place};
+use crate::session::Session;
 use crate::{os, process};
 
 /// A replaceable reference to a value that lives as long as the process.
@@ -83,6 +85,8 @@ pub struct Gpu {
     pub estimates: Estimates,
     /// The kernels that dependent launches follow.
     pub leaders: Leaders,
+    /// The widths of launches on this GPU, under MPS.
+    pub widths: Widths,
 }
 
 impl Default for Gpu {
@@ -106,6 +110,7 @@ impl Default for Gpu {
             late_ns: AtomicU64::new(0),
             estimates: Estimates::default(),
             leaders: Leaders::default(),
+            widths: Widths::default(),
         }
     }
 }
@@ -133,6 +138,11 @@ impl Gpu {
     /// process can use under MPS, parts per million; 0 for all SMs.
     pub fn of(uuid: Uuid, sm_ppm: u32) -> Self {
         Self { uuid, sm_ppm, ..Self::default() }
+    }
+
+    /// Returns the GPU with these widths.
+    pub fn with_widths(self, widths: Widths) -> Self {
+        Self { widths, ..self }
     }
 
     /// Returns the GPU's UUID.
@@ -173,6 +183,23 @@ impl Gpu {
         self.meter.set(None);
         self.bell.swap(None);
         self.index.store(u32::from(UNMANAGED), Ordering::Relaxed);
+    }
+
+    /// Returns whether a launch may go at once by another estimate than its own. Under MPS, the
+    /// process must know the width of the launch, and report one that is not less.
+    pub fn admits(&self, key: u64) -> bool {
+        if !self.widths.is_counted() {
+            return true;
+        }
+        self.estimates.see(key);
+        self.widths.admits(key)
+    }
+
+    /// Writes the width that the process reports to the session's meter page.
+    pub fn publish_width(&self, session: &Session) {
+        if let Some(word) = self.index().and_then(|index| session.meter().width_ppm(index)) {
+            self.widths.publish(word);
+        }
     }
 
     /// Returns the daemon's index of the GPU, if the daemon manages the GPU.

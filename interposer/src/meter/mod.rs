@@ -16,3 +16,4 @@ pub mod reconnect;
 pub mod segment;
 pub mod thread;
 pub mod union;
+pub mod width;

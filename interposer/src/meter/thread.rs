@@ -233,6 +233,7 @@ impl Meter {
         }
         if let Some(session) = self.process.session() {
             coverage::publish(session.meter(), now_ns);
+            self.report_widths(session, now_ns);
             self.pressure.look(session, &self.process.gpus);
             record::look(session, &self.process.gpus);
             self.is_awaited = plan::look(self.here, session, self.finished);
@@ -282,6 +283,17 @@ impl Meter {
         }
         self.turn_at_ns = self.process.turn(self.here, now_ns);
         any
+    }
+
+    /// Ends the periods of widths that are over, and writes the widths to the meter page. Without
+    /// MPS, does nothing.
+    fn report_widths(&self, session: &Session, now_ns: u64) {
+        for gpu in self.process.gpus.iter().filter(|gpu| gpu.widths.is_counted()) {
+            // A launch counts at least as long as it may be in flight.
+            let longest_ns = gpu.meter().map_or(0, |meter| meter.longest_ns.load(Ordering::Relaxed));
+            gpu.widths.turn(self.here, longest_ns, now_ns, || gpu.estimates.mark_unseen(self.here));
+            gpu.publish_width(session);
+        }
     }
 
     /// Moves oversubscribed memory to or from the GPUs.

@@ -119,7 +119,8 @@ give! {
     cuDeviceGetUuid(uuid, dev) => uuid = CUuuid { bytes: uuid_bytes() };
     cuDeviceGetUuid_v2(uuid, dev) => uuid = CUuuid { bytes: uuid_bytes() };
     cuDeviceTotalMem_v2(bytes, dev) => bytes = MEMORY_BYTES;
-    cuDeviceGetAttribute(pi, attrib, dev) => pi = 1;
+    // No process runs under MPS.
+    cuDeviceGetAttribute(pi, attrib, dev) => pi = i32::from(attrib != CU_DEVICE_ATTRIBUTE_MPS_ENABLED);
     cuDevicePrimaryCtxRetain(pctx, dev) => pctx = handle();
     // The primary context is always active.
     cuDevicePrimaryCtxGetState(dev, flags, active) => flags = 0, active = 1;

@@ -2,12 +2,14 @@
  * time by their name.
  *
  *   backlog [--kernel NAME] [--seconds S] [--sync-every N] [--streams N] [--graph KERNELS]
- *           [--hold BYTES] [--progress]
+ *           [--blocks BLOCKS] [--wide-after S] [--hold BYTES] [--progress]
  *
  *   --seconds S      0 (the default): runs until it is killed
  *   --sync-every N   waits after every N launches; 0: never
  *   --streams N      0: the legacy default stream
  *   --graph KERNELS  launches a graph of so many kernels instead of single kernels
+ *   --blocks BLOCKS  blocks of one warp in each launch (1)
+ *   --wide-after S   after S seconds, launches a hundred times as many blocks
  *   --hold BYTES     allocates memory first
  *   --progress       prints the number of launches about every 10 ms
  *
@@ -16,11 +18,12 @@
 #include <string.h>
 #include <time.h>
 
-enum { MAX_STREAMS = 64, PROGRESS_NS = 10 * 1000 * 1000 };
+enum { MAX_STREAMS = 64, PROGRESS_NS = 10 * 1000 * 1000, WIDER = 100 };
 
 int main(int argc, char **argv) {
     const char *name = "busy_1000us";
-    double seconds = 0;
+    double seconds = 0, wide_after = 0;
+    unsigned blocks = 1;
     long sync_every = 32, streams = 1, graph_kernels = 0, progress = 0;
     unsigned long long hold_bytes = 0;
     for (int i = 1; i < argc; i++) {
@@ -34,6 +37,8 @@ int main(int argc, char **argv) {
         else if (!strcmp(argv[i], "--sync-every")) sync_every = atol(value);
         else if (!strcmp(argv[i], "--streams")) streams = atol(value);
         else if (!strcmp(argv[i], "--graph")) graph_kernels = atol(value);
+        else if (!strcmp(argv[i], "--blocks")) blocks = (unsigned)strtoul(value, NULL, 10);
+        else if (!strcmp(argv[i], "--wide-after")) wide_after = atof(value);
         else if (!strcmp(argv[i], "--hold")) hold_bytes = strtoull(value, NULL, 10);
         else {
             fprintf(stderr, "backlog: unknown option %s\n", argv[i]);
@@ -54,7 +59,8 @@ int main(int argc, char **argv) {
     if (hold_bytes) CHECK(cu(cuMemAlloc_v2)(&held, hold_bytes));
     CUgraphExec exec = NULL;
     if (graph_kernels) {
-        CUgraph graph = capture_launches(kernel, on[0], CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, graph_kernels);
+        CUgraph graph =
+            capture_blocks(kernel, blocks, on[0], CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, graph_kernels);
         CHECK(cu(cuGraphInstantiateWithFlags)(&exec, graph, 0));
     }
     say("ready");
@@ -63,10 +69,14 @@ int main(int argc, char **argv) {
     long launches = 0;
     long long longest_launch_ns = 0;
     while (seconds == 0 || now_ns() < end) {
+        if (wide_after != 0 && now_ns() - start > wide_after * 1e9) {
+            wide_after = 0;
+            blocks *= WIDER;
+        }
         CUstream stream = streams ? on[launches % streams] : NULL;
         long long before = now_ns();
         if (exec) CHECK(cu(cuGraphLaunch)(exec, stream));
-        else CHECK(launch_on(kernel, stream));
+        else CHECK(launch_blocks(kernel, blocks, stream));
         long long took_ns = now_ns() - before;
         if (took_ns > longest_launch_ns) longest_launch_ns = took_ns;
         launches++;

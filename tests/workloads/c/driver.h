@@ -386,18 +386,26 @@ static inline CUstream new_stream(void) {
     return stream;
 }
 
-/* Launches one warp of a kernel without parameters. */
-static inline CUresult launch_on(CUfunction kernel, CUstream stream) {
-    return cu(cuLaunchKernel)(kernel, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL);
+/* Launches so many blocks of one warp of a kernel without parameters. */
+static inline CUresult launch_blocks(CUfunction kernel, unsigned blocks, CUstream stream) {
+    return cu(cuLaunchKernel)(kernel, blocks, 1, 1, 32, 1, 1, 0, stream, NULL, NULL);
 }
 
-/* Captures so many launches on a stream, and returns their graph. */
-static inline CUgraph capture_launches(CUfunction kernel, CUstream stream, int mode, long count) {
+/* Launches one warp of a kernel without parameters. */
+static inline CUresult launch_on(CUfunction kernel, CUstream stream) { return launch_blocks(kernel, 1, stream); }
+
+/* Captures so many launches of so many blocks on a stream, and returns their graph. */
+static inline CUgraph capture_blocks(CUfunction kernel, unsigned blocks, CUstream stream, int mode, long count) {
     CUgraph graph;
     CHECK(cu(cuStreamBeginCapture_v2)(stream, mode));
-    for (long i = 0; i < count; i++) CHECK(launch_on(kernel, stream));
+    for (long i = 0; i < count; i++) CHECK(launch_blocks(kernel, blocks, stream));
     CHECK(cu(cuStreamEndCapture)(stream, &graph));
     return graph;
+}
+
+/* Captures so many launches of one warp on a stream, and returns their graph. */
+static inline CUgraph capture_launches(CUfunction kernel, CUstream stream, int mode, long count) {
+    return capture_blocks(kernel, 1, stream, mode, count);
 }
 
 enum { MS_NS = 1000000 };

@@ -51,7 +51,7 @@ impl Session {
         };
         let stretched_ns = page.stretched_ns(gpu).map_or(0, |word| word.load(Ordering::Relaxed));
         let ends = page.ends(gpu).map_or(0, |word| word.load(Ordering::Relaxed));
-        let sm_ppm = page.sm_ppm(gpu).map_or(0, |word| word.load(Ordering::Relaxed));
+        let sm_ppm = page.part_ppm(gpu);
         let first = readings.intervals.len();
         if let Some(intervals) = page.intervals(gpu) {
             self.intervals = if watched.tells_intervals {

@@ -202,8 +202,8 @@ pub struct SessionReading {
     /// The number of times that all work in flight of the session has ended. The caller reads it
     /// after the counters.
     pub ends: u64,
-    /// The part of the SMs that the session's process can use under MPS, parts per million; 0 for
-    /// all SMs. The process may report a false part. The core takes at least the granted part.
+    /// The part of the SMs that the session's launches use at most, under MPS, parts per million; 0
+    /// for all SMs. The process may report a false part. The core takes at least the granted part.
     pub sm_ppm: u32,
     /// The time at which the first launch that had waited for the present lease began on the GPU,
     /// ns. The caller reads `began_ns` and `ended_ns` after the counters. So if a counter shows

@@ -43,7 +43,8 @@ pub struct Session {
     pub(super) overdue: Overdue,
     /// The last reading of the time by which launches took longer than usual, ns.
     pub(super) stretched_ns: u64,
-    /// The part of the SMs that the session's process can use, parts per million; 0 for all SMs.
+    /// The part of the SMs that the session's launches use at most, as the process reports it, parts
+    /// per million; 0 for all SMs.
     pub(super) sm_ppm: u32,
     /// The last reading of the number of times that all work in flight ended. Each meter page
     /// begins at 0.
@@ -210,10 +211,11 @@ impl Tenant {
         &self.seat
     }
 
-    /// Returns the part of the SMs that the tenant's processes can use together, parts per million;
-    /// 0 for all SMs. Before the first launch, this is the granted part of one process.
+    /// Returns the part of the SMs that the tenant's processes use together at most, parts per
+    /// million; 0 for all SMs. Each process counts with the part that it reports, but at least with
+    /// the granted part. Before the first launch, this is the granted part of one process.
     pub(super) fn sm_ppm(&self) -> u32 {
-        let Some(granted_ppm) = self.seat.sm_ppm else { return 0 };
+        let granted_ppm = self.seat.sm_ppm.unwrap_or(0);
         let part_ppm = |session: &Session| match session.sm_ppm {
             0 => PPM,
             reported_ppm => reported_ppm.max(granted_ppm),

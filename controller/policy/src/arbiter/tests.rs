@@ -380,6 +380,26 @@ fn an_owner_on_a_tiny_part_is_owed_no_more_than_its_part_beside_owners_on_all_sm
 }
 
 #[test]
+fn tenants_without_a_granted_part_run_at_once_while_their_sessions_report_parts_that_fit() {
+    let mut bench = Bench::with(&[A, B]);
+    bench.parts_ppm.extend([(A, 400_000), (B, 500_000)]);
+    let both = |bench: &Bench| [A, B].into_iter().all(|id| bench.gate(id) != Grant::Closed);
+    (0..200).for_each(|_| bench.pass_ms(&[A, B]));
+    assert!(both(&bench));
+    for report_ppm in [700_000, PPM, 0] {
+        bench.parts_ppm.insert(B, report_ppm);
+        (0..50).for_each(|_| bench.pass_ms(&[A, B]));
+        for _ in 0..50 {
+            bench.pass_ms(&[A, B]);
+            assert!(!both(&bench), "{report_ppm}");
+        }
+    }
+    bench.parts_ppm.insert(B, 600_000);
+    (0..200).for_each(|_| bench.pass_ms(&[A, B]));
+    assert!(both(&bench));
+}
+
+#[test]
 fn the_sessions_of_a_tenant_on_parts_of_the_sms_run_at_once() {
     let mut bench = Bench::with(&[]);
     for (id, percent) in [(1, 20), (11, 20), (2, 60), (3, 60)] {

@@ -13,6 +13,10 @@
 //! so it pays only until it owes its place for a quantum. This debt keeps it behind owners that had
 //! less.
 //!
+//! The part of an owner may change at any time, because an owner without a fixed part has the part
+//! of its widest kernel. If the parts of a set no longer fit, the scheduler takes owners out of the
+//! set until they fit. Of the set, the scheduler keeps the owners that it chose first.
+//!
 //! The scheduler chooses anew after a quantum, or when the request of an owner that waits is due
 //! before the requests of the set. If an owner of the set pauses, the others keep their places, and
 //! an owner that waits may take the free one. An owner that loses its place keeps its part until
@@ -113,6 +117,7 @@ impl Scheduler {
         } else {
             let is_owner = |tenant: &Tenant| tenant.rank == Rank::Owner && tenant.is_here();
             self.company.set.retain(|id| self.tenants.get(*id).is_some_and(is_owner));
+            self.keep_what_fits();
             self.choose(now_ns, tuning);
         }
         let short_ns = short_pause_ns(tuning);
@@ -137,6 +142,18 @@ impl Scheduler {
             .saturating_add(if waits { DRAIN_POLL_NS } else { LOOK_NS })
             .min(term_ends_ns)
             .min(pause_ends_ns.min().unwrap_or(u64::MAX))
+    }
+
+    /// Takes owners out of the set if the parts of the owners before them in the set have grown and
+    /// leave them no room.
+    fn keep_what_fits(&mut self) {
+        let mut room_ppm = u64::from(PPM);
+        self.company.set.retain(|id| {
+            let part_ppm = self.tenants.get(*id).map_or(0, |tenant| u64::from(tenant.part_ppm()));
+            let fits = part_ppm <= room_ppm;
+            room_ppm -= if fits { part_ppm } else { 0 };
+            fits
+        });
     }
 
     /// Closes the gates of tenants without a place. Returns whether there were any.

@@ -1687,6 +1687,24 @@ fn owners_of_a_set_have_leases_while_others_wait_and_open_gates_while_all_fit() 
 }
 
 #[test]
+fn owners_of_a_set_lose_their_places_if_the_part_of_another_owner_grows() {
+    // In the first case all owners fit at first, and in the second case sets take turns.
+    for parts_percent in [[40, 30, 30], [60, 30, 30]] {
+        let mut space = Space::new(&parts_percent);
+        (0..100).for_each(|_| space.pass_ms());
+        let holder = space.ids().find(|id| space.bench.may_launch(*id)).unwrap();
+        space.parts_ppm[holder as usize - 1] = 700_000;
+        // Each step asserts that the parts of all owners that may launch fit.
+        let areas = space.areas();
+        assert!(areas.iter().all(|area| *area > 0.2), "{areas:?}");
+        // And back.
+        space.parts_ppm[holder as usize - 1] = 100_000;
+        let areas = space.areas();
+        assert!(areas.iter().sum::<f64>() > 0.6, "{areas:?}");
+    }
+}
+
+#[test]
 fn a_lease_of_a_set_goes_on_before_it_expires_while_its_owner_keeps_the_place() {
     let mut space = Space::new(&[60, 60, 30]);
     let mut renewals = 0;

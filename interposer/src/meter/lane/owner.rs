@@ -228,12 +228,13 @@ impl LaneOwner {
 
     /// Returns the lane's mean time of a launch, ns, as the estimate for a dependent launch, or for
     /// a launch that a dependent launch follows. The meter never times such a launch alone. Returns
-    /// `None` for any other launch, or if the lane has measured no launch.
+    /// `None` for any other launch, if the lane has measured no launch, or if the launch is to
+    /// report its width first.
     #[cold]
     fn joined_ns(self, launch: Launch) -> Option<u64> {
         let is_joined = launch.kind == Kind::Dependent
             || (launch.kind == Kind::Kernel && self.gpu.leaders.has(launch.key));
-        Some(self.mean_ns()).filter(|mean_ns| is_joined && *mean_ns != 0)
+        Some(self.mean_ns()).filter(|mean_ns| is_joined && *mean_ns != 0 && self.gpu.admits(launch.key))
     }
 
     /// Counts a launch before its call: opens a segment for the launch if none is open, or counts

@@ -11,9 +11,11 @@ use super::waits::{LAUNCHES_STUCK, VARYING_SEEN};
 use super::*;
 use crate::driver::calls::{Calls, Context, Progress};
 use crate::driver::fake;
+use crate::driver::kernels::Geometry;
 use crate::gate::Headroom;
 use crate::meter::segment::{Contents, Kind, Launch};
 use crate::meter::thread::MeterThread;
+use crate::meter::width::{Shape, Widths};
 use crate::{capture, os};
 
 const METER: MeterThread = MeterThread::acted();
@@ -292,6 +294,27 @@ fn no_marker_goes_between_a_dependent_launch_and_the_launch_before_it() {
         assert!(rare <= 1, "{rare} times; the first time, the lane cannot know what follows");
         assert_eq!(own.gpu.estimates.get(DEPENDENT.key), None, "the launch was not sampled alone");
     }
+}
+
+#[test]
+fn under_mps_a_marked_kernel_and_a_dependent_kernel_of_unknown_width_do_not_go_at_once() {
+    let calls = fake::calls();
+    let gpu: &'static Gpu = Box::leak(Box::new(Gpu::default().with_widths(Widths::new(Some(10)))));
+    let context: &'static ContextState = Box::leak(Box::new(ContextState::new(Context(0x1000), gpu, 0)));
+    let lane = context.lane(context.handle(), STREAM, 1).unwrap();
+    know(lane, KERNEL, KERNEL_NS);
+    lane.learn(METER, KERNEL_NS, false);
+    while lane.fits(KERNEL).is_none() {
+        launch(&calls, lane, KERNEL, KERNEL_NS);
+    }
+    gpu.estimates.mark_unseen(METER);
+    assert_eq!(lane.fits(KERNEL), None, "the launch is to note its width");
+    gpu.estimates.see(KERNEL.key);
+    assert!(lane.fits(KERNEL).is_some());
+    assert_eq!(lane.fits(DEPENDENT), None, "its width is unknown");
+    let geometry = Geometry { function: 1, grid: [1; 3], block: [32, 1, 1], shared_bytes: 0 };
+    assert!(gpu.widths.class_of(&calls, DEPENDENT, Shape::Kernel(geometry)).is_some());
+    assert!(lane.fits(DEPENDENT).is_some());
 }
 
 #[test]

@@ -171,6 +171,70 @@ fn jobs_run_at_once_in_sets_whose_parts_of_the_sms_fit() {
     assert!(beside.iter().all(|part| *part > 0.25) && (0.6..1.02).contains(&area), "{beside:?}");
 }
 
+/// A GPU of 100 SMs, of which the kernel uses the part that its blocks fill. An SM runs 32 blocks of
+/// a warp at once, so 3,200 blocks fill all SMs.
+const BY_BLOCKS: &str = "sm_count = 100\nlaunch_overhead_ns = 0\n\
+                         kernel = [{ name = \"busy_1000us\", ns = 1000000 }]\n";
+/// The number of blocks that fill two fifths of the SMs.
+const NARROW: &str = "1280";
+/// The number of blocks that fill all SMs.
+const WIDE: &str = "3200";
+
+/// Starts a backlogged job without a part of the SMs, with these options of the client.
+fn job_of_blocks(host: &Host, name: &str, client: &[&str]) -> Process {
+    let client = [&["--sync-every", "4", "--blocks"][..], client].concat();
+    host.start(by_mps(host, host.run(&["--name", name], c_client("backlog"), &client)), "ready")
+}
+
+/// Waits until the scheduler lets several jobs run at once, or until it no longer does.
+fn await_together(host: &Host, are_together: bool) {
+    let phase = || host.json(&["ps", "--json"])["gpus"][0]["phase"] == "together";
+    await_value_within(phase, |phase| *phase == are_together, COMMAND_LIMIT);
+}
+
+#[test]
+fn jobs_of_narrow_kernels_run_at_once_without_a_part_and_take_turns_with_a_job_of_wide_kernels() {
+    let (host, _daemon) = Host::new().simgpu(BY_BLOCKS).with_daemon();
+    let _mps = mps(&host);
+    let _narrow = ["a", "b"].map(|name| job_of_blocks(&host, name, &[NARROW]));
+    await_together(&host, true);
+    let together = running(&host);
+    // In turns, the sum would be 1 at most.
+    assert!(together.iter().sum::<f64>() > 1.5, "{together:?}");
+    let _wide = job_of_blocks(&host, "wide", &[WIDE]);
+    let beside = running(&host);
+    // The sets are the two narrow jobs, and the wide job.
+    assert!(beside.len() == 3 && beside.iter().all(|part| *part > 0.15), "{beside:?}");
+    assert!(beside[..2].iter().all(|part| part + beside[2] < 1.15), "{beside:?}");
+}
+
+#[test]
+fn a_job_whose_kernels_become_wider_no_longer_runs_beside_another() {
+    let (host, _daemon) = Host::new().simgpu(BY_BLOCKS).with_daemon();
+    let _mps = mps(&host);
+    let _other = job_of_blocks(&host, "other", &[NARROW]);
+    let _job = job_of_blocks(&host, "job", &["32", "--wide-after", "5"]);
+    await_together(&host, true);
+    await_together(&host, false);
+}
+
+#[test]
+fn graphs_of_narrow_kernels_run_at_once_without_a_part() {
+    let (host, _daemon) = Host::new().simgpu(BY_BLOCKS).with_daemon();
+    let _mps = mps(&host);
+    let _graphs = ["a", "b"].map(|name| job_of_blocks(&host, name, &[NARROW, "--graph", "3"]));
+    await_together(&host, true);
+}
+
+#[test]
+fn without_mps_jobs_of_narrow_kernels_take_turns() {
+    let (host, _daemon) = Host::new().simgpu(BY_BLOCKS).with_daemon();
+    let _narrow = ["a", "b"].map(|name| job_of_blocks(&host, name, &[NARROW]));
+    thread::sleep(Duration::from_secs(3));
+    let parts = running(&host);
+    assert!(parts.len() == 2 && parts.iter().sum::<f64>() < 1.1, "{parts:?}");
+}
+
 #[test]
 fn a_lower_percentage_of_the_mps_server_is_told() {
     let (host, _daemon) = Host::new().simgpu(SIMGPU).with_daemon();

@@ -9,6 +9,7 @@ use deepres_abi::page::{self, Page};
 use deepres_abi::plan::{MOST_CUTS, MOST_KERNELS};
 use deepres_abi::{MAX_GPUS, PPM};
 use deepres_policy::granularity::gate::Gate;
+use std::sync::atomic::Ordering;
 
 /// Memory for a page. An input fills it, and is repeated if it is too short.
 struct Memory {
@@ -93,6 +94,8 @@ fn meters(page: &MeterPage, input: &mut Unstructured<'_>) {
     let limit_ns = input.arbitrary().unwrap_or(0);
     let used = second.read().since(&first.read(), limit_ns);
     assert!(used.compute_ns <= limit_ns && used.copy_ns <= limit_ns && used.occupied_ns <= limit_ns);
+    let words = [page.sm_ppm(0), page.width_ppm(0)].map(|word| word.map(|word| word.load(Ordering::Relaxed)));
+    assert!(page.part_ppm(0) == 0 || words.contains(&Some(page.part_ppm(0))));
 }
 
 fn ledgers(page: &LedgerPage, input: &mut Unstructured<'_>) {
