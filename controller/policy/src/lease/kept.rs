@@ -2,7 +2,7 @@
 //! is a gang whose ranks wait for each other, or a holder in a short pause.
 
 use super::state::{Budget, Hold, Rank};
-use super::{Scheduler, ns, short_pause_ns};
+use super::{Scheduler, longest_patience_ns, ns};
 use crate::TenantId;
 use crate::gang::Order;
 use crate::tuning::Tuning;
@@ -50,7 +50,7 @@ impl Scheduler {
         let Some(kept) = self.kept else { return };
         let pauses = self.order == Order::Apart && !self.is_gang(kept.tenant);
         let (free_ns, most_ns) =
-            if pauses { (0, short_pause_ns(tuning)) } else { (tuning.grace_ns, u64::MAX) };
+            if pauses { (0, longest_patience_ns(tuning)) } else { (tuning.grace_ns, u64::MAX) };
         let from_ns = kept.charged_ns.max(kept.since_ns.saturating_add(free_ns));
         let until_ns = now_ns.min(from_ns.saturating_add(most_ns));
         let hold = self.hold.as_mut().filter(|hold| hold.tenant == kept.tenant);

@@ -1098,8 +1098,8 @@ impl Scheduler {
             return Step::Again;
         };
         if let Some(idle_since_ns) = hold.idle_since_ns {
-            let patience_ns = if holder.pauses_shortly() { short_pause_ns(tuning) } else { 0 };
-            let patience_ends_ns = idle_since_ns.saturating_add(patience_ns);
+            let clock = self.clocks[rank as usize].now();
+            let patience_ends_ns = idle_since_ns.saturating_add(holder.patience_ns(clock, tuning));
             let is_over = now_ns >= expires_ns && !self.goes_on(holder, next, begun_ns, 0, tuning);
             if is_over || now_ns >= patience_ends_ns {
                 return self.close(hold, now_ns);
@@ -1390,6 +1390,13 @@ impl Scheduler {
 /// Returns the length of the longest pause for which waiting costs less than two hand-offs, ns.
 pub fn short_pause_ns(tuning: &Tuning) -> u64 {
     tuning.handoff_ns.saturating_mul(HANDOFFS_PER_PAUSE)
+}
+
+/// Returns the longest time for which the GPU idles in a pause of its holder while another owner
+/// waits, ns. Without the wait, the holder would lose two hand-offs, and half of a slice of the
+/// other owner's work in the mean.
+fn longest_patience_ns(tuning: &Tuning) -> u64 {
+    short_pause_ns(tuning).saturating_add(HARDWARE_SLICE_NS / 2)
 }
 
 /// Returns how long a guest's work takes to drain when an owner comes, ns.

@@ -1386,6 +1386,21 @@ fn a_holder_owes_its_part_of_a_short_pause_in_which_another_waits() {
 }
 
 #[test]
+fn a_holder_that_is_far_behind_keeps_the_gpu_in_a_longer_pause_if_its_pauses_are_short_in_the_mean() {
+    // The lag in quanta, the mean pause in hand-offs, and the patience in hand-offs.
+    for (quanta, pause, patience) in [(3, 1, 12), (3, 2, 12), (3, 4, 2), (2, 1, 2), (0, 1, 2), (-1, 1, 2)] {
+        let mut bench = Bench::new();
+        let tuning = bench.tuning;
+        bench.step(MS, Seen { used_ns: MS, ..RUNNING }, WAITING);
+        let clock = bench.scheduler.clocks[0].now();
+        let tenant = bench.scheduler.tenants.get_mut(A).unwrap();
+        tenant.set_lag(quanta * tuning.quantum_ns as i64, clock);
+        tenant.mean_pause_ns = pause * tuning.handoff_ns;
+        assert_eq!(tenant.patience_ns(clock, &tuning), patience * tuning.handoff_ns, "{quanta} {pause}");
+    }
+}
+
+#[test]
 fn a_holder_that_shows_a_little_use_and_wants_nothing_keeps_the_gpu_no_longer_than_its_lease() {
     let mut bench = Bench::new();
     bench.step(MS, WAITING, WAITING);
