@@ -1,8 +1,8 @@
 //! Charges a tenant if the GPU idles for this tenant while another tenant wants the GPU. The tenant
 //! is a gang whose ranks wait for each other, or a holder in a short pause.
 
-use super::state::{Budget, Hold, Rank};
-use super::{Scheduler, longest_patience_ns, ns};
+use super::state::{Budget, Hold, Rank, Tenant};
+use super::{Scheduler, ns, short_pause_ns};
 use crate::TenantId;
 use crate::gang::Order;
 use crate::tuning::Tuning;
@@ -49,8 +49,14 @@ impl Scheduler {
     pub(super) fn charge_kept(&mut self, now_ns: u64, tuning: &Tuning) {
         let Some(kept) = self.kept else { return };
         let pauses = self.order == Order::Apart && !self.is_gang(kept.tenant);
-        let (free_ns, most_ns) =
-            if pauses { (0, longest_patience_ns(tuning)) } else { (tuning.grace_ns, u64::MAX) };
+        let patience_ns = |tenant: &Tenant| {
+            tenant.patience_ns(self.clocks[tenant.rank as usize].now(), tuning).max(short_pause_ns(tuning))
+        };
+        let (free_ns, most_ns) = if pauses {
+            (0, self.tenants.get(kept.tenant).map_or(0, patience_ns))
+        } else {
+            (tuning.grace_ns, u64::MAX)
+        };
         let from_ns = kept.charged_ns.max(kept.since_ns.saturating_add(free_ns));
         let until_ns = now_ns.min(from_ns.saturating_add(most_ns));
         let hold = self.hold.as_mut().filter(|hold| hold.tenant == kept.tenant);

@@ -527,7 +527,8 @@ impl Tenant {
         let short_ns = short_pause_ns(tuning);
         let is_far_behind = self.lag_ns(clock) > signed(tuning.quantum_ns.saturating_mul(QUANTA_BEHIND));
         let longest_ns = longest_patience_ns(tuning);
-        if is_far_behind && self.mean_pause_ns <= longest_ns / PAUSES_PER_PATIENCE {
+        let pauses_briefly = (1..=longest_ns / PAUSES_PER_PATIENCE).contains(&self.mean_pause_ns);
+        if is_far_behind && pauses_briefly {
             longest_ns
         } else if self.pauses_shortly() {
             short_ns
