@@ -390,8 +390,8 @@ impl MeterPage {
         self.sm_ppm.get(gpu)
     }
 
-    /// Returns the word with the width of the widest kernel or graph that the process launched
-    /// lately on a GPU, parts per million of the SMs. Returns `None` if `gpu` is no GPU index. The
+    /// Returns the word with the width of the process's widest recent kernel or graph on a GPU,
+    /// parts per million of the SMs. Returns `None` if `gpu` is no GPU index. The
     /// session raises the word before it makes a wider launch. Only a session under MPS sets the
     /// word; an older library leaves the word 0.
     pub fn width_ppm(&self, gpu: usize) -> Option<&AtomicU32> {

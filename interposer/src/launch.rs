@@ -12,7 +12,7 @@ use crate::gate::{self, Headroom};
 use crate::meter::gpu::Gpu;
 use crate::meter::lane::{Begun, Lane, LaneOwner, Unmarked};
 use crate::meter::segment::{Kind, Launch};
-use crate::meter::width::Shape;
+use crate::meter::width::{Class, Shape};
 use crate::process::{self, Process};
 use crate::{os, thread};
 
@@ -158,9 +158,8 @@ fn try_enter(stream: Stream, launch: Launch, shape: Shape) -> Result<Entry, Bypa
         return Ok(Entry::Pass);
     }
     let gpu = lane.gpu;
-    if gpu.widths.is_counted() {
-        report_width(process, gpu, launch, shape);
-    }
+    let class = if gpu.widths.is_counted() { class_of(calls, &lane, launch, shape) } else { None };
+    report_width(process, gpu, class);
     drop(blocked);
     hold_back(calls, &lane, Some(launch));
     // The function reads the session last, because a daemon may have taken over the process
@@ -184,6 +183,8 @@ fn try_enter(stream: Stream, launch: Launch, shape: Shape) -> Result<Entry, Bypa
             }
         }
     };
+    // The report may have fallen while the launch waited.
+    report_width(process, gpu, class);
     let entry = match lane.begin(calls, launch, passed.headroom, passed.counted_ns) {
         Ok(begun) => {
             // Only the launch that opens a segment sets `in_flight`. Until the segment is closed,
@@ -210,15 +211,21 @@ fn try_enter(stream: Stream, launch: Launch, shape: Shape) -> Result<Entry, Bypa
     entry
 }
 
-/// Notes the width of a launch before the launch passes the gate. If the launch is wider than the
-/// process reports, reports its width. The arbiter may then choose another set of owners.
-fn report_width(process: &Process, gpu: &Gpu, launch: Launch, shape: Shape) {
-    // The mark goes first. If the meter thread begins a period between the two steps, the launch
-    // counts for the new period.
-    gpu.estimates.see(launch.key);
-    let class = gpu.widths.class_of(&process.calls, launch, shape);
-    if class.is_some_and(|class| gpu.widths.note(class))
-        && let Some(session) = process.session()
+/// Returns the class of a launch's width, under MPS; `None` if the launch has no width.
+fn class_of(calls: &Calls, lane: &Lane, launch: Launch, shape: Shape) -> Option<Class> {
+    // The mark goes first. If the meter thread begins a period before the launch notes its class,
+    // the launch counts for the new period.
+    lane.gpu.estimates.see(launch.key);
+    lane.gpu.widths.class_of(calls, launch, shape, |ask| lane.context.enter(calls, ask))
+}
+
+/// Notes the class of a launch's width before the launch goes. If the process reports less, reports
+/// the width. The arbiter may then choose another set of owners.
+fn report_width(process: &Process, gpu: &Gpu, class: Option<Class>) {
+    let Some(class) = class else { return };
+    let is_raised = gpu.widths.note(class);
+    if let Some(session) = process.session()
+        && (is_raised || !gpu.shows_width(session, class))
     {
         gpu.publish_width(session);
         gpu.ring();

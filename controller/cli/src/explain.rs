@@ -159,6 +159,17 @@ fn print(
         }
         let copies = if share.charge_copies { ", copies included" } else { "" };
         writeln!(out, "  received  {} of the last second{copies}", Percent(share.received_ppm))?;
+        match share.part_ppm {
+            0 => writeln!(
+                out,
+                "  SMs       counts with all: it does not run under MPS, or its kernels fill the GPU"
+            )?,
+            part => writeln!(
+                out,
+                "  SMs       counts with {}: runs beside tenants whose parts fit",
+                Percent(part)
+            )?,
+        }
         let behind = Time(share.lag_ns.unsigned_abs());
         let lag =
             if share.lag_ns >= 0 { format!("is owed {behind}") } else { format!("had {behind} too much") };

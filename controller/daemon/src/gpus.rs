@@ -9,6 +9,7 @@ use deepres_abi::wire::Uuid;
 use deepres_model::admin::GpuPlace;
 use deepres_policy::placement::{GpuSet, Tier, Topology};
 use nvml_wrapper::error::NvmlError;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -136,12 +137,10 @@ impl Gpu {
         nvml::topology(gpus.iter().map(|gpu| gpu.uuid_text.clone()).collect())
     }
 
-    /// Returns those of these GPUs of the host for which NVML does not tell the memory of
-    /// processes, as on a vGPU. Waits for NVML for a limited time. A GPU for which NVML does not
-    /// answer is left out.
-    pub fn without_process_memory(gpus: &[Self]) -> Vec<&Self> {
-        let places = nvml::without_process_memory(gpus.iter().map(|gpu| gpu.uuid_text.clone()).collect());
-        places.into_iter().filter_map(|place| gpus.get(place)).collect()
+    /// Returns whether NVML tells the memory of processes, by the places of GPUs in `gpus`. Waits
+    /// for NVML for a limited time. GPUs for which nothing shows it are left out.
+    pub fn tells_process_memory(gpus: &[Self]) -> BTreeMap<usize, bool> {
+        nvml::tells_process_memory(gpus.iter().map(|gpu| gpu.uuid_text.clone()).collect())
     }
 
     /// Returns the places of GPUs in the order of their device files. Slurm numbers the GPUs of a

@@ -12,7 +12,7 @@ use super::estimates::Estimates;
 use super::leaders::Leaders;
 use super::segment::Launches;
 use super::thread::MeterThread;
-use super::width::Widths;
+use super::width::{Class, Widths};
 use crate::descriptor::{OwnDescriptor, Place};
 use crate::session::Session;
 use crate::{os, process};
@@ -193,6 +193,13 @@ impl Gpu {
         }
         self.estimates.see(key);
         self.widths.admits(key)
+    }
+
+    /// Returns whether the session's meter page shows at least this width. Returns true if the page
+    /// has no place for the GPU.
+    pub fn shows_width(&self, session: &Session, class: Class) -> bool {
+        let word = self.index().and_then(|index| session.meter().width_ppm(index));
+        word.is_none_or(|word| word.load(Ordering::SeqCst) >= class.ppm())
     }
 
     /// Writes the width that the process reports to the session's meter page.

@@ -46,6 +46,8 @@ const TICK_ALONE_NS: u64 = 400_000;
 /// a gate was not open. So a hand-off that ends this time comes late only by a small part of it. A
 /// job that has the GPU to itself has fewer interruptions on its CPUs.
 const TICK_ALONE_PART: u64 = 256;
+/// The least number of looks while the GPU works off the time that may be in flight.
+const TICKS_PER_RUN_AHEAD: u64 = 8;
 /// Pause between two looks while nothing is in flight and all gates are open, before the thread
 /// sleeps. A launch does not end this pause. If a gate is leased or closed, the pause is
 /// [`TICK_CONTENDED_NS`] instead. The next launch then mostly comes at once, and the next tenant
@@ -117,9 +119,11 @@ fn stretched(process: &Process, gpu: &Gpu) -> Option<&'static AtomicU64> {
 }
 
 /// Returns the pause between two looks while work is in flight, ns. `open_ns`: the time for which
-/// all gates have been open.
-fn tick_ns(open_ns: u64) -> u64 {
-    (open_ns / TICK_ALONE_PART).clamp(TICK_ALONE_NS, TICK_LINGER_NS)
+/// all gates have been open. `ahead_ns`: the GPU time that may be in flight. If other tenants have
+/// open gates too, this time is short, and threads wait for the looks that see its end.
+fn tick_ns(open_ns: u64, ahead_ns: u64) -> u64 {
+    let longest_ns = (ahead_ns / TICKS_PER_RUN_AHEAD).clamp(TICK_ALONE_NS, TICK_LINGER_NS);
+    (open_ns / TICK_ALONE_PART).clamp(TICK_ALONE_NS, longest_ns)
 }
 
 struct Meter {
@@ -289,7 +293,7 @@ impl Meter {
     /// MPS, does nothing.
     fn report_widths(&self, session: &Session, now_ns: u64) {
         for gpu in self.process.gpus.iter().filter(|gpu| gpu.widths.is_counted()) {
-            // A launch counts at least as long as it may be in flight.
+            // A launch counts at least as long as the longest known launch.
             let longest_ns = gpu.meter().map_or(0, |meter| meter.longest_ns.load(Ordering::Relaxed));
             gpu.widths.turn(self.here, longest_ns, now_ns, || gpu.estimates.mark_unseen(self.here));
             gpu.publish_width(session);
@@ -670,7 +674,8 @@ impl Meter {
         if self.accounts.iter().any(|account| account.has_several(now_ns)) || is_timed() {
             return TICK_ALONE_NS;
         }
-        tick_ns(now_ns.saturating_sub(self.contended_ns))
+        let ahead_ns = self.process.gpus.iter().map(Gpu::run_ahead_ns).min().unwrap_or(u64::MAX);
+        tick_ns(now_ns.saturating_sub(self.contended_ns), ahead_ns)
     }
 
     /// Sleeps until the next look is due, a launch wakes the thread, or the connection ends. Before
@@ -748,8 +753,10 @@ mod tests {
 
     #[test]
     fn looks_become_fewer_the_longer_a_job_has_the_gpu_to_itself() {
-        assert_eq!(tick_ns(0), TICK_ALONE_NS, "another tenant may come back at once");
-        assert_eq!(tick_ns(256_000_000), 1_000_000);
-        assert_eq!(tick_ns(u64::MAX), TICK_LINGER_NS, "a hand-off after a long time may cost this");
+        assert_eq!(tick_ns(0, u64::MAX), TICK_ALONE_NS, "another tenant may come back at once");
+        assert_eq!(tick_ns(256_000_000, u64::MAX), 1_000_000);
+        let late_ns = tick_ns(u64::MAX, 100_000_000);
+        assert_eq!(late_ns, TICK_LINGER_NS, "a hand-off after a long time may cost this");
+        assert_eq!(tick_ns(u64::MAX, 2_000_000), TICK_ALONE_NS, "threads wait for the next look");
     }
 }

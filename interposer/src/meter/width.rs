@@ -9,7 +9,7 @@
 //!
 //! The launch path of a known kernel does not read the width. Instead, the meter thread ends a
 //! *period* now and then. At the end of a period, the meter thread marks all estimates
-//! ([`Estimates::mark_unseen`]), so that the next launch of each kernel leaves the launch path once
+//! ([`Estimates::mark_unseen`]). The next launch of each kernel then leaves the launch path once,
 //! and notes its width here. A wider launch raises the report before it passes the gate. The report
 //! falls only if no launch of two whole periods was as wide.
 //!
@@ -67,17 +67,15 @@ impl Class {
         Self(sixteenths as u32).max(Self::LEAST)
     }
 
-    /// Returns the class of a kernel on a GPU with `sms` SMs. The driver may load the kernel's
-    /// function first, as it would for the launch.
-    pub fn of_kernel(calls: &Calls, kernel: &Geometry, sms: u32) -> Self {
+    /// Returns the class of a kernel on a GPU with `sms` SMs, in the current context. Returns
+    /// `None` if the class is unknown. The driver may load the kernel's function first, as it would
+    /// for the launch.
+    pub fn of_kernel(calls: &Calls, kernel: &Geometry, sms: u32) -> Option<Self> {
         let product =
             |sizes: [u32; 3]| sizes.into_iter().try_fold(1_u64, |all, size| all.checked_mul(u64::from(size)));
-        let known = || {
-            let threads = product(kernel.block).filter(|threads| *threads != 0)?;
-            let per_sm = calls.resident_blocks(kernel.function, threads, kernel.shared_bytes)?;
-            Some((product(kernel.grid)?, u64::from(per_sm) * u64::from(sms)))
-        };
-        known().map_or(Self::ALL, |(blocks, resident)| Self::of(blocks, resident))
+        let threads = product(kernel.block).filter(|threads| *threads != 0)?;
+        let per_sm = calls.resident_blocks(kernel.function, threads, kernel.shared_bytes)?;
+        Some(Self::of(product(kernel.grid)?, u64::from(per_sm) * u64::from(sms)))
     }
 
     /// Returns the width, parts per million of all SMs.
@@ -122,8 +120,8 @@ pub struct Widths {
     reported: AtomicU32,
     /// The greatest class of a launch in this period; 0 if there was no launch.
     seen: AtomicU32,
-    /// The greatest class of a launch in the period before. If that period had no launch, the
-    /// greatest of all classes. Only the meter thread uses this field and the next.
+    /// The greatest class of a launch in the last period that had launches. Only the meter thread
+    /// uses this field and the next.
     before: AtomicU32,
     /// The beginning of this period, ns.
     since_ns: AtomicU64,
@@ -165,15 +163,22 @@ impl Widths {
     }
 
     /// Returns the class of a launch; `None` if the launch has no width. Asks the driver about a
-    /// kernel that the table does not have.
-    pub fn class_of(&self, calls: &Calls, launch: Launch, shape: Shape) -> Option<Class> {
+    /// kernel that the table does not have. `within` asks the question in the launch's context, and
+    /// returns the answer.
+    pub fn class_of(
+        &self,
+        calls: &Calls,
+        launch: Launch,
+        shape: Shape,
+        within: impl FnOnce(&dyn Fn() -> Option<Class>) -> Option<Class>,
+    ) -> Option<Class> {
         match shape {
             Shape::Kernel(geometry) => Some(self.known(launch.key).unwrap_or_else(|| {
-                let class = Class::of_kernel(calls, &geometry, self.sms);
-                if let Some(place) = self.place(launch.key) {
+                let class = within(&|| Class::of_kernel(calls, &geometry, self.sms));
+                if let Some((class, place)) = class.zip(self.place(launch.key)) {
                     place.store(class.beside(launch.key), Ordering::Relaxed);
                 }
-                class
+                class.unwrap_or(Class::ALL)
             })),
             Shape::Graph(_) if launch.kind == Kind::VaryingGraph => Some(Class::ALL),
             Shape::Graph(graph) => Some(graphs::width(graph).unwrap_or(Class::ALL)),
@@ -198,10 +203,12 @@ impl Widths {
     /// launch may not if the table does not have its class, or if the report is lower. Notes the
     /// class of a launch that may.
     pub fn admits(&self, key: u64) -> bool {
-        let Some(class) = self.known(key) else { return !self.is_counted() };
-        // If the report falls at this moment, `note` raises it again, and the launch does not go at
-        // once.
-        class.0 <= self.reported.load(Ordering::SeqCst) && !self.note(class)
+        let Some(Class(class)) = self.known(key) else { return !self.is_counted() };
+        // As in `note`, either this thread sees a lower report, or the meter thread sees the class.
+        if self.seen.load(Ordering::SeqCst) < class {
+            self.seen.fetch_max(class, Ordering::SeqCst);
+        }
+        class <= self.reported.load(Ordering::SeqCst)
     }
 
     /// Ends the period if it is over, and begins the next period. A period lasts at least
@@ -214,11 +221,12 @@ impl Widths {
         self.since_ns.store(now_ns, Ordering::Relaxed);
         let ended = self.seen.swap(0, Ordering::SeqCst);
         mark();
-        // After a pause, the report falls only once a whole period with launches has passed.
-        let before = self.before.swap(if ended == 0 { CLASSES } else { ended }, Ordering::Relaxed);
+        if ended == 0 {
+            return;
+        }
+        let wanted = ended.max(self.before.swap(ended, Ordering::Relaxed));
         let reported = self.reported.load(Ordering::SeqCst);
-        let wanted = ended.max(before);
-        if ended == 0 || wanted >= reported {
+        if wanted >= reported {
             return;
         }
         let lowered =
@@ -258,7 +266,8 @@ pub fn note_graph(process: &Process, graph: CUgraph, exec: usize) {
     let calls = &process.calls;
     let Some(_relaxed) = calls.beside_captures() else { return };
     let widest = |kernels: Vec<Geometry>| {
-        let classes = kernels.iter().map(|kernel| Class::of_kernel(calls, kernel, sms));
+        let class_of = |kernel| Class::of_kernel(calls, kernel, sms).unwrap_or(Class::ALL);
+        let classes = kernels.iter().map(class_of);
         classes.max().unwrap_or(Class::LEAST)
     };
     graphs::set_width(exec, kernels::of_graph(graph).map_or(Class::ALL, widest));
@@ -327,8 +336,8 @@ mod tests {
             let (launch, shape) = kernel(blocks);
             assert!(!widths.admits(launch.key));
             let asked = fake::occupancy_asked();
-            assert_eq!(widths.class_of(&calls, launch, shape), Some(Class(class)), "{blocks}");
-            assert_eq!(widths.class_of(&calls, launch, shape), Some(Class(class)));
+            assert_eq!(widths.class_of(&calls, launch, shape, |ask| ask()), Some(Class(class)), "{blocks}");
+            assert_eq!(widths.class_of(&calls, launch, shape, |ask| ask()), Some(Class(class)));
             assert_eq!(fake::occupancy_asked(), asked + 1);
             assert!(widths.admits(launch.key));
         }
@@ -341,16 +350,19 @@ mod tests {
         let widths = Widths::new(Some(10));
         let geometry = Geometry { function: 1, grid: [1; 3], block: [0; 3], shared_bytes: 0 };
         let launch = Launch { key: KEY, kind: Kind::Kernel };
-        assert_eq!(widths.class_of(&calls, launch, Shape::Kernel(geometry)), Some(Class::ALL));
+        assert_eq!(widths.class_of(&calls, launch, Shape::Kernel(geometry), |ask| ask()), Some(Class::ALL));
         let huge = Geometry { block: [u32::MAX; 3], ..geometry };
-        assert_eq!(Class::of_kernel(&calls, &huge, 10), Class::ALL);
+        assert_eq!(Class::of_kernel(&calls, &huge, 10), None);
         let graph = Launch { kind: Kind::Graph, ..launch };
-        assert_eq!(widths.class_of(&calls, graph, Shape::Graph(0x7f11_0000)), Some(Class::ALL));
+        assert_eq!(widths.class_of(&calls, graph, Shape::Graph(0x7f11_0000), |ask| ask()), Some(Class::ALL));
         graphs::set_width(0x7f11_0000, Class(3));
-        assert_eq!(widths.class_of(&calls, graph, Shape::Graph(0x7f11_0000)), Some(Class(3)));
+        assert_eq!(widths.class_of(&calls, graph, Shape::Graph(0x7f11_0000), |ask| ask()), Some(Class(3)));
         let varying = Launch { kind: Kind::VaryingGraph, ..launch };
-        assert_eq!(widths.class_of(&calls, varying, Shape::Graph(0x7f11_0000)), Some(Class::ALL));
-        assert_eq!(widths.class_of(&calls, launch, Shape::Bytes), None);
+        assert_eq!(
+            widths.class_of(&calls, varying, Shape::Graph(0x7f11_0000), |ask| ask()),
+            Some(Class::ALL)
+        );
+        assert_eq!(widths.class_of(&calls, launch, Shape::Bytes, |ask| ask()), None);
     }
 
     #[test]

@@ -7,6 +7,7 @@ use deepres_abi::meter::{MemoryKind, MeterSlot};
 use deepres_policy::TenantId;
 use deepres_policy::arbiter::{Gate, Readings, SessionReading, Watched};
 use deepres_policy::lease::Grant;
+use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A session as the arbiter of one GPU sees it: its pages, and the state of the last reading.
@@ -17,12 +18,14 @@ pub struct Session {
     pub seat: SessionSeat,
     /// The number of intervals that the session had written at the last reading.
     intervals: u64,
+    /// The part of the SMs that the session reported at the last reading, parts per million.
+    part_ppm: u32,
 }
 
 impl Session {
     /// Returns a session whose meter was not read yet.
     pub fn new(tenant: TenantId, seat: SessionSeat) -> Self {
-        Self { tenant, seat, intervals: 0 }
+        Self { tenant, seat, intervals: 0, part_ppm: 0 }
     }
 
     /// Reads the session's meter. Adds the reading to `readings`, unless the session is at rest.
@@ -36,7 +39,10 @@ impl Session {
     ) {
         let page = self.seat.meter.page();
         let Some(slot) = page.slot(gpu) else { return };
-        if watched.at_rest.is_some_and(|last| slot.rests_since(last)) {
+        // A session may report a wider launch before its meter shows the launch.
+        let part_ppm = page.part_ppm(gpu);
+        let is_new = mem::replace(&mut self.part_ppm, part_ppm) != part_ppm;
+        if !is_new && watched.at_rest.is_some_and(|last| slot.rests_since(last)) {
             return;
         }
         // This line reads the flag before the counters, because the counters are complete once the
@@ -51,7 +57,6 @@ impl Session {
         };
         let stretched_ns = page.stretched_ns(gpu).map_or(0, |word| word.load(Ordering::Relaxed));
         let ends = page.ends(gpu).map_or(0, |word| word.load(Ordering::Relaxed));
-        let sm_ppm = page.part_ppm(gpu);
         let first = readings.intervals.len();
         if let Some(intervals) = page.intervals(gpu) {
             self.intervals = if watched.tells_intervals {
@@ -67,7 +72,7 @@ impl Session {
             meter,
             stretched_ns,
             ends,
-            sm_ppm,
+            sm_ppm: part_ppm,
             began_ns,
             ended_ns,
             intervals: first..readings.intervals.len(),

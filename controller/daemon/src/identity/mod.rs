@@ -129,9 +129,9 @@ impl Names<'_> {
             return None;
         }
         let is_container = |place: &&Place| !matches!(place.kind, Kind::Slurm { .. });
-        if let Some(place) = facts.place.as_ref().filter(is_container) {
-            let is_home = self.home.is_some_and(|home| home.path == place.path);
-            return (!is_home).then(|| Extent { path: place.path.clone(), name: place.name() });
+        let is_home = |place: &&Place| self.home.is_some_and(|home| home.path == place.path);
+        if let Some(place) = facts.place.as_ref().filter(is_container).filter(|place| !is_home(place)) {
+            return Some(Extent { path: place.path.clone(), name: place.name() });
         }
         let is_users_own = facts.process.as_ref().is_some_and(|process| process.user == facts.owner);
         let namespace = facts.namespace.filter(|_| facts.owner == ROOT || !is_users_own)?;

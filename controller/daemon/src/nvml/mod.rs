@@ -94,14 +94,12 @@ pub fn topology(uuids: Vec<String>) -> Result<Topology, GpuError> {
     }
 }
 
-/// Returns the places in `uuids` of the GPUs for which NVML does not tell the memory of processes,
-/// as on a vGPU. Waits for NVML.
-pub fn without_process_memory(uuids: Vec<String>) -> BTreeSet<usize> {
+/// Returns whether NVML tells the memory of a GPU's processes, by the GPU's place in `uuids`. On a
+/// vGPU, NVML does not. GPUs for which nothing shows it are left out. Waits for NVML.
+pub fn tells_process_memory(uuids: Vec<String>) -> BTreeMap<usize, bool> {
     match MAILBOX.ask_and_wait(Question::TellsProcesses(uuids), LIMIT) {
-        Some(Answer::TellsProcesses(tells)) => {
-            tells.into_iter().filter(|(_, tells)| !tells).map(|(gpu, _)| gpu).collect()
-        }
-        _ => BTreeSet::new(),
+        Some(Answer::TellsProcesses(tells)) => tells,
+        _ => BTreeMap::new(),
     }
 }
 
@@ -155,9 +153,7 @@ fn answer(kept: &mut Kept, question: &Question) -> Answer {
             Answer::Free(of_each(kept, uuids, |nvml, uuid| Some(free(nvml, uuid).ok()?.free)))
         }
         Question::Usage(uuids) => Answer::Usage(of_each(kept, uuids, |nvml, uuid| on_gpu(nvml, uuid).ok())),
-        Question::TellsProcesses(uuids) => {
-            Answer::TellsProcesses(of_each(kept, uuids, |nvml, uuid| tells_processes(nvml, uuid).ok()))
-        }
+        Question::TellsProcesses(uuids) => Answer::TellsProcesses(of_each(kept, uuids, tells_processes)),
         Question::Computing => {
             let began_ns = thread_ns();
             let pids = open(kept).ok().map(computing);
@@ -281,15 +277,15 @@ fn on_gpu(nvml: &Nvml, uuid: &str) -> Result<OnGpu, NvmlError> {
     Ok(OnGpu { used_bytes, processes: processes.collect() })
 }
 
-/// Returns whether NVML tells the memory of a GPU's processes. For a GPU without processes, only
-/// the refusal to list them shows that NVML does not.
-fn tells_processes(nvml: &Nvml, uuid: &str) -> Result<bool, NvmlError> {
-    match nvml.device_by_uuid(uuid)?.running_compute_processes() {
-        Ok(listed) => {
-            Ok(!listed.iter().any(|process| matches!(process.used_gpu_memory, UsedGpuMemory::Unavailable)))
-        }
-        Err(NvmlError::NotSupported) => Ok(false),
-        Err(error) => Err(error),
+/// Returns whether NVML tells the memory of a GPU's processes. Without processes, only the refusal
+/// to list them shows that NVML does not. Returns `None` if nothing shows it.
+fn tells_processes(nvml: &Nvml, uuid: &str) -> Option<bool> {
+    let is_told = |memory: &UsedGpuMemory| !matches!(memory, UsedGpuMemory::Unavailable);
+    match nvml.device_by_uuid(uuid).ok()?.running_compute_processes() {
+        Ok(listed) if listed.is_empty() => None,
+        Ok(listed) => Some(listed.iter().all(|process| is_told(&process.used_gpu_memory))),
+        Err(NvmlError::NotSupported) => Some(false),
+        Err(_) => None,
     }
 }
 

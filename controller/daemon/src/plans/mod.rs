@@ -468,7 +468,7 @@ pub(crate) fn learn(name: &str, ms: u64, shared: &Rc<Shared>) -> Result<PlanStat
         let learned = learned.unwrap_or_else(|_| Err("the reading of the excerpt failed".to_owned()));
         own.plans.borrow_mut().keep(&name, id, learned);
         // The recording ends once the state file has the iteration. So no death of the daemon loses
-        // an iteration after `deepres plan learn` has shown it.
+        // an iteration after `deepres plan learn` has shown it, unless the saver logs a failure.
         saver::save(&own).await;
         if let Some(lesson) = own.plans.borrow_mut().lesson_of(&name, id) {
             lesson.is_recording = false;

@@ -60,8 +60,8 @@ impl<'a> Finder<'a> {
         }
         let ancestors = facts.process.iter().flat_map(identity::read::ancestors);
         let names = Names { shared: &self.config.shared_names, home: self.home };
-        // In a user namespace, the kernel's user of a process is made up, so such a process has not
-        // dropped root's rights.
+        // A process of a subordinate user has a user that the owner of its namespace made up. Such a
+        // process has not dropped root's rights.
         let may_be_roots = facts.process.as_ref().is_some_and(|process| process.user == facts.owner);
         let kin = Kin { tenants: self.tenants, owner: facts.owner, may_be_roots };
         identity::identify(claim, facts, names, ancestors, kin)

@@ -12,9 +12,9 @@
 //! | [`Finder`] | finds the tenant of a process, and changes nothing |
 //! | [`Placer`] | chooses the GPUs of a job |
 //!
-//! A part sees only the parts that its methods name. [`Registry`] itself has the rules that change
-//! several parts at once: for processes that come and go (`admission`), and for the changes of
-//! administrators (`settings`).
+//! A part sees only the parts that its methods name. [`Registry`] itself has the other rules that
+//! change several parts at once: for processes that come and go (`admission`), and for the changes
+//! of administrators (`settings`).
 
 mod admission;
 mod allocations;

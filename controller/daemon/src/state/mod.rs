@@ -27,6 +27,7 @@ use deepres_model::identity::Found;
 use deepres_model::probes::Adopted;
 use deepres_model::process::ProcessKey;
 use deepres_policy::granularity::Plan;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 use std::fmt;
@@ -81,7 +82,7 @@ pub struct State {
     #[serde(default, deserialize_with = "readable")]
     pub iterations: Vec<SavedIteration>,
     /// The plans that tenants follow.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "readable")]
     pub plans: Vec<SavedPlan>,
 }
 
@@ -94,17 +95,19 @@ pub struct SavedIteration {
     pub iteration: IterationStatus,
 }
 
-/// Reads the iterations, and leaves out the ones that do not have this layout.
-fn readable<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<SavedIteration>, D::Error> {
+/// Reads iterations or plans, and leaves out the ones that do not have this layout.
+fn readable<'de, D: Deserializer<'de>, T: DeserializeOwned>(from: D) -> Result<Vec<T>, D::Error> {
     let all = match Value::deserialize(from)? {
         Value::Array(all) => all,
         other => vec![other],
     };
     let mut readable = Vec::new();
     for value in all {
-        match serde_json::from_value::<SavedIteration>(value) {
-            Ok(iteration) => readable.push(iteration),
-            Err(reason) => tracing::warn!(%reason, "the daemon leaves an iteration of the state out"),
+        match serde_json::from_value(value) {
+            Ok(part) => readable.push(part),
+            Err(reason) => {
+                tracing::warn!(%reason, "the daemon leaves an iteration or a plan of the state out")
+            }
         }
     }
     Ok(readable)
@@ -412,13 +415,18 @@ mod tests {
     }
 
     #[test]
-    fn an_iteration_that_cannot_be_read_is_left_out_alone() {
+    fn an_iteration_or_a_plan_that_cannot_be_read_is_left_out_alone() {
         let state = example();
         let mut file: Value = serde_json::from_slice(&state.to_bytes().unwrap()).unwrap();
         let good = file["iterations"][0].clone();
         let mut damaged = good.clone();
         damaged["iteration"]["kernels"] = json!("nonsense");
         file["iterations"] = json!([damaged, good, 7]);
+        assert_eq!(parse(file.to_string().as_bytes()).unwrap(), state);
+        let good = file["plans"][0].clone();
+        let mut damaged = good.clone();
+        damaged["plan"] = json!("nonsense");
+        file["plans"] = json!([damaged, good]);
         assert_eq!(parse(file.to_string().as_bytes()).unwrap(), state);
         let without = State { iterations: Vec::new(), ..state };
         for nonsense in [json!({ "train": 1 }), json!("nonsense"), Value::Null] {

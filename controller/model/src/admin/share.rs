@@ -78,6 +78,10 @@ status! {
         /// Whether `received_ppm` includes the time of copies.
         #[serde(default)]
         pub charge_copies: bool,
+        /// The part of the SMs with which the tenant counts, parts per million; 0 for all SMs. Under
+        /// MPS, the part is the tenant's `--sm`, or the width of its widest recent kernel.
+        #[serde(default)]
+        pub part_ppm: u32,
         /// Lag: GPU time that the tenant is owed, ns; negative if the tenant had more.
         pub lag_ns: i64,
         /// The tenant's SLO, ns. Because of the SLO, the tenant's requests for the GPU are due

@@ -16,6 +16,7 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use deepres_abi::PPM;
 use deepres_abi::meter::Reading;
+use deepres_abi::quantity::MIN_SHARE_PPM;
 
 /// The work that was in flight when a session came back after a time without an arbiter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,8 +44,8 @@ pub struct Session {
     pub(super) overdue: Overdue,
     /// The last reading of the time by which launches took longer than usual, ns.
     pub(super) stretched_ns: u64,
-    /// The part of the SMs that the session's launches use at most, as the process reports it, parts
-    /// per million; 0 for all SMs.
+    /// The part of the SMs that the session's launches use at most, parts per million; 0 for all
+    /// SMs. The process reports it.
     pub(super) sm_ppm: u32,
     /// The last reading of the number of times that all work in flight ended. Each meter page
     /// begins at 0.
@@ -213,12 +214,13 @@ impl Tenant {
 
     /// Returns the part of the SMs that the tenant's processes use together at most, parts per
     /// million; 0 for all SMs. Each process counts with the part that it reports, but at least with
-    /// the granted part. Before the first launch, this is the granted part of one process.
-    pub(super) fn sm_ppm(&self) -> u32 {
+    /// the granted part and the least `--sm`. Before the first launch, this is the granted part of
+    /// one process.
+    pub fn sm_ppm(&self) -> u32 {
         let granted_ppm = self.seat.sm_ppm.unwrap_or(0);
         let part_ppm = |session: &Session| match session.sm_ppm {
             0 => PPM,
-            reported_ppm => reported_ppm.max(granted_ppm),
+            reported_ppm => reported_ppm.max(granted_ppm).max(MIN_SHARE_PPM),
         };
         let launching = self.sessions.values().filter(|session| session.launches());
         let parts_ppm = launching.map(part_ppm).fold(0, u32::saturating_add).max(granted_ppm);

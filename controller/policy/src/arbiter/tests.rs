@@ -380,6 +380,19 @@ fn an_owner_on_a_tiny_part_is_owed_no_more_than_its_part_beside_owners_on_all_sm
 }
 
 #[test]
+fn tenants_that_report_next_to_no_part_leave_an_owner_on_all_sms_its_time() {
+    const C: SessionId = 3;
+    let mut bench = Bench::with(&[A, B, C]);
+    bench.parts_ppm.extend([(A, 1), (B, 1)]);
+    let mut had_ms = 0;
+    for _ in 0..2_000 {
+        bench.pass_ms(&[A, B, C]);
+        had_ms += u32::from(bench.gate(C) != Grant::Closed);
+    }
+    assert!(had_ms > 600, "{had_ms} of 2000 ms");
+}
+
+#[test]
 fn tenants_without_a_granted_part_run_at_once_while_their_sessions_report_parts_that_fit() {
     let mut bench = Bench::with(&[A, B]);
     bench.parts_ppm.extend([(A, 400_000), (B, 500_000)]);

@@ -44,11 +44,12 @@ const PAUSE_DIVISOR: u32 = 4;
 /// number. The rest of the SLO is for the request's own work and for earlier requests.
 const HASTE_PER_SLO: u64 = 20;
 
-/// The GPU idles for long in the pauses of a tenant that is far behind only if its mean pause is at
-/// most the longest patience divided by this number. With a smaller number, the other tenants get
-/// less than under plain time-slicing (`eval --sweep 100 --seed 3`).
+/// If a tenant is far behind, the GPU idles for long in its pauses. The condition is a mean pause
+/// of at most the longest patience divided by this number. With a smaller number, the other tenants
+/// get less than under plain time-slicing (`eval --sweep 100 --seed 3`).
 const PAUSES_PER_PATIENCE: u64 = 4;
-/// The number of quanta that a backlogged tenant is owed at most, beside the longest kernel.
+/// A tenant that is owed more than this many quanta is far behind. Without long kernels, the
+/// scheduler never owes a backlogged tenant more.
 const QUANTA_BEHIND: u64 = 2;
 
 /// The two kinds of tenants: owners and guests. Each kind has a clock of its own.
@@ -519,10 +520,9 @@ impl Tenant {
         self.short_pauses_ppm >= PPM / 2
     }
 
-    /// Returns the time for which the GPU idles in a pause of this holder while another owner waits,
-    /// ns. A tenant with short pauses may be owed more than two quanta, which is more than a
-    /// backlogged tenant. Then its returns to the GPU take so long that the one rule does not serve
-    /// it, and the GPU idles for as long as a return takes.
+    /// Returns the time for which the GPU idles in a pause of this holder while another owner
+    /// waits, ns. A tenant with short pauses may be owed more and more GPU time, because its
+    /// returns to the GPU take too long. Then the GPU idles for as long as a return takes.
     pub fn patience_ns(&self, clock: VirtualTime, tuning: &Tuning) -> u64 {
         let short_ns = short_pause_ns(tuning);
         let is_far_behind = self.lag_ns(clock) > signed(tuning.quantum_ns.saturating_mul(QUANTA_BEHIND));

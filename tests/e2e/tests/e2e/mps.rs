@@ -171,8 +171,8 @@ fn jobs_run_at_once_in_sets_whose_parts_of_the_sms_fit() {
     assert!(beside.iter().all(|part| *part > 0.25) && (0.6..1.02).contains(&area), "{beside:?}");
 }
 
-/// A GPU of 100 SMs, of which the kernel uses the part that its blocks fill. An SM runs 32 blocks of
-/// a warp at once, so 3,200 blocks fill all SMs.
+/// A GPU of 100 SMs, of which the kernel uses the part that its blocks fill. An SM runs 32 blocks
+/// of a warp at once, so 3,200 blocks fill all SMs.
 const BY_BLOCKS: &str = "sm_count = 100\nlaunch_overhead_ns = 0\n\
                          kernel = [{ name = \"busy_1000us\", ns = 1000000 }]\n";
 /// The number of blocks that fill two fifths of the SMs.
@@ -201,6 +201,9 @@ fn jobs_of_narrow_kernels_run_at_once_without_a_part_and_take_turns_with_a_job_o
     let together = running(&host);
     // In turns, the sum would be 1 at most.
     assert!(together.iter().sum::<f64>() > 1.5, "{together:?}");
+    // Two fifths, rounded up to a sixteenth.
+    let explained = host.shows(&["explain", "a"]);
+    assert!(explained.contains("SMs       counts with 43.75%: runs beside"), "{explained}");
     let _wide = job_of_blocks(&host, "wide", &[WIDE]);
     let beside = running(&host);
     // The sets are the two narrow jobs, and the wide job.
@@ -233,6 +236,8 @@ fn without_mps_jobs_of_narrow_kernels_take_turns() {
     thread::sleep(Duration::from_secs(3));
     let parts = running(&host);
     assert!(parts.len() == 2 && parts.iter().sum::<f64>() < 1.1, "{parts:?}");
+    let explained = host.shows(&["explain", "a"]);
+    assert!(explained.contains("SMs       counts with all: it does not run under MPS"), "{explained}");
 }
 
 #[test]
