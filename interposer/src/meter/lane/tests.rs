@@ -313,7 +313,7 @@ fn under_mps_a_marked_kernel_and_a_dependent_kernel_of_unknown_width_do_not_go_a
     assert!(lane.fits(KERNEL).is_some());
     assert_eq!(lane.fits(DEPENDENT), None, "its width is unknown");
     let geometry = Geometry { function: 1, grid: [1; 3], block: [32, 1, 1], shared_bytes: 0 };
-    assert!(gpu.widths.class_of(&calls, DEPENDENT, Shape::Kernel(geometry)).is_some());
+    assert!(gpu.widths.class_of(&calls, DEPENDENT, Shape::Kernel(geometry), |ask| ask()).is_some());
     assert!(lane.fits(DEPENDENT).is_some());
 }
 
