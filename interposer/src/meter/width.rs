@@ -189,26 +189,25 @@ impl Widths {
     /// Notes a launch of this class, before the launch goes. Returns whether this raised the
     /// report. The caller then writes the report to the meter page.
     pub fn note(&self, class: Class) -> bool {
-        let Class(class) = class;
-        // The meter thread swaps `seen` before it lowers the report, and reads `seen` after that.
-        // So either this thread sees the lower report, or the meter thread sees this class.
+        self.reported_at(class) < class.0 && self.reported.fetch_max(class.0, Ordering::SeqCst) < class.0
+    }
+
+    /// Notes a launch of this class, and returns the class that the process reports. The meter
+    /// thread swaps `seen` before it lowers the report, and reads `seen` after that. So either this
+    /// thread sees the lower report, or the meter thread sees this class.
+    fn reported_at(&self, Class(class): Class) -> u32 {
         if self.seen.load(Ordering::SeqCst) < class {
             self.seen.fetch_max(class, Ordering::SeqCst);
         }
-        self.reported.load(Ordering::SeqCst) < class
-            && self.reported.fetch_max(class, Ordering::SeqCst) < class
+        self.reported.load(Ordering::SeqCst)
     }
 
     /// Returns whether a launch that the meter counts without its own estimate may go at once. The
     /// launch may not if the table does not have its class, or if the report is lower. Notes the
     /// class of a launch that may.
     pub fn admits(&self, key: u64) -> bool {
-        let Some(Class(class)) = self.known(key) else { return !self.is_counted() };
-        // As in `note`, either this thread sees a lower report, or the meter thread sees the class.
-        if self.seen.load(Ordering::SeqCst) < class {
-            self.seen.fetch_max(class, Ordering::SeqCst);
-        }
-        class <= self.reported.load(Ordering::SeqCst)
+        let Some(class) = self.known(key) else { return !self.is_counted() };
+        class.0 <= self.reported_at(class)
     }
 
     /// Ends the period if it is over, and begins the next period. A period lasts at least
