@@ -494,7 +494,8 @@ mod tests {
             let refused = Files::prepare(&directory, Inherited::default(), None).unwrap_err().to_string();
             assert!(refused.contains(&taken.display().to_string()), "{refused}");
             assert!(taken.exists() && is_listened_at(&taken));
-            drop(theirs);
+            // A copy that another test's child inherited ends too.
+            rustix::net::shutdown(&theirs, rustix::net::Shutdown::Both).unwrap();
             assert!(!is_listened_at(&taken), "nobody listens any more");
         }
         let _files = Files::prepare(&directory, Inherited::default(), None).unwrap();

@@ -177,12 +177,15 @@ impl Calls {
 
     /// Returns the ordinal of `context`'s device.
     pub fn device_of(&self, context: Context) -> Option<usize> {
-        self.in_context(context, || {
-            let mut device = 0;
-            // SAFETY: the result has room.
-            let result = unsafe { (self.get_device)(&mut device) };
-            if result == CUDA_SUCCESS { usize::try_from(device).ok() } else { None }
-        })
+        self.in_context(context, || self.current_device())
+    }
+
+    /// Returns the ordinal of the device of this thread's current context.
+    pub fn current_device(&self) -> Option<usize> {
+        let mut device = 0;
+        // SAFETY: the result has room.
+        let result = unsafe { (self.get_device)(&mut device) };
+        if result == CUDA_SUCCESS { usize::try_from(device).ok() } else { None }
     }
 
     /// Returns the context of `stream`.

@@ -6,18 +6,17 @@ use std::ptr::null_mut;
 
 use deepres_abi::driver::result::CUDA_SUCCESS;
 use deepres_abi::driver::types::{
-    CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT, CU_GRAPH_NODE_TYPE_GRAPH,
-    CU_GRAPH_NODE_TYPE_MEM_ALLOC, CU_GRAPH_NODE_TYPE_MEM_FREE, CU_MEM_ALLOCATION_TYPE_MANAGED,
-    CU_MEM_LOCATION_TYPE_DEVICE, CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN, CU_MEMORYTYPE_DEVICE,
-    CU_MEMPOOL_ATTR_ALLOCATION_TYPE, CU_MEMPOOL_ATTR_LOCATION_ID, CU_MEMPOOL_ATTR_LOCATION_TYPE,
-    CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, CU_MEMPOOL_ATTR_USED_MEM_CURRENT,
-    CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_IS_MANAGED, CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
-    CU_POINTER_ATTRIBUTE_RANGE_SIZE, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, CUDA_MEM_ALLOC_NODE_PARAMS,
-    CUdeviceptr, CUgraph, CUgraphNode, CUmemLocation, CUmemoryPool, CUresult, c_void,
+    CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT, CU_GRAPH_NODE_TYPE_MEM_ALLOC,
+    CU_GRAPH_NODE_TYPE_MEM_FREE, CU_MEM_ALLOCATION_TYPE_MANAGED, CU_MEM_LOCATION_TYPE_DEVICE,
+    CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN, CU_MEMORYTYPE_DEVICE, CU_MEMPOOL_ATTR_ALLOCATION_TYPE,
+    CU_MEMPOOL_ATTR_LOCATION_ID, CU_MEMPOOL_ATTR_LOCATION_TYPE, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
+    CU_MEMPOOL_ATTR_USED_MEM_CURRENT, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_IS_MANAGED,
+    CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_RANGE_SIZE, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+    CUDA_MEM_ALLOC_NODE_PARAMS, CUdeviceptr, CUgraph, CUmemLocation, CUmemoryPool, CUresult, c_void,
 };
 
 use super::calls::{Calls, Context};
-use super::real;
+use super::{nodes, real};
 
 /// Attempts at a driver call. A free may return the error of earlier asynchronous work.
 const ATTEMPTS: u32 = 3;
@@ -241,7 +240,8 @@ pub enum MemoryNode {
     Frees(u64),
 }
 
-/// Returns all memory nodes of a graph, at any depth.
+/// Returns all memory nodes of a graph, at any depth. The driver allows no memory nodes in the body
+/// of a conditional node.
 pub fn memory_nodes_of(graph: CUgraph) -> Vec<MemoryNode> {
     let mut found = Vec::new();
     let Some((allocation_of, freed_by)) =
@@ -249,7 +249,7 @@ pub fn memory_nodes_of(graph: CUgraph) -> Vec<MemoryNode> {
     else {
         return found;
     };
-    walk(graph, &mut |node, kind| {
+    nodes::walk(graph, &mut |node, kind| {
         if kind == CU_GRAPH_NODE_TYPE_MEM_ALLOC {
             // SAFETY: all zeroes are a valid value of this plain structure.
             let mut params = unsafe { std::mem::zeroed::<CUDA_MEM_ALLOC_NODE_PARAMS>() };
@@ -267,48 +267,4 @@ pub fn memory_nodes_of(graph: CUgraph) -> Vec<MemoryNode> {
         }
     });
     found
-}
-
-/// Returns the nodes of a graph, if the driver tells them.
-pub(super) fn nodes_of(graph: CUgraph) -> Option<Vec<CUgraphNode>> {
-    let nodes_of = real!(cuGraphGetNodes)?;
-    let mut count = 0;
-    // SAFETY: the process has just used the graph. Without a list, the driver writes only the
-    // count.
-    if unsafe { nodes_of(graph, null_mut(), &mut count) } != CUDA_SUCCESS {
-        return None;
-    }
-    let mut nodes: Vec<CUgraphNode> = vec![null_mut(); count];
-    // SAFETY: the list has room for `count` nodes, and the driver writes at most that many.
-    if unsafe { nodes_of(graph, nodes.as_mut_ptr(), &mut count) } != CUDA_SUCCESS {
-        return None;
-    }
-    nodes.truncate(count);
-    Some(nodes)
-}
-
-/// Calls `each` with the nodes of a graph and of all its child graphs, and with their kinds. The
-/// function keeps the graphs still to visit on the heap, so they may nest to any depth. The search
-/// leaves out the bodies of conditional nodes, because the driver allows no memory nodes there.
-fn walk(graph: CUgraph, each: &mut dyn FnMut(CUgraphNode, u32)) {
-    let Some((type_of, child_of)) = real!(cuGraphNodeGetType).zip(real!(cuGraphChildGraphNodeGetGraph))
-    else {
-        return;
-    };
-    let mut left = vec![graph as usize];
-    while let Some(graph) = left.pop() {
-        for node in nodes_of(graph as CUgraph).unwrap_or_default() {
-            let mut kind = 0;
-            // SAFETY: the node belongs to the graph, and the result has room.
-            if unsafe { type_of(node, &mut kind) } != CUDA_SUCCESS {
-                continue;
-            }
-            each(node, kind);
-            let mut child = null_mut();
-            // SAFETY: the node has a child graph if it is of that kind, and the result has room.
-            if kind == CU_GRAPH_NODE_TYPE_GRAPH && unsafe { child_of(node, &mut child) } == CUDA_SUCCESS {
-                left.push(child as usize);
-            }
-        }
-    }
 }

@@ -7,6 +7,7 @@ pub mod fake;
 pub mod kernels;
 pub mod managed;
 pub mod memory;
+mod nodes;
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

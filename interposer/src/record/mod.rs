@@ -20,7 +20,7 @@ use std::{mem, ptr, thread};
 
 use deepres_abi::driver::ApiId;
 use deepres_abi::driver::result::CUDA_SUCCESS;
-use deepres_abi::driver::types::{CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, CUdevice, CUfunction, CUkernel};
+use deepres_abi::driver::types::{CUfunction, CUkernel};
 
 use crate::capture;
 use crate::descriptor::OwnDescriptor;
@@ -31,6 +31,7 @@ use crate::log::say;
 use crate::meter::estimates;
 use crate::meter::gpu::Gpu;
 use crate::os;
+use crate::process;
 use crate::session::Session;
 use crate::thread as own_thread;
 use output::{Asked, Output};
@@ -339,18 +340,9 @@ fn name(function: CUfunction) -> Option<Box<[u8]>> {
 /// Returns the number of a function's blocks that all SMs of the current GPU run at once, if the
 /// driver tells it.
 fn resident_blocks(function: CUfunction, block: [u32; 3], shared_bytes: u32) -> Option<u32> {
-    let threads =
-        block.into_iter().try_fold(1_i32, |threads, size| threads.checked_mul(size.try_into().ok()?))?;
-    let occupancy = real!(cuOccupancyMaxActiveBlocksPerMultiprocessor)?;
-    let (device_of, attribute) = (real!(cuCtxGetDevice)?, real!(cuDeviceGetAttribute)?);
-    let (mut blocks, mut device, mut sms) = (0_i32, CUdevice::default(), 0_i32);
-    // SAFETY: the results have room. The handle is the function that the caller is about to launch,
-    // in its current context.
-    let is_told = unsafe {
-        occupancy(&mut blocks, function, threads, shared_bytes as usize) == CUDA_SUCCESS
-            && device_of(&mut device) == CUDA_SUCCESS
-            && attribute(&mut sms, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device) == CUDA_SUCCESS
-    };
-    let all = blocks.checked_mul(sms).and_then(|all| u32::try_from(all).ok());
-    all.filter(|all| is_told && *all > 0)
+    let calls = &process::current()?.calls;
+    let threads = block.into_iter().try_fold(1, |all: u64, size| all.checked_mul(u64::from(size)))?;
+    let per_sm = calls.resident_blocks(function as usize, threads, shared_bytes)?;
+    let all = per_sm.checked_mul(calls.sms(calls.current_device()?)?)?;
+    (all > 0).then_some(all)
 }

@@ -76,6 +76,11 @@ impl Lesson {
     fn iteration(&self) -> Option<&Arc<Learned>> {
         self.learned.as_ref()?.as_ref().ok()
     }
+
+    /// Returns whether the lesson is of the tenant that has this name now.
+    fn is_of(&self, name: &str, registry: &Registry) -> bool {
+        registry.tenants().get(name).is_some_and(|tenant| tenant.id == self.tenant)
+    }
 }
 
 /// A tenant's name and its iteration.
@@ -113,9 +118,7 @@ pub struct Plans {
 impl Plans {
     /// Forgets what the daemon knows of tenants that it has forgotten.
     pub fn forget(&mut self, registry: &Registry) {
-        let tenants = registry.tenants();
-        self.lessons
-            .retain(|name, lesson| tenants.get(name).is_some_and(|tenant| tenant.id == lesson.tenant));
+        self.lessons.retain(|name, lesson| lesson.is_of(name, registry));
         let lessons = &self.lessons;
         let are_known = |of: &[Known]| of.iter().all(|(name, _)| lessons.contains_key(name));
         self.found.retain(|_, found| are_known(&found.of));
@@ -123,21 +126,23 @@ impl Plans {
     }
 
     /// Returns the iterations that the daemon knows, and the plans that tenants follow, for the
-    /// state file. Forgets tenants before that, because another tenant may have a name by now.
-    pub(crate) fn saved(&mut self, registry: &Registry) -> (Vec<SavedIteration>, Vec<SavedPlan>) {
-        self.forget(registry);
+    /// state file. Leaves out forgotten tenants, because another tenant may have a name by now.
+    pub(crate) fn saved(&self, registry: &Registry) -> (Vec<SavedIteration>, Vec<SavedPlan>) {
+        let is_known = |name: &String| self.lessons.get(name).is_some_and(|of| of.is_of(name, registry));
         let iteration = |(name, lesson): (&String, &Lesson)| {
             let iteration = lesson.iteration()?.status.clone();
             Some(SavedIteration { tenant: name.clone(), iteration })
         };
-        let iterations = self.lessons.iter().filter_map(iteration).collect();
+        let iterations =
+            self.lessons.iter().filter(|(name, _)| is_known(name)).filter_map(iteration).collect();
         let numbered: Vec<_> = registry.gpus().iter().collect();
         let plan = |(gpu, deployed): (&usize, &Deployed)| {
             let tenants = deployed.of.iter().map(|(name, learned)| (name.clone(), learned.status.clone()));
             let uuid = numbered.get(*gpu)?.uuid_text.clone();
             Some(SavedPlan { uuid, tenants: tenants.collect(), plan: deployed.plan.clone() })
         };
-        let on = self.deployed.iter().filter(|(_, deployed)| deployed.is_on());
+        let is_saved = |of: &Deployed| of.is_on() && of.of.iter().all(|(name, _)| is_known(name));
+        let on = self.deployed.iter().filter(|(_, deployed)| is_saved(deployed));
         (iterations, on.filter_map(plan).collect())
     }
 

@@ -84,7 +84,7 @@ pub async fn save(shared: &Shared) -> Saved {
     let board = shared.watcher.board();
     (state.adopted, state.held) = (board.adopted, board.held);
     state.suspended = shared.residency.borrow().suspended();
-    (state.iterations, state.plans) = shared.plans.borrow_mut().saved(&shared.registry.borrow());
+    (state.iterations, state.plans) = shared.plans.borrow().saved(&shared.registry.borrow());
     let saved = tokio::task::spawn_blocking(move || file.save(state))
         .await
         .unwrap_or_else(|error| Saved::Failed(error.to_string()));
