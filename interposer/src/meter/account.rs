@@ -77,6 +77,8 @@ pub struct Account {
     pub ended_ns: u64,
     /// Whether work of this process is in flight, copies included.
     pub is_occupied: bool,
+    /// Whether a lane may soon have no room for another segment.
+    pub is_crowded: bool,
     /// The number of streams with kernels or graphs in flight.
     pub computing_streams: u32,
     /// The estimated time in open segments that the GPU's estimated time in flight does not
@@ -109,6 +111,7 @@ impl Default for Account {
             other_stream_ns: None,
             ended_ns: 0,
             is_occupied: false,
+            is_crowded: false,
             computing_streams: 0,
             unqueued_ns: 0,
             has_computed: false,
@@ -171,6 +174,7 @@ impl Account {
         self.computing_streams = 0;
         self.unqueued_ns = 0;
         self.has_computed = false;
+        self.is_crowded = false;
         std::mem::take(&mut self.is_occupied)
     }
 

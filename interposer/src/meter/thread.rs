@@ -400,6 +400,7 @@ impl Meter {
                 && let Some(account) = self.accounts.get_mut(context.ordinal)
             {
                 account.is_occupied = true;
+                account.is_crowded |= lane.is_crowded();
                 account.unqueued_ns = account.unqueued_ns.saturating_add(lane.unqueued_ns());
             }
         }
@@ -668,10 +669,12 @@ impl Meter {
     }
 
     /// Returns the pause until the next look while work is in flight and all gates are open, ns. If
-    /// the daemon measures requests, or if several streams run, only frequent looks are exact.
+    /// the daemon measures requests, several streams run, or segments grow, only frequent looks are
+    /// exact.
     fn alone_ns(&self, now_ns: u64) -> u64 {
         let is_timed = || self.process.gpus.iter().any(|gpu| gpu.grant().is_some_and(GrantSlot::is_timed));
-        if self.accounts.iter().any(|account| account.has_several(now_ns)) || is_timed() {
+        let needs_looks = |account: &Account| account.is_crowded || account.has_several(now_ns);
+        if self.accounts.iter().any(needs_looks) || is_timed() {
             return TICK_ALONE_NS;
         }
         let ahead_ns = self.process.gpus.iter().map(Gpu::run_ahead_ns).min().unwrap_or(u64::MAX);

@@ -143,11 +143,22 @@ impl Lane {
             && self.ring.next().is_some_and(|segment| !has_begun(segment))
     }
 
+    /// Returns the number of segments in the ring from which on the open segment grows.
+    fn room(&self) -> u32 {
+        let lanes = self.context.lanes().max(1);
+        (WAITING_OF_ALL / lanes).clamp(WAITING_OF_EACH, super::ring::RING_BUSY)
+    }
+
+    /// Returns whether at least half of the room for segments is taken. The sooner the meter thread
+    /// then takes segments out, the shorter the open segment stays.
+    pub fn is_crowded(&self) -> bool {
+        self.ring.waiting() >= self.room() / 2
+    }
+
     /// Returns whether the ring and the driver have room for the end of a segment. Without room,
     /// the open segment grows.
     pub(super) fn has_room(&self, calls: &Calls) -> bool {
-        let lanes = self.context.lanes().max(1);
-        self.ring.waiting() < (WAITING_OF_ALL / lanes).clamp(WAITING_OF_EACH, super::ring::RING_BUSY)
+        self.ring.waiting() < self.room()
             && (!self.is_stuck() || (self.unaccounted().all() >= LAUNCHES_STUCK && !self.is_held(calls)))
     }
 
