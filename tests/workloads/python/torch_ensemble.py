@@ -19,7 +19,7 @@ from torch import nn
 
 WARM_UP_REQUESTS = 3
 # The pause before a request, s.
-PAUSE_S = 0.02
+PAUSE_S = 0.05
 # The parts of the network, and the layers of each half of a part.
 PARTS, LAYERS = 6, 4
 # Rows for which the stand-in of cuBLAS has one block, and features for which the blocks do not grow.

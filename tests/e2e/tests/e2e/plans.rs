@@ -54,8 +54,8 @@ const BY_TURNS: [&str; 25] = [
     "sleep:20000",
     "sync",
 ];
-/// The time within which a plan is judged. A stint of two such programs takes 2 s.
-const JUDGED_WITHIN: Duration = Duration::from_secs(90);
+/// The time within which a plan is judged. A stint of two programs takes up to 3 s.
+const JUDGED_WITHIN: Duration = Duration::from_secs(180);
 /// The longest recording of a test, ms. The program repeats itself every 4 ms.
 const RECORDED_MS: &str = "1000";
 
@@ -206,9 +206,9 @@ mod measured {
     use deepres_e2e::artefacts::torch;
 
     /// A GPU of 10 SMs, each of which runs one block at once. Each layer of the network takes as
-    /// long.
+    /// long. A slow host launches a layer in 0.2 ms, and a plan cannot speed up the host.
     const SMALL: &str = "sm_count = 10\nblocks_per_sm = 1\nlaunch_overhead_ns = 0\n\
-                         kernel = [{ name = \"standin_*\", ns = 200000 }]\n";
+                         kernel = [{ name = \"standin_*\", ns = 500000 }]\n";
     /// Time limit of a client's start. PyTorch's import takes seconds.
     const STARTS_WITHIN: Duration = Duration::from_secs(120);
     /// The time between two looks at the trial.
