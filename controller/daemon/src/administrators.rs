@@ -147,7 +147,7 @@ pub async fn answer(request: Request, shared: &Rc<Shared>) -> Reply {
             None => no_answer(),
         },
         Request::Coverage => {
-            Reply::Coverage { processes: status::coverage(shared.registry.borrow().tenants()) }
+            Reply::Coverage { processes: status::coverage(shared.registry.borrow().tenancy.tenants()) }
         }
         Request::Config => {
             let loaded = &shared.configuration.borrow().loaded;
@@ -178,7 +178,7 @@ pub async fn answer(request: Request, shared: &Rc<Shared>) -> Reply {
                 Ok(pending) => {
                     let Some(shares) = answers(pending).await else { return no_answer() };
                     let mut gpus: Vec<_> = shares.into_iter().flatten().collect();
-                    if let Some(tenant) = shared.registry.borrow().tenants().get(&tenant) {
+                    if let Some(tenant) = shared.registry.borrow().tenancy.tenants().get(&tenant) {
                         gpus.iter_mut().for_each(|share| share.gate = status::gate(tenant, &share.gate));
                     }
                     Reply::Explained { gpus }
@@ -203,11 +203,11 @@ pub async fn answer(request: Request, shared: &Rc<Shared>) -> Reply {
         Request::Allocations => {
             let registry = shared.registry.borrow();
             let tokens = registry.allocations().iter().map(|allocation| allocation.token.clone());
-            Reply::Allocations { tokens: tokens.collect(), faults: registry.gpus().faults().all() }
+            Reply::Allocations { tokens: tokens.collect(), faults: registry.tenancy.gpus().faults().all() }
         }
-        Request::Places => Reply::Places { gpus: shared.registry.borrow().gpus().places() },
+        Request::Places => Reply::Places { gpus: shared.registry.borrow().tenancy.gpus().places() },
         Request::Place { gpus, among } => {
-            let placed = place_whole(shared.registry.borrow().gpus(), gpus, &among);
+            let placed = place_whole(shared.registry.borrow().tenancy.gpus(), gpus, &among);
             placed.map_or_else(|message| Reply::Error { message }, |(gpus, why)| Reply::Placed { gpus, why })
         }
         Request::PlanLearn { tenant, ms } => planned(plans::learn(&tenant, ms, shared)),
@@ -254,7 +254,7 @@ async fn change(
     shared: &Shared,
     change: impl FnOnce(&mut Registry) -> Result<Changed, String>,
 ) -> Reply {
-    let before = shared.registry.borrow().tenants().get(name).map(|tenant| tenant.terms.clone());
+    let before = shared.registry.borrow().tenancy.tenants().get(name).map(|tenant| tenant.terms.clone());
     let changed = change(&mut shared.registry.borrow_mut());
     let (reply, orders) = match changed {
         Ok(changed) => changed,

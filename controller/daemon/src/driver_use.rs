@@ -14,10 +14,10 @@ const PERIOD: Duration = Duration::from_secs(1);
 pub async fn serve(shared: Rc<Shared>) {
     loop {
         sleep(PERIOD).await;
-        if shared.registry.borrow().tenants().is_empty() {
+        if shared.registry.borrow().tenancy.tenants().is_empty() {
             continue;
         }
         let (activity, metering) = (shared.watcher.activity(), shared.metering.board());
-        shared.registry.borrow_mut().observe_driver(monotonic_ns(), &activity, &metering);
+        shared.registry.borrow_mut().tenancy.observe_driver(monotonic_ns(), &activity, &metering);
     }
 }

@@ -193,7 +193,7 @@ impl Shared {
     /// Returns whether a session came or went, or a tenant wanted a GPU, since the last call.
     fn has_stirred(&self) -> bool {
         // The expression evaluates both sides, because each side resets its own mark.
-        self.stirred.take() | self.registry.borrow().gpus().have_stirred()
+        self.stirred.take() | self.registry.borrow().tenancy.gpus().have_stirred()
     }
 
     /// Forgets tenants some time after their last session has ended. Never returns.
@@ -202,7 +202,7 @@ impl Shared {
             tokio::time::sleep(SWEEP).await;
             let mut registry = self.registry.borrow_mut();
             let linger = registry.config().tenant_linger();
-            registry.forget_deserted(linger);
+            registry.tenancy.forget_deserted(linger);
             self.plans.borrow_mut().forget(&registry);
         }
     }
@@ -211,7 +211,7 @@ impl Shared {
     async fn idle(&self) {
         loop {
             let idle = self.registry.borrow().config().idle_exit();
-            let deserted = self.registry.borrow().tenants().living().next().is_none();
+            let deserted = self.registry.borrow().tenancy.tenants().living().next().is_none();
             let changed = self.changed.notified();
             if !deserted {
                 changed.await;
@@ -290,7 +290,7 @@ pub fn run(
         plans.restore(state.iterations, state.plans, &registry);
     }
     before.adopted.retain(|adopted| adopted.process.is_alive());
-    before.returning = registry.returning();
+    before.returning = registry.tenancy.returning();
     let metering = Metering::start(registry.config().probes.metering_refusal(), registry.connected())?;
     for Adopted { process, tenant } in &before.adopted {
         // The status shows for each process whether the daemon can still meter it.
@@ -336,7 +336,7 @@ pub fn run(
         plans::resume(&shared);
         tokio::task::spawn_local(memory::reconcile::serve(Rc::clone(&shared)));
         tokio::task::spawn_local(memory::log::serve(shared.status.subscribe()));
-        let faults = shared.registry.borrow().gpus().faults().clone();
+        let faults = shared.registry.borrow().tenancy.gpus().faults().clone();
         tokio::task::spawn_local(faults.log_changes());
         tokio::task::spawn_local(driver_use::serve(Rc::clone(&shared)));
         tokio::task::spawn_local(slurm::serve(Rc::clone(&shared)));
@@ -400,7 +400,7 @@ pub fn run(
         }
     }));
     // The gates open before the connections close, so that no tenant waits for a dead daemon.
-    shared.registry.borrow_mut().open_gates();
+    shared.registry.borrow_mut().tenancy.open_gates();
     drop(tasks);
     shared.mps.borrow_mut().stop();
     shared.lines.end_all();

@@ -97,7 +97,7 @@ fn figures(shared: &Shared, status: &Status, gpu: usize) -> Vec<Figures> {
     let registry = shared.registry.borrow();
     let of = |tenant: &deepres_model::admin::TenantStatus| {
         let requests = tenant.gpus.iter().find(|account| account.gpu == gpu)?.requests.as_ref()?;
-        let own = registry.tenants().get(&tenant.name).filter(|own| own.members.is_present())?;
+        let own = registry.tenancy.tenants().get(&tenant.name).filter(|own| own.members.is_present())?;
         let fitted = own.profiled.as_ref()?.fitted.clone();
         // The daemon sees a run as one request, and each run has a batch of requests.
         let rate_hz = requests.rate_per_second * f64::from(fitted.known_batch()?);

@@ -99,9 +99,9 @@ async fn apply(shared: &Rc<Shared>) -> Reply {
         reloaded
     };
     let Reloaded { loaded: Loaded { config, file, .. }, now, later } = reloaded;
-    let gpus = shared.registry.borrow().gpus().count();
+    let gpus = shared.registry.borrow().tenancy.gpus().count();
     shared.connections.set_room(make_room(config.max_connections, gpus));
-    let orders = shared.registry.borrow_mut().configure(config);
+    let orders = shared.registry.borrow_mut().tenancy.configure(config);
     shared.note_change();
     let (in_force, at_next_start) = (now.join(", "), later.join(", "));
     tracing::info!(in_force, at_next_start, "the daemon read its configuration again");

@@ -112,12 +112,12 @@ impl Slurm {
         let nodes = nodes(place.slurm_node());
         match answer {
             Ok((job, text)) => match JobGpus::read(&text, job, &nodes) {
-                Ok(allocation) => Ok(Some(allot(job, allocation.as_ref(), registry.borrow().gpus()))),
+                Ok(allocation) => Ok(Some(allot(job, allocation.as_ref(), registry.borrow().tenancy.gpus()))),
                 Err(reason @ SlurmError::NoNode { .. }) => Err(reason.to_string()),
                 // The user may have put lines into the record, and must gain nothing by it.
                 Err(reason) => {
                     tracing::warn!(job, %reason, "a Slurm job runs as if it had no GPU");
-                    Ok(Some(allot(job, None, registry.borrow().gpus())))
+                    Ok(Some(allot(job, None, registry.borrow().tenancy.gpus())))
                 }
             },
             Err(NoAnswer::Failed(reason)) => Err(reason),

@@ -39,7 +39,7 @@ fn grouped<'a, K: Copy + Eq + Hash + 'a, V>(all: impl Iterator<Item = &'a (K, V)
 
 /// Returns the reports of all arbiters, or `None` if an arbiter does not answer.
 pub async fn reports(shared: &Shared) -> Option<Vec<Report>> {
-    let pending = shared.registry.borrow().gpus().reports();
+    let pending = shared.registry.borrow().tenancy.gpus().reports();
     answers(pending).await
 }
 
@@ -56,9 +56,9 @@ pub async fn publish(shared: &Shared) -> Option<Arc<Status>> {
 async fn now(shared: &Shared) -> Option<Status> {
     let reports = reports(shared).await?;
     let (registry, board) = (shared.registry.borrow(), shared.watcher.board());
-    let (config, tenants) = (registry.config(), registry.tenants());
+    let (config, tenants) = (registry.config(), registry.tenancy.tenants());
     let names = tenants.names();
-    let gpus = registry.gpus().iter().zip(&reports).enumerate();
+    let gpus = registry.tenancy.gpus().iter().zip(&reports).enumerate();
     let accounts: Accounts<'_> = grouped(reports.iter().flat_map(|report| &report.tenants));
     let sessions: Sessions<'_> = grouped(reports.iter().flat_map(|report| &report.sessions));
     let late_waits = |tenant: TenantId, gpu: usize| -> BTreeMap<String, u64> {
@@ -70,8 +70,8 @@ async fn now(shared: &Shared) -> Option<Status> {
             waits
         })
     };
-    let gpu_bytes = |gpu: usize| registry.gpus().iter().nth(gpu).map(|gpu| gpu.memory_bytes);
-    let (faults, points) = (registry.gpus().faults(), shared.points.borrow());
+    let gpu_bytes = |gpu: usize| registry.tenancy.gpus().iter().nth(gpu).map(|gpu| gpu.memory_bytes);
+    let (faults, points) = (registry.tenancy.gpus().faults(), shared.points.borrow());
     let gpu_status = |(index, (gpu, report)): (usize, (&Gpu, &Report))| GpuStatus {
         fault: faults.of(&gpu.uuid_text),
         ..gpu_status(index, gpu, report, &names)

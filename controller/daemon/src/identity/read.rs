@@ -50,6 +50,27 @@ pub fn place(pid: u32) -> Option<Place> {
     cgroup::place(&text(pid, "cgroup")?)
 }
 
+/// Returns the groups of a process, as the kernel shows them.
+pub fn groups(pid: u32) -> Option<Vec<u32>> {
+    groups_in(&text(pid, "status")?)
+}
+
+/// Returns the groups in the text of a process's status file: the supplementary groups, and the
+/// effective group, which need not be among them.
+fn groups_in(status: &str) -> Option<Vec<u32>> {
+    let numbers = |field: &str| -> Option<Vec<u32>> {
+        let numbers = status.lines().find_map(|line| line.strip_prefix(field))?;
+        Some(numbers.split_whitespace().filter_map(|number| number.parse().ok()).collect())
+    };
+    let mut groups = numbers("Groups:")?;
+    // The line has the real group and then the effective group.
+    let effective = *numbers("Gid:")?.get(1)?;
+    if !groups.contains(&effective) {
+        groups.push(effective);
+    }
+    Some(groups)
+}
+
 /// Returns the owner of a process. In a user namespace of its own (a rootless container), user ids
 /// are made up. The owner is then the user who made the outermost such namespace.
 pub fn owner(pid: u32, user: u32) -> u32 {
@@ -125,6 +146,7 @@ pub fn namespace_name(number: u64) -> String {
 mod tests {
     use super::*;
     use crate::identity::source::Source;
+    use std::collections::BTreeSet;
     use std::process::{Command, Stdio};
 
     #[test]
@@ -156,6 +178,24 @@ mod tests {
         let mut own = process(std::process::id()).unwrap();
         own.parent = 1;
         assert_eq!(parent(&own), None);
+    }
+
+    #[test]
+    fn the_groups_of_a_process_are_known() {
+        let own = rustix::process::getgroups().unwrap();
+        let own = own.into_iter().chain([rustix::process::getegid()]);
+        let own: BTreeSet<u32> = own.map(|group| group.as_raw()).collect();
+        let found: BTreeSet<u32> = groups(std::process::id()).unwrap().into_iter().collect();
+        assert_eq!(found, own);
+    }
+
+    #[test]
+    fn the_effective_group_counts_although_it_is_no_supplementary_group() {
+        let status = |groups: &str| format!("Name:\tpython\nGid:\t7\t100\t7\t100\nGroups:\t{groups} \n");
+        assert_eq!(groups_in(&status("1000 44")), Some(vec![1_000, 44, 100]));
+        assert_eq!(groups_in(&status("100")), Some(vec![100]));
+        assert_eq!(groups_in(&status("")), Some(vec![100]));
+        assert_eq!(groups_in("Groups:\t1\n"), None);
     }
 
     #[test]

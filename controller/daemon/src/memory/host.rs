@@ -33,7 +33,7 @@ fn promised_bytes(tenant: &Tenant) -> u64 {
 /// if the system does not tell.
 fn room_bytes(shared: &Shared) -> Option<u64> {
     let promised =
-        managed(shared.registry.borrow().tenants()).map(promised_bytes).fold(0, u64::saturating_add);
+        managed(shared.registry.borrow().tenancy.tenants()).map(promised_bytes).fold(0, u64::saturating_add);
     let host = HostMemory::parse(&std::fs::read_to_string(HostMemory::FILE).ok()?)?;
     Some(room_of(&host, promised, shared.residency.borrow().suspended_bytes()))
 }
@@ -41,12 +41,12 @@ fn room_bytes(shared: &Shared) -> Option<u64> {
 /// Bounds the host memory of each tenant with managed memory. The caller does so every second, and
 /// before a new session learns of its ledger.
 pub fn share_out(shared: &Shared) {
-    let count = managed(shared.registry.borrow().tenants()).count() as u64;
+    let count = managed(shared.registry.borrow().tenancy.tenants()).count() as u64;
     if count == 0 {
         return;
     }
     let Some(room_bytes) = room_bytes(shared) else { return };
-    for tenant in managed(shared.registry.borrow().tenants()) {
+    for tenant in managed(shared.registry.borrow().tenancy.tenants()) {
         let bound_bytes = promised_bytes(tenant).saturating_add(room_bytes / count);
         // A bound of 0 would mean none.
         tenant.memory.ledger().page().host().set_obtainable(bound_bytes.max(1));

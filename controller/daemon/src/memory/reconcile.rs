@@ -14,15 +14,15 @@ const PERIOD: Duration = Duration::from_secs(1);
 pub async fn serve(shared: Rc<Shared>) {
     loop {
         sleep(PERIOD).await;
-        let is_empty = shared.registry.borrow().tenants().is_empty();
-        let before = held(shared.registry.borrow().tenants());
-        let accounts = appraisal::Before::of(shared.registry.borrow().tenants());
-        let uuids = shared.registry.borrow().gpus().uuids();
+        let is_empty = shared.registry.borrow().tenancy.tenants().is_empty();
+        let before = held(shared.registry.borrow().tenancy.tenants());
+        let accounts = appraisal::Before::of(shared.registry.borrow().tenancy.tenants());
+        let uuids = shared.registry.borrow().tenancy.gpus().uuids();
         // Without tenants, the daemon does not ask NVML, and forgets NVML's figures. A driver may
         // answer slowly, and tenants come and go meanwhile.
         let found = if is_empty { BTreeMap::new() } else { nvml::usage(uuids).await };
-        shared.registry.borrow_mut().reconcile(&found, &before);
-        accounts.tell(shared.registry.borrow().tenants(), &found);
+        shared.registry.borrow_mut().tenancy.reconcile(&found, &before);
+        accounts.tell(shared.registry.borrow().tenancy.tenants(), &found);
         host::share_out(&shared);
         if is_empty && shared.http.is_none() && shared.status.borrow().tenants.is_empty() {
             // Nothing has changed since the last tenant was forgotten. Metrics also show the

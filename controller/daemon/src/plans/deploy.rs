@@ -232,7 +232,7 @@ impl<'a> Work<'a> {
 /// A tenant has no session on the GPU, or several.
 fn parties(gpu: usize, of: &[Known], registry: &Registry) -> Result<Vec<Party>, String> {
     let party = |(name, learned): &Known| {
-        let tenant = registry.tenants().named(name)?;
+        let tenant = registry.tenancy.tenants().named(name)?;
         let mut sessions = tenant.members.sessions().values().filter(|session| session.gpus.contains(&gpu));
         let session = sessions.next().ok_or_else(|| format!("`{name}` has no process on the GPU now"))?;
         if sessions.next().is_some() {

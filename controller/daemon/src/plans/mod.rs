@@ -79,7 +79,7 @@ impl Lesson {
 
     /// Returns whether the lesson is of the tenant that has this name now.
     fn is_of(&self, name: &str, registry: &Registry) -> bool {
-        registry.tenants().get(name).is_some_and(|tenant| tenant.id == self.tenant)
+        registry.tenancy.tenants().get(name).is_some_and(|tenant| tenant.id == self.tenant)
     }
 }
 
@@ -135,7 +135,7 @@ impl Plans {
         };
         let iterations =
             self.lessons.iter().filter(|(name, _)| is_known(name)).filter_map(iteration).collect();
-        let numbered: Vec<_> = registry.gpus().iter().collect();
+        let numbered: Vec<_> = registry.tenancy.gpus().iter().collect();
         let plan = |(gpu, deployed): (&usize, &Deployed)| {
             let tenants = deployed.of.iter().map(|(name, learned)| (name.clone(), learned.status.clone()));
             let uuid = numbered.get(*gpu)?.uuid_text.clone();
@@ -171,7 +171,7 @@ impl Plans {
 
     fn restore_plan(&mut self, saved: SavedPlan, registry: &Registry) -> Result<(), String> {
         let SavedPlan { uuid, tenants, plan } = saved;
-        let gpu = registry.gpus().number_named(&uuid).ok_or("the daemon does not manage the GPU")?;
+        let gpu = registry.tenancy.gpus().number_named(&uuid).ok_or("the daemon does not manage the GPU")?;
         if !is_whole(&plan, tenants.len()) {
             return Err("the plan is not for these tenants".to_owned());
         }
@@ -196,7 +196,7 @@ impl Plans {
         status: &IterationStatus,
         registry: &Registry,
     ) -> Result<Arc<Learned>, String> {
-        let tenant = registry.tenants().named(name)?.id;
+        let tenant = registry.tenancy.tenants().named(name)?.id;
         let known = self.lessons.get(name).and_then(Lesson::iteration).cloned();
         if let Some(known) = known.as_ref().filter(|known| known.status == *status) {
             return Ok(Arc::clone(known));
@@ -371,7 +371,7 @@ fn found_status(gpu: usize, of: &[Known], plan: Option<&Result<Plan, String>>) -
 /// # Errors
 /// There is no such tenant.
 pub(crate) fn show(name: &str, shared: &Rc<Shared>) -> Result<PlanStatus, String> {
-    shared.registry.borrow().tenants().named(name)?;
+    shared.registry.borrow().tenancy.tenants().named(name)?;
     consider(shared);
     Ok(shared.plans.borrow().status(name))
 }
@@ -381,7 +381,7 @@ pub(crate) fn show(name: &str, shared: &Rc<Shared>) -> Result<PlanStatus, String
 /// # Errors
 /// There is no plan that pays, or the tenants cannot follow it.
 pub(crate) fn on(name: &str, shared: &Rc<Shared>) -> Result<PlanStatus, String> {
-    shared.registry.borrow().tenants().named(name)?;
+    shared.registry.borrow().tenancy.tenants().named(name)?;
     consider(shared);
     let mut plans = shared.plans.borrow_mut();
     if plans.deployed.values().any(|deployed| deployed.is_on() && deployed.has(name)) {
@@ -416,7 +416,7 @@ pub(crate) fn on(name: &str, shared: &Rc<Shared>) -> Result<PlanStatus, String> 
 /// # Errors
 /// There is no such tenant, or it follows no plan.
 pub(crate) fn off(name: &str, shared: &Rc<Shared>) -> Result<PlanStatus, String> {
-    shared.registry.borrow().tenants().named(name)?;
+    shared.registry.borrow().tenancy.tenants().named(name)?;
     let mut plans = shared.plans.borrow_mut();
     let before = plans.deployed.len();
     plans.deployed.retain(|_, deployed| !deployed.has(name));
@@ -444,7 +444,7 @@ pub(crate) fn learn(name: &str, ms: u64, shared: &Rc<Shared>) -> Result<PlanStat
     plans.forget(&shared.registry.borrow());
     let (id, asked) = {
         let registry = shared.registry.borrow();
-        let tenant = registry.tenants().named(name)?;
+        let tenant = registry.tenancy.tenants().named(name)?;
         let sessions = tenant.members.sessions().values().take(MOST_SESSIONS);
         let pages = |session: &Session| (Arc::clone(&session.grant), Arc::clone(&session.meter));
         (tenant.id, sessions.map(pages).collect::<Vec<_>>())
@@ -619,7 +619,7 @@ type Beside = (String, Arc<Learned>, u32);
 /// Returns the known tenants that run at once, by GPU: two at least.
 fn together(registry: &Registry, lessons: &BTreeMap<String, Lesson>) -> BTreeMap<usize, Vec<Beside>> {
     let mut together: BTreeMap<usize, Vec<Beside>> = BTreeMap::new();
-    for (name, tenant) in registry.tenants().iter() {
+    for (name, tenant) in registry.tenancy.tenants().iter() {
         let Some(learned) = lessons.get(name).and_then(Lesson::iteration) else { continue };
         let sessions = || tenant.members.sessions().values();
         let gpus: BTreeSet<usize> = sessions().flat_map(|session| session.gpus.iter().copied()).collect();
@@ -749,14 +749,15 @@ mod tests {
     fn the_next_daemon_knows_the_iterations_without_a_plan() {
         let registry = registry_of(&["a", "b"]);
         let mut plans = Plans::default();
+        let id = |name: &str| registry.tenancy.tenants().get(name).unwrap().id;
         for name in ["a", "b"] {
-            let tenant = registry.tenants().get(name).unwrap().id;
+            let tenant = id(name);
             let lesson = Lesson { tenant, is_recording: true, learned: None };
             plans.lessons.insert(name.to_owned(), lesson);
         }
         let status = iteration(3);
-        plans.keep("a", registry.tenants().get("a").unwrap().id, Ok(learned_of(&status)));
-        plans.keep("b", registry.tenants().get("b").unwrap().id, Err("it launched nothing".to_owned()));
+        plans.keep("a", id("a"), Ok(learned_of(&status)));
+        plans.keep("b", id("b"), Err("it launched nothing".to_owned()));
         let mut state = State::new("boot", 1, Vec::new(), Vec::new());
         (state.iterations, state.plans) = plans.saved(&registry);
         let read = state::parse(&state.to_bytes().unwrap()).unwrap();
@@ -784,7 +785,7 @@ mod tests {
         plans.restore(all.into(), Vec::new(), &registry);
         assert_eq!(known(&plans), ["a", "c"]);
         // A tenant's iteration takes the place of the tenant's earlier iteration.
-        let tenant = registry.tenants().get("a").unwrap().id;
+        let tenant = registry.tenancy.tenants().get("a").unwrap().id;
         plans.keep("a", tenant, Ok(learned_of(&iteration(half))));
         assert_eq!(known(&plans), ["a", "c"]);
         plans.keep("a", tenant, Ok(learned_of(&iteration(half + 1))));

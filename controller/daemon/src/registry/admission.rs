@@ -3,14 +3,13 @@
 
 use super::waiting::{HOLDS_BACK_NS, Lack, Waiter};
 use super::{Order, Registry};
-use crate::arbiter::{Bell, SessionId, SessionSeat};
+use crate::arbiter::{Bell, SessionId};
 use crate::identity::source::Source;
 use crate::identity::{Facts, Identity, Key, free_name};
 use crate::memory::{TenantMemory, caps};
 use crate::probes::Presence;
-use crate::residency::{is_any_oversubscribed, let_wait};
 use crate::shm::{SharedPage, Writer};
-use crate::tenant::{Allotment, Ended, KeeperId, Owner, Placed, Profiled, Session, Tenant, Terms};
+use crate::tenant::{Allotment, KeeperId, Owner, Session, Tenant, Terms};
 use deepres_abi::beat::BeatPage;
 use deepres_abi::fallback::Fallback;
 use deepres_abi::grant::GrantPage;
@@ -68,7 +67,7 @@ pub struct Refused {
 
 impl Guest {
     /// Returns the key of the process; `None` if the daemon could not look at the process.
-    fn process(&self) -> Option<ProcessKey> {
+    pub(super) fn process(&self) -> Option<ProcessKey> {
         self.facts.process.as_ref().map(|process| process.key())
     }
 }
@@ -141,44 +140,38 @@ impl Registry {
             Role::Keeper => self.admit_keeper(&name, guest, hello),
             _ => self.admit_session(&name, guest, hello),
         };
-        if admitted.is_err()
-            && self.tenants.get(&name).is_some_and(|tenant| tenant.members.deserted_ns() == Some(0))
-        {
+        let tenant = self.tenancy.tenants().get(&name);
+        if admitted.is_err() && tenant.is_some_and(|tenant| tenant.members.deserted_ns() == Some(0)) {
             // The registry made the tenant for this process.
-            self.tenants.remove(&name);
+            self.tenancy.forget(&name);
         }
         let mut admitted = admitted?;
-        admitted.ready.extend(self.share_out_anew(&name));
+        admitted.ready.extend(self.tenancy.share_out_anew(&name));
         Ok(admitted)
     }
 
     fn admit_keeper(&mut self, name: &str, guest: &Guest, hello: &Hello) -> Result<Admitted, Refused> {
-        let placed = self.placer().place(name, hello)?;
-        let keeper = self.next_id();
-        let tenant = self.tenants.get_mut(name).ok_or_else(gone)?;
-        tenant.members.keep(keeper, guest.process());
-        let profiled = Profiled::of(&hello.profile, tenant.terms.asked().slo_ns);
-        tenant.profiled = profiled.or(tenant.profiled.take());
-        let granted = tenant.terms.granted();
+        let placed = self.tenancy.placer(&mut self.waiting).place(name, hello)?;
+        let (keeper, granted) = self.tenancy.keep(name, guest, hello).ok_or_else(gone)?;
         let mut welcome = Welcome::new(0, 0);
         welcome.sm_ppm = granted.sm_ppm.value.unwrap_or(0);
         wire::set_text(&mut welcome.tenant, name);
         for (uuid, index) in hello.gpus().iter().zip(&mut welcome.gpu_index) {
-            let chosen = self.gpus.number_of(uuid).filter(|gpu| placed.contains(*gpu));
+            let chosen = self.tenancy.gpus().number_of(uuid).filter(|gpu| placed.contains(*gpu));
             *index = chosen.and_then(|gpu| u8::try_from(gpu).ok()).unwrap_or(UNMANAGED);
         }
         welcome.set_fallback(&Fallback {
             share_ppm: granted.share_ppm.value,
             memory_bytes: granted.memory_bytes.value,
-            fail_mode: self.config.fail_mode.mode(),
+            fail_mode: self.config().fail_mode.mode(),
         });
         let membership = Membership::Keeper(keeper);
         Ok(Admitted { tenant: name.to_owned(), membership, welcome, pages: None, ready: Vec::new() })
     }
 
     fn admit_session(&mut self, name: &str, guest: &Guest, hello: &Hello) -> Result<Admitted, Refused> {
-        let session_id = self.next_id();
-        let tenant = self.tenants.get(name).ok_or_else(gone)?;
+        let session_id = self.tenancy.next_id();
+        let tenant = self.tenancy.tenants().get(name).ok_or_else(gone)?;
         let slot = tenant.members.free_slot().ok_or_else(|| {
             let reason = format!(
                 "the tenant `{name}` has {MAX_SESSIONS} processes already, the most that a tenant can have"
@@ -190,38 +183,28 @@ impl Registry {
         let mut gpus = Vec::new();
         for (uuid, index) in hello.gpus().iter().zip(&mut welcome.gpu_index) {
             // If the hello lists a GPU twice, the GPU counts once.
-            if let Some(gpu) = self.gpus.number_of(uuid).filter(|gpu| !gpus.contains(gpu)) {
+            if let Some(gpu) = self.tenancy.gpus().number_of(uuid).filter(|gpu| !gpus.contains(gpu)) {
                 *index = u8::try_from(gpu).unwrap_or(UNMANAGED);
                 gpus.push(gpu);
             }
         }
         let pages = self.pages(session_id, tenant, gpus.len()).map_err(no_room)?;
-        let process = guest.process();
-        self.memory.promise_on(&mut self.tenants, &self.gpus, name, &gpus);
-        let tenant = self.tenants.get_mut(name).ok_or_else(gone)?;
-        tenant.memory.open_slot(slot, &gpus);
-        // The wishes of this process are also in force on the other GPUs of the tenant.
-        let others = tenant.gpus().iter().filter(|gpu| !gpus.contains(gpu));
-        let mut ready: Vec<Order> = others.filter_map(|gpu| self.gpus.tell(*gpu, tenant)).collect();
-        for (gpu, bell) in gpus.iter().zip(&pages.bells) {
-            tenant.come_to(*gpu);
-            if !tenant.members.are_on(*gpu) {
-                tenant.memory.begin_on(*gpu);
-            }
-            let session = SessionSeat {
-                id: session_id,
-                grant: Arc::clone(&pages.grant),
-                meter: Arc::clone(&pages.meter),
-                ledger_slot: slot,
-                bell: bell.clone(),
-                process,
-                user: guest.source.number(),
-                continues: hello.sessions_before > 0,
-            };
-            let seat = tenant.seat_on(*gpu);
-            ready.extend(self.gpus.arbiter(*gpu).map(|arbiter| arbiter.enter(seat, session)));
-        }
         let client = harmless(wire::text(&hello.client).unwrap_or("?"));
+        let session = Session {
+            _presence: Presence::new(&self.connected, guest.peer.pid),
+            pid: guest.peer.pid,
+            source: guest.source.clone(),
+            process: guest.process(),
+            client: client.clone(),
+            container: guest.facts.container().cloned(),
+            slot,
+            gpus,
+            grant: Arc::clone(&pages.grant),
+            meter: Arc::clone(&pages.meter),
+        };
+        let continues = hello.sessions_before > 0;
+        let begun = self.tenancy.begin(name, session_id, session, &pages.bells, continues);
+        let ready = begun.ok_or_else(gone)?;
         if self.lines.allows(&guest.source) {
             tracing::info!(
                 tenant = name,
@@ -231,23 +214,6 @@ impl Registry {
                 client,
                 "a session began"
             );
-        }
-        let session = Session {
-            _presence: Presence::new(&self.connected, guest.peer.pid),
-            pid: guest.peer.pid,
-            source: guest.source.clone(),
-            process,
-            client,
-            container: guest.facts.container().cloned(),
-            slot,
-            gpus,
-            grant: Arc::clone(&pages.grant),
-            meter: Arc::clone(&pages.meter),
-        };
-        tenant.members.begin(session_id, session);
-        ready.extend(self.renew_ceilings());
-        if let Some(tenant) = self.tenants.get(name).filter(|_| is_any_oversubscribed(&self.tenants)) {
-            let_wait(tenant);
         }
         Ok(Admitted {
             tenant: name.to_owned(),
@@ -261,8 +227,9 @@ impl Registry {
     /// Returns the pages of a new session of a tenant, and a bell for each of its GPUs.
     fn pages(&self, session: SessionId, tenant: &Tenant, gpus: usize) -> io::Result<Pages> {
         let grant = SharedPage::<GrantPage>::create("deepres-grant", Writer::Controller)?;
-        let heartbeat_limit_ns = u64::try_from(self.config.heartbeat_limit().as_nanos()).unwrap_or(u64::MAX);
-        grant.page().set_session(session, heartbeat_limit_ns, self.config.fail_mode.mode());
+        let heartbeat_limit_ns =
+            u64::try_from(self.config().heartbeat_limit().as_nanos()).unwrap_or(u64::MAX);
+        grant.page().set_session(session, heartbeat_limit_ns, self.config().fail_mode.mode());
         grant.page().begin_epochs(monotonic_ns());
         Ok(Pages {
             grant: Arc::new(grant),
@@ -275,41 +242,20 @@ impl Registry {
 
     /// Removes a session or a keeper. A session's memory and leases become free.
     pub fn depart(&mut self, name: &str, membership: Membership) {
-        let Some(user) = self.tenants.get(name).map(|tenant| tenant.owner.user) else { return };
-        let ended = match membership {
-            Membership::Keeper(id) => {
-                self.tenants.get_mut(name).map(|tenant| tenant.members.stop_keeping(id))
-            }
-            Membership::Session(id) => self.end_session(name, user, id),
+        let id = match membership {
+            Membership::Keeper(id) => return self.tenancy.stop_keeping(name, id),
+            Membership::Session(id) => id,
         };
-        if ended.is_some() {
-            self.note_desertion(name);
-            drop(self.share_out(user));
-        }
-    }
-
-    fn end_session(&mut self, name: &str, user: u32, id: SessionId) -> Option<()> {
-        // The daemon saves each returning process, and checks it until the process dies. The number
-        // is limited, because one process could connect under a thousand names.
-        let of_user = self.tenants.iter().filter(|(_, tenant)| tenant.owner.user == user);
-        let returning: usize = of_user.map(|(_, tenant)| tenant.members.returning().len()).sum();
-        let tenant = self.tenants.get_mut(name)?;
-        let Ended { session, may_return } =
-            tenant.members.end(id, returning < self.config.max_connections)?;
-        let arbiters = session.gpus.iter().filter_map(|gpu| self.gpus.arbiter(*gpu));
-        arbiters.for_each(|arbiter| arbiter.leave(tenant.id, id, may_return));
-        let freed_bytes = tenant.memory.clear_slot(session.slot, self.gpus.count());
-        tenant.give_slots_back(self.gpus.count());
+        let Some((session, freed_bytes)) = self.tenancy.end(name, id) else { return };
         if self.lines.allows(&session.source) {
             tracing::info!(tenant = name, session = id, pid = session.pid, freed_bytes, "a session ended");
         }
-        Some(())
     }
 
     /// Returns the part of the GPUs that a cluster gave to this key's tenant: by the allocation of
     /// a node's agent, or by Slurm.
     fn allotment_of(&self, guest: &Guest, key: &Key) -> Option<Allotment> {
-        let by_agent = self.allocations.allotment_of(key, &self.gpus);
+        let by_agent = self.allocations.allotment_of(key, self.tenancy.gpus());
         by_agent.or_else(|| guest.allotment.clone())
     }
 
@@ -336,7 +282,8 @@ impl Registry {
             }
         }
         let identity = self.finder().identify(guest, hello);
-        self.allocations.check(guest, hello, &identity.key, &self.gpus, self.config.pods_need_token)?;
+        let gpus = self.tenancy.gpus();
+        self.allocations.check(guest, hello, &identity.key, gpus, self.config().pods_need_token)?;
         let asked = wish(hello)?;
         let oversubscribe = Oversubscribe::from_number(hello.oversubscribe);
         let is_back = hello.sessions_before > 0;
@@ -357,30 +304,19 @@ impl Registry {
             _ => self.waiting.remove(&identity.key),
         }
         let terms = terms?;
-        let Some(name) = self.tenants.of_key(&identity.key).map(|(name, _)| name.to_owned()) else {
+        let known = self.tenancy.tenants().of_key(&identity.key);
+        let Some(name) = known.map(|(name, _)| name.to_owned()) else {
             return self.make_tenant(guest, identity, terms, oversubscribe, role);
         };
-        let known = self.tenants.get(&name).and_then(|tenant| tenant.terms.allotment());
+        let known = self.tenancy.tenants().get(&name).and_then(|tenant| tenant.terms.allotment());
         if let Some(allotment) = self.allotment_of(guest, &identity.key).filter(|new| Some(new) != known) {
             // Slurm did not answer when the job's earlier processes came, or the agent changed the
             // allocation.
-            drop(self.change(&name, |tenant| tenant.allot(allotment)));
+            drop(self.tenancy.change(&name, |tenant| tenant.allot(allotment)));
         }
-        let keeps_settings = self.keeps_settings(&name, guest.facts.owner, &terms);
-        let Some(tenant) = self.tenants.get_mut(&name) else { return Ok(name) };
+        let Some(tenant) = self.tenancy.tenants().get(&name) else { return Ok(name) };
         if tenant.members.are_gone() && !is_back {
-            tenant.owner.user = guest.facts.owner;
-            tenant.owner.groups.clone_from(&guest.groups);
-            tenant.owner.container = guest.facts.container().cloned();
-            let before = std::mem::replace(&mut tenant.terms, terms);
-            if keeps_settings {
-                tenant.terms.keep_settings_of(&before);
-            }
-            tenant.residence.set_oversubscribe(oversubscribe);
-            tenant.memory.promise_everywhere();
-            tenant.job = Arc::default();
-            tenant.placed = Placed::by_cluster(&tenant.terms);
-            tenant.profiled = None;
+            self.tenancy.begin_anew(&name, guest, terms, oversubscribe);
             return Ok(name);
         }
         let stated = tenant.terms.stated();
@@ -391,16 +327,7 @@ impl Registry {
             );
             return Err(Refused::new(RefusalKind::Request, reason));
         }
-        tenant.residence.join_oversubscribe(oversubscribe);
-        if tenant.terms.ask_more(asked) {
-            // The class and the share may come from different processes. Together they may be a
-            // guarantee for which neither process asked.
-            let wish = tenant.terms.wish();
-            let has_room = self.have_room(&wish, &identity.key);
-            if let Some(tenant) = self.tenants.get_mut(&name) {
-                tenant.terms.set_has_room(has_room);
-            }
-        }
+        self.tenancy.join(&name, asked, oversubscribe);
         Ok(name)
     }
 
@@ -414,15 +341,16 @@ impl Registry {
     fn terms(&self, guest: &Guest, key: &Key, asked: Wish, can_be_told: bool) -> Result<Terms, Refused> {
         let user = guest.facts.owner;
         let mut terms =
-            Terms::new(asked, self.config.defaults.wish(), self.config.caps_of(user, &guest.groups));
+            Terms::new(asked, self.config().defaults.wish(), self.config().caps_of(user, &guest.groups));
         self.allotment_of(guest, key).into_iter().for_each(|allotment| terms.allot(allotment));
-        let known = self.tenants.of_key(key).filter(|(_, tenant)| !tenant.is_deserted());
-        let foresee = || caps::foreseen_part(&self.tenants, self.gpus.count(), user, key, &terms);
+        let (tenants, gpus) = (self.tenancy.tenants(), self.tenancy.gpus().count());
+        let known = tenants.of_key(key).filter(|(_, tenant)| !tenant.is_deserted());
+        let foresee = || caps::foreseen_part(tenants, gpus, user, key, &terms);
         let part = known.map_or_else(foresee, |(_, tenant)| tenant.terms.part());
         terms.set_part(part);
         let wish = terms.wish();
-        let has_share = self.tenants.have_room(self.gpus.count(), &wish, key);
-        let lacks_memory = self.memory.lacks(&self.tenants, &self.gpus, &wish, key);
+        let has_share = tenants.have_room(gpus, &wish, key);
+        let lacks_memory = self.tenancy.lacks_memory(&wish, key);
         let is_new = can_be_told && known.is_none();
         let lacks_memory = lacks_memory.or_else(|| is_new.then(|| self.waits_for_others(&wish, key))?);
         terms.set_has_room(has_share);
@@ -475,14 +403,14 @@ impl Registry {
         // outside cannot know the names inside. So if the name is in use, the daemon does not
         // refuse the process but adds a number to the tenant's name.
         let is_inside = |key: &Key| matches!(key, Key::Name { place: Some(_), .. });
-        let other = self.tenants.get(&identity.name).map(|other| &other.owner);
+        let other = self.tenancy.tenants().get(&identity.name).map(|other| &other.owner);
         let other = other.filter(|other| !is_inside(&other.key) && !is_inside(&identity.key));
         if let Some(other) = other.filter(|_| role == Role::Keeper) {
             let reason =
                 format!("the tenant `{}` belongs to user {}; choose another name", identity.name, other.user);
             return Err(Refused::new(RefusalKind::Request, reason));
         }
-        let name = free_name(&identity.name, |name| self.tenants.get(name).is_some());
+        let name = free_name(&identity.name, |name| self.tenancy.tenants().get(name).is_some());
         let owner = Owner {
             key: identity.key,
             found: identity.found,
@@ -490,29 +418,11 @@ impl Registry {
             user: guest.facts.owner,
             groups: guest.groups.clone(),
         };
-        let mut tenant = Tenant::new(self.next_id(), owner, terms, TenantMemory::new().map_err(no_room)?);
+        let memory = TenantMemory::new().map_err(no_room)?;
+        let mut tenant = Tenant::new(self.tenancy.next_id(), owner, terms, memory);
         tenant.residence.set_oversubscribe(oversubscribe);
-        self.tenants.add(name.clone(), tenant);
+        self.tenancy.add(name.clone(), tenant);
         Ok(name)
-    }
-
-    /// Returns whether a deserted tenant that gets a process again keeps its administrator's
-    /// settings, a pause included. `terms` are the terms for which the process asks. A tenant must
-    /// not lose its limits by ending and beginning anew, so it usually keeps the settings. The
-    /// tenant loses the settings if the process belongs to another user, or if there is no room for
-    /// the guarantees.
-    fn keeps_settings(&self, name: &str, user: u32, terms: &Terms) -> bool {
-        self.tenants.get(name).is_some_and(|tenant| {
-            let wish = tenant.terms.settings_over(terms);
-            tenant.owner.user == user && self.have_room(&wish, &tenant.owner.key)
-        })
-    }
-
-    /// Returns whether the guaranteed share and memory of `wish` fit beside the guarantees of other
-    /// tenants.
-    fn have_room(&self, wish: &Wish, own: &Key) -> bool {
-        self.tenants.have_room(self.gpus.count(), wish, own)
-            && self.memory.lacks(&self.tenants, &self.gpus, wish, own).is_none()
     }
 }
 

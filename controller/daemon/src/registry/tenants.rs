@@ -43,15 +43,6 @@ impl Tenants {
         })
     }
 
-    /// Returns the tenant with this name for a change.
-    ///
-    /// # Errors
-    /// The same errors as [`Self::named`].
-    pub fn named_mut(&mut self, name: &str) -> Result<&mut Tenant, String> {
-        self.named(name)?;
-        self.0.get_mut(name).ok_or_else(|| unknown(name, &[]))
-    }
-
     /// Returns the tenant with this key, and its name.
     pub fn of_key(&self, key: &Key) -> Option<(&str, &Tenant)> {
         self.iter().find(|(_, tenant)| tenant.owner.key == *key)

@@ -129,7 +129,7 @@ struct Visits {
 pub async fn serve(shared: Rc<Shared>) {
     let mut was_needed = false;
     loop {
-        let is_needed = stay::is_anybody_to_make_room(shared.registry.borrow().tenants());
+        let is_needed = stay::is_anybody_to_make_room(shared.registry.borrow().tenancy.tenants());
         // After the last tenant that could make room has left, the loop looks once more. So the
         // daemon tells the tenants that still wait for its memory.
         if is_needed || was_needed || !shared.residency.borrow().suspended.is_empty() {
@@ -198,7 +198,7 @@ async fn look(shared: &Rc<Shared>) {
     // This line reads the needs of tenants before the free memory. So if a tenant gets memory
     // meanwhile, the daemon may tell it of room once too often. The daemon never tells a tenant too
     // seldom.
-    let stays = stay::stays(shared.registry.borrow().tenants(), &reports);
+    let stays = stay::stays(shared.registry.borrow().tenancy.tenants(), &reports);
     let free = free(shared).await;
     let now_ns = monotonic_ns();
     let dead = shared.residency.borrow_mut().forget_the_dead(&stays);
@@ -236,7 +236,7 @@ async fn make_room(leavers: &[Stay], enters: &Stay, shared: &Rc<Shared>) {
         // `bring_back` reports its own failures.
         let _ = bring_back(&enters.name, shared).await;
     } else {
-        if let Some(tenant) = shared.registry.borrow().tenants().get(&enters.name) {
+        if let Some(tenant) = shared.registry.borrow().tenancy.tenants().get(&enters.name) {
             stay::announce_room(tenant);
         }
     }
@@ -275,7 +275,7 @@ async fn take_off(stay: &Stay, is_by_hand: bool, shared: &Rc<Shared>) -> Result<
     // The daemon waits for the work in flight here, where the arbiter charges it. If the driver
     // waited for the work, no arbiter would charge the work.
     let drained = async {
-        let has_work = || shared.registry.borrow().tenants().get(name).is_some_and(stay::has_work);
+        let has_work = || shared.registry.borrow().tenancy.tenants().get(name).is_some_and(stay::has_work);
         while has_work() {
             sleep(TICK / 4).await;
         }
@@ -321,7 +321,7 @@ async fn take_off(stay: &Stay, is_by_hand: bool, shared: &Rc<Shared>) -> Result<
 fn keep_here(name: &str, for_ns: u64, shared: &Shared) {
     let until_ns = monotonic_ns().saturating_add(for_ns);
     let stays = |tenant: &mut Tenant| tenant.residence.stay_until(until_ns);
-    drop(shared.registry.borrow_mut().change(name, stays));
+    drop(shared.registry.borrow_mut().tenancy.change(name, stays));
 }
 
 /// Brings back a suspended tenant. Returns true if the tenant is back, and false if the GPUs have
@@ -656,7 +656,7 @@ impl Residency {
     ) -> Option<(Move, BTreeSet<GpuIndex>)> {
         let mut seen: Vec<Seen> = stays.iter().map(|stay| self.see(stay, now_ns)).collect();
         let registry = shared.registry.borrow();
-        let tenants = registry.tenants();
+        let tenants = registry.tenancy.tenants();
         stay::say_what_is_obtainable(tenants, &stay::grown(&seen, tenants), free);
         let waiting: BTreeSet<(TenantId, GpuIndex)> =
             seen.iter().flat_map(|seen| seen.needs.keys().map(|gpu| (seen.id, *gpu))).collect();
@@ -752,7 +752,7 @@ impl Told {
 
 /// Returns the free memory of each GPU by NVML, bytes. GPUs without a known figure are left out.
 async fn free(shared: &Shared) -> Bytes {
-    let uuids = shared.registry.borrow().gpus().uuids();
+    let uuids = shared.registry.borrow().tenancy.gpus().uuids();
     nvml::free_bytes(uuids).await
 }
 
@@ -762,13 +762,13 @@ async fn free(shared: &Shared) -> Bytes {
 /// The message for the administrator.
 fn stay_of(name: &str, shared: &Shared) -> Result<Stay, String> {
     let registry = shared.registry.borrow();
-    registry.tenants().named(name).map(|tenant| Stay::of(name, tenant))
+    registry.tenancy.tenants().named(name).map(|tenant| Stay::of(name, tenant))
 }
 
 /// Closes the gates of a tenant that is suspended, or opens the gates of a tenant that is back.
 /// Returns the orders to the arbiters.
 fn close_gates(shared: &Shared, name: &str, is_suspended: bool) -> Vec<Order> {
-    shared.registry.borrow_mut().change(name, |tenant| {
+    shared.registry.borrow_mut().tenancy.change(name, |tenant| {
         tenant.residence.set_suspended(is_suspended);
         // NVML's figures are from the time before the move. If a tenant's memory is on the host,
         // NVML has no figures for the tenant.

@@ -320,7 +320,7 @@ async fn converse(
     let _ = answers(ready).await;
     // This line waits until the user's other tenants know how much they may hold beside the new
     // tenant.
-    let ready = shared.registry.borrow_mut().share_out_anew(&tenant);
+    let ready = shared.registry.borrow_mut().tenancy.share_out_anew(&tenant);
     let _ = answers(ready).await;
     memory::host::share_out(shared);
     if let Some(pid) = wants_metering(&packet)

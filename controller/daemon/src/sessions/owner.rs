@@ -39,7 +39,7 @@ pub async fn answer(
 async fn reply(guest: &Guest, hello: &Hello, shared: &Rc<Shared>) -> Reply {
     let is_own = |name: &str| {
         let registry = shared.registry.borrow();
-        registry.tenants().get(name).is_some_and(|tenant| owns(guest, tenant))
+        registry.tenancy.tenants().get(name).is_some_and(|tenant| owns(guest, tenant))
     };
     let name = wire::text(&hello.tenant).unwrap_or_default();
     if !name.is_empty() {

@@ -48,8 +48,8 @@ pub async fn answer(
 /// Returns the UUID of the first GPU in a hello, in NVML's form. Returns `None` if the daemon does
 /// not manage this GPU.
 fn managed_uuid(registry: &Registry, hello: &Hello) -> Option<String> {
-    let number = registry.gpus().number_of(hello.gpus().first()?)?;
-    registry.gpus().uuids().into_iter().nth(number)
+    let number = registry.tenancy.gpus().number_of(hello.gpus().first()?)?;
+    registry.tenancy.gpus().uuids().into_iter().nth(number)
 }
 
 /// Returns the limits and the use of a process's tenant on the GPUs in its hello.
@@ -64,7 +64,7 @@ fn view(registry: &Registry, guest: &Guest, hello: &Hello, reports: &[Report]) -
         .ok_or_else(|| Refused::new(RefusalKind::Request, "the process belongs to no tenant"))?;
     let mut view = View::new(guest.peer.pid);
     for (uuid, seen) in hello.gpus().iter().zip(&mut view.gpus) {
-        let Some(gpu) = registry.gpus().number_of(uuid) else { continue };
+        let Some(gpu) = registry.tenancy.gpus().number_of(uuid) else { continue };
         let accounts = reports.get(gpu).map_or(&[][..], |report| &report.tenants);
         let account = accounts.iter().find(|(id, _)| *id == tenant.id);
         seen.is_managed = 1;

@@ -8,9 +8,8 @@ use crate::memory::TenantMemory;
 use crate::registry::Tenants;
 use crate::tenant::{Members, Owner, Placed, Tenant, Terms};
 use deepres_abi::wire::TENANT_NAME_BYTES;
-use deepres_model::authority::Wish;
 use deepres_model::clock::monotonic_ns;
-use deepres_model::config::{CapOf, Caps};
+use deepres_model::config::Config;
 use deepres_model::identity::Found;
 use deepres_model::process::ProcessKey;
 use deepres_model::text::harmless;
@@ -74,7 +73,7 @@ fn saved(name: &str, tenant: &Tenant, gpus: &Gpus) -> SavedTenant {
 }
 
 /// Restores the tenants that the previous daemon saved, and their accounts in the arbiters.
-/// `next_id` is the number of the next tenant. `caps_of` returns the caps of a tenant's user.
+/// `next_id` is the number of the next tenant.
 ///
 /// # Errors
 ///
@@ -82,11 +81,10 @@ fn saved(name: &str, tenant: &Tenant, gpus: &Gpus) -> SavedTenant {
 /// error stay.
 pub fn restore(
     state: &State,
+    config: &Config,
     gpus: &Gpus,
     tenants: &mut Tenants,
     next_id: &mut u64,
-    defaults: Wish,
-    caps_of: impl Fn(&SavedTenant) -> (Caps, CapOf),
 ) -> io::Result<()> {
     let mut restored: Vec<Restored> = gpus.iter().map(|_| Restored::default()).collect();
     for gpu in &state.gpus {
@@ -103,7 +101,7 @@ pub fn restore(
             );
             continue;
         }
-        let mut tenant = tenant(*next_id, saved, defaults, caps_of(saved))?;
+        let mut tenant = tenant(*next_id, saved, config)?;
         *next_id += 1;
         if let Some(placed) = saved.placed.as_ref().filter(|_| tenant.placed.is_none()) {
             let numbers: Option<_> = placed.gpus.iter().map(|uuid| gpus.number_named(uuid)).collect();
@@ -138,7 +136,7 @@ pub fn restore(
 }
 
 /// Returns a saved tenant without its accounts.
-fn tenant(id: TenantId, saved: &SavedTenant, defaults: Wish, caps: (Caps, CapOf)) -> io::Result<Tenant> {
+fn tenant(id: TenantId, saved: &SavedTenant, config: &Config) -> io::Result<Tenant> {
     let owner = Owner {
         key: saved.key.clone().unwrap_or_else(|| {
             let name = saved.name.clone();
@@ -149,7 +147,9 @@ fn tenant(id: TenantId, saved: &SavedTenant, defaults: Wish, caps: (Caps, CapOf)
         user: saved.uid,
         groups: saved.groups.clone(),
     };
-    let mut tenant = Tenant::new(id, owner, Terms::restored(saved, defaults, caps), TenantMemory::new()?);
+    let caps = config.caps_of(saved.uid, &saved.groups);
+    let terms = Terms::restored(saved, config.defaults.wish(), caps);
+    let mut tenant = Tenant::new(id, owner, terms, TenantMemory::new()?);
     if let Some(allotment) = &saved.allotment {
         tenant.allot(allotment.clone());
     }
@@ -173,8 +173,7 @@ mod tests {
             SavedTenant { name: "train".to_owned(), accounts: accounts.clone(), ..Default::default() };
         let before = State::new("boot", 1, Vec::new(), vec![tenant]);
         let (gpus, mut tenants) = (Gpus::default(), Tenants::default());
-        let caps_of = |_: &SavedTenant| (Caps::default(), CapOf::Everyone);
-        restore(&before, &gpus, &mut tenants, &mut 0, Wish::default(), caps_of).unwrap();
+        restore(&before, &Config::default(), &gpus, &mut tenants, &mut 0).unwrap();
         assert!(!tenants.get("train").unwrap().has_no_accounts());
         assert_eq!(state("boot", &gpus, &tenants, &[]).tenants[0].accounts, accounts);
     }

@@ -29,7 +29,7 @@ pub async fn serve(shared: Rc<Shared>) {
     let began = Instant::now();
     let mut due = began;
     loop {
-        shared.registry.borrow_mut().bury_the_dead();
+        shared.registry.borrow_mut().tenancy.bury_the_dead();
         let mut is_alive = false;
         if shared.has_stirred() || Instant::now() >= due {
             let outcome = save(&shared).await;
@@ -37,7 +37,7 @@ pub async fn serve(shared: Rc<Shared>) {
             let rests = (outcome == Saved::Already).then(|| RESTING_PERIOD.min(shared.service.period()));
             due = Instant::now() + rests.unwrap_or(Duration::ZERO);
         }
-        shared.service.report(&shared.registry.borrow().summary(), is_alive);
+        shared.service.report(&shared.registry.borrow().tenancy.summary(), is_alive);
         pause(&shared, began).await;
     }
 }
@@ -50,7 +50,7 @@ async fn pause(shared: &Shared, began: Instant) {
         sleep(EARLY_PERIOD.min(left())).await;
         // Returning processes used GPU time while no daemon ran. The arbiters charge this time when
         // all are back, or when the daemon writes the state.
-        if shared.registry.borrow().returning().is_empty() {
+        if shared.registry.borrow().tenancy.returning().is_empty() {
             return;
         }
     }
@@ -60,7 +60,7 @@ async fn pause(shared: &Shared, began: Instant) {
 /// Ends the wait for tenants of the previous daemon, after `RETURN_LIMIT`.
 pub async fn stop_waiting(shared: Rc<Shared>) {
     sleep(RETURN_LIMIT).await;
-    shared.registry.borrow_mut().stop_waiting();
+    shared.registry.borrow_mut().tenancy.stop_waiting();
     shared.note_change();
 }
 
@@ -71,14 +71,15 @@ pub async fn save(shared: &Shared) -> Saved {
     let mut file = Arc::clone(&shared.state).lock_owned().await;
     // No counter of this status is above the counters that this function saves.
     let status = Arc::clone(&shared.status.borrow());
-    let pending = shared.registry.borrow().gpus().snapshots();
+    let pending = shared.registry.borrow().tenancy.gpus().snapshots();
     let Some(snapshots) = answers(pending).await else {
         tracing::error!("the daemon does not write the state: a GPU's arbiter does not answer");
         return Saved::Nothing;
     };
     let mut state = {
         let registry = shared.registry.borrow();
-        let state = gather::state(file.boot(), registry.gpus(), registry.tenants(), &snapshots);
+        let state =
+            gather::state(file.boot(), registry.tenancy.gpus(), registry.tenancy.tenants(), &snapshots);
         State { allocations: registry.allocations().iter().cloned().collect(), ..state }
     };
     let board = shared.watcher.board();

@@ -201,9 +201,9 @@ impl Terms {
         }
     }
 
-    /// Pauses the tenant, or ends the pause. Returns whether the tenant was paused before.
-    pub fn set_paused(&mut self, is_paused: bool) -> bool {
-        std::mem::replace(&mut self.is_paused, is_paused)
+    /// Pauses the tenant, or ends the pause.
+    pub fn set_paused(&mut self, is_paused: bool) {
+        self.is_paused = is_paused;
     }
 
     /// Returns whether an administrator paused the tenant.
