@@ -315,6 +315,7 @@ pub struct MeterPage {
     excerpt: Excerpt,
     progress: Progress,
     width_ppm: [AtomicU32; MAX_GPUS],
+    mps_server: [AtomicU64; MAX_GPUS],
 }
 
 // SAFETY: the type is repr(C), begins with the head, contains only atomics, and has its own kind.
@@ -398,10 +399,21 @@ impl MeterPage {
         self.width_ppm.get(gpu)
     }
 
+    /// Returns the word with the identity of the MPS server whose client the process is on a GPU.
+    /// Returns `None` if `gpu` is no GPU index. Only kernels of one server's clients run at once.
+    /// The word is 0 without MPS, if the process does not know its server, and under an older
+    /// library.
+    pub fn mps_server(&self, gpu: usize) -> Option<&AtomicU64> {
+        self.mps_server.get(gpu)
+    }
+
     /// Returns the part of a GPU's SMs that the session reports for its launches: the lesser of
     /// [`Self::sm_ppm`] and [`Self::width_ppm`], parts per million. Returns 0 if the session
-    /// reports neither. The session may write any number.
+    /// reports neither, or does not name its MPS server. The session may write any number.
     pub fn part_ppm(&self, gpu: usize) -> u32 {
+        if self.mps_server(gpu).is_none_or(|word| word.load(Ordering::Relaxed) == 0) {
+            return 0;
+        }
         let read = |word: Option<&AtomicU32>| word.map_or(0, |word| word.load(Ordering::Relaxed));
         match (read(self.sm_ppm(gpu)), read(self.width_ppm(gpu))) {
             (limit_ppm, 0) => limit_ppm,
@@ -705,6 +717,7 @@ const _: () = {
     assert!(core::mem::offset_of!(MeterPage, sm_ppm) == 79168);
     assert!(core::mem::offset_of!(MeterPage, excerpt) == 79232);
     assert!(core::mem::offset_of!(MeterPage, width_ppm) == 603_648);
+    assert!(core::mem::offset_of!(MeterPage, mps_server) == 603_712);
     assert!(size_of::<MeterPage>() == 606_208);
 };
 
@@ -792,6 +805,8 @@ mod tests {
             page.width_ppm(1).unwrap().store(width_ppm, Ordering::Relaxed);
             page.part_ppm(1)
         };
+        assert_eq!(part_ppm(40, 30), 0, "no server is named, as by an older library");
+        page.mps_server(1).unwrap().store(7, Ordering::Relaxed);
         assert_eq!([part_ppm(0, 0), part_ppm(40, 0), part_ppm(0, 30)], [0, 40, 30]);
         assert_eq!([part_ppm(40, 30), part_ppm(40, 50)], [30, 40]);
         assert_eq!((page.part_ppm(0), page.part_ppm(MAX_GPUS)), (0, 0));

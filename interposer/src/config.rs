@@ -39,6 +39,10 @@ const MEMORY_ALIAS: &str = "CUDA_DEVICE_MEMORY_LIMIT";
 const SHARE_POLICY: &str = "GPU_CORE_UTILIZATION_POLICY";
 /// The variable by which NVIDIA's driver bounds the SMs of a client of MPS, percent.
 const SM_PERCENTAGE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
+/// The variable that names the directory of the MPS control daemon, and the directory without the
+/// variable (NVIDIA's MPS guide).
+const MPS_PIPES: &str = "CUDA_MPS_PIPE_DIRECTORY";
+const DEFAULT_MPS_PIPES: &str = "/tmp/nvidia-mps";
 
 /// The limits for which the job asks on one GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -93,6 +97,8 @@ pub struct Config {
     pub pressure: Option<i32>,
     /// The part of the SMs that the process can use if it is a client of MPS, parts per million.
     pub sm_ppm: u32,
+    /// The directory of the MPS control daemon.
+    mps_pipes: PathBuf,
     /// The limits for which the job asks, by the GPU's ordinal in this process.
     limits: [Limit; MAX_GPUS],
     /// The limits that the daemon granted to the job before the job began.
@@ -104,6 +110,16 @@ pub struct Config {
 fn parse_sms(percent: &str) -> Option<u32> {
     let percent: f64 = percent.trim().parse().ok().filter(|percent| *percent > 0.0 && *percent <= 100.0)?;
     Some((percent * f64::from(PPM) / 100.0).round() as u32)
+}
+
+/// Returns the identity of a directory: a number that all processes of the host see in the same
+/// way, also if a container has the directory at another path. Returns 0 if this process does not
+/// see the directory.
+fn identity(directory: &Path) -> u64 {
+    // The numbers of two directories of a file system differ. Those of two file systems differ if
+    // the inodes have 32 bits at most, because the device has 32 bits.
+    let of = |found: fs::Metadata| (found.dev().rotate_left(u32::BITS) ^ found.ino()).max(1);
+    fs::metadata(directory).map_or(0, of)
 }
 
 impl Config {
@@ -155,6 +171,9 @@ impl Config {
                 value.parse().map_err(|error| say!(Warn, "{OVERSUBSCRIBE}={value}: {error}; ignored")).ok()
             }),
             sm_ppm: variable(SM_PERCENTAGE).and_then(|percent| parse_sms(&percent)).unwrap_or(PPM),
+            mps_pipes: env::var_os(MPS_PIPES)
+                .filter(|value| !value.is_empty())
+                .map_or_else(|| DEFAULT_MPS_PIPES.into(), PathBuf::from),
             pressure: variable(PRESSURE).and_then(|value| {
                 let signal = signal_named(&value);
                 if signal.is_none() {
@@ -168,6 +187,14 @@ impl Config {
             limits,
             fallback: fallback.unwrap_or_default(),
         }
+    }
+
+    /// Returns the identity of the MPS server of a process that is a client of MPS: the identity of
+    /// the directory of its control daemon. Returns 0 if the process does not see the directory. A
+    /// control daemon has one server at a time, except after a restart: the clients of the earlier
+    /// server then look like clients of the new server.
+    pub fn mps_server(&self) -> u64 {
+        identity(&self.mps_pipes)
     }
 
     /// Returns the tenant sockets that the process trusts at this moment, the best first. If anyone
@@ -375,6 +402,18 @@ mod tests {
 
     fn limit(share_percent: u32, memory_mib: u64) -> Limit {
         Limit { share_ppm: share_percent * PPM / 100, memory_bytes: memory_mib << 20 }
+    }
+
+    #[test]
+    fn a_directory_has_the_same_identity_by_each_path_and_another_directory_has_another() {
+        let [one, other] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let link = other.path().join("link");
+        std::os::unix::fs::symlink(one.path(), &link).unwrap();
+        assert_eq!(identity(&link), identity(one.path()));
+        assert_eq!(identity(&one.path().join(".")), identity(one.path()));
+        assert_ne!(identity(other.path()), identity(one.path()));
+        assert_ne!(identity(one.path()), 0);
+        assert_eq!(identity(&one.path().join("none")), 0);
     }
 
     #[test]

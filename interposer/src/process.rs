@@ -246,8 +246,9 @@ fn begin() -> Result<(), Unheld> {
     let gpu_of = |(ordinal, uuid): (usize, &Uuid)| {
         let is_under_mps = calls.is_under_mps(ordinal);
         let sm_ppm = if is_under_mps && config.sm_ppm < PPM { config.sm_ppm } else { 0 };
+        let mps_server = if is_under_mps { config.mps_server() } else { 0 };
         let sms = if is_under_mps { calls.sms(ordinal) } else { None };
-        Gpu::of(*uuid, sm_ppm).with_widths(Widths::new(sms))
+        Gpu::of(*uuid, sm_ppm, mps_server).with_widths(Widths::new(sms))
     };
     let gpus = uuids.iter().enumerate().map(gpu_of).collect();
     // The process makes its state and the meter thread while the daemon works on its answer.

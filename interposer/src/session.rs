@@ -372,6 +372,9 @@ impl Session {
                     if let Some(word) = self.meter.sm_ppm(usize::from(*index)) {
                         word.store(gpu.sm_ppm, Ordering::Relaxed);
                     }
+                    if let Some(word) = self.meter.mps_server(usize::from(*index)) {
+                        word.store(gpu.mps_server, Ordering::Relaxed);
+                    }
                     let bell = if self.local.is_some() { wake } else { bell.get() };
                     gpu.connect(*index, grant, meter, bell);
                 }

@@ -162,11 +162,11 @@ fn print(
         match share.part_ppm {
             0 => writeln!(
                 out,
-                "  SMs       counts with all: it does not run under MPS, or its kernels fill the GPU"
+                "  SMs       counts with all: it does not run under MPS or runs under several MPS servers, its kernels fill the GPU, or the configuration has `mps = \"off\"`"
             )?,
             part => writeln!(
                 out,
-                "  SMs       counts with {}: runs beside tenants whose parts fit",
+                "  SMs       counts with {}: runs beside tenants of its MPS server whose parts fit",
                 Percent(part)
             )?,
         }

@@ -253,7 +253,7 @@ mod tests {
     impl Case {
         fn new() -> Self {
             let (session, index) = session();
-            let gpus = [Gpu::of(GPU, 0)];
+            let gpus = [Gpu::of(GPU, 0, 0)];
             session.attach(&gpus, &index, None);
             let directory = tempfile::tempdir().unwrap();
             let file = TenantFile::open(directory.path(), "tenant").unwrap();

@@ -53,6 +53,9 @@ pub struct Gpu {
     uuid: Uuid,
     /// The part of the SMs that the process can use under MPS, parts per million; 0 for all SMs.
     pub sm_ppm: u32,
+    /// The identity of the MPS server whose client the process is on this GPU; 0 without MPS, or if
+    /// the server is not known.
+    pub mps_server: u64,
     grant: Shared<GrantSlot>,
     meter: Shared<MeterSlot>,
     /// The daemon's index of the GPU, or [`UNMANAGED`].
@@ -94,6 +97,7 @@ impl Default for Gpu {
         Self {
             uuid: Uuid::default(),
             sm_ppm: 0,
+            mps_server: 0,
             grant: Shared::none(),
             meter: Shared::none(),
             index: AtomicU32::new(u32::from(UNMANAGED)),
@@ -135,9 +139,10 @@ impl fmt::Display for Gpu {
 
 impl Gpu {
     /// Returns the GPU with this UUID, without a session. `sm_ppm` is the part of the SMs that the
-    /// process can use under MPS, parts per million; 0 for all SMs.
-    pub fn of(uuid: Uuid, sm_ppm: u32) -> Self {
-        Self { uuid, sm_ppm, ..Self::default() }
+    /// process can use under MPS, parts per million; 0 for all SMs. `mps_server` is the identity of
+    /// its MPS server, or 0.
+    pub fn of(uuid: Uuid, sm_ppm: u32, mps_server: u64) -> Self {
+        Self { uuid, sm_ppm, mps_server, ..Self::default() }
     }
 
     /// Returns the GPU with these widths.

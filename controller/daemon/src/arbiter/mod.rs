@@ -106,6 +106,8 @@ pub struct TenantSeat {
     pub slo_ns: Option<u64>,
     /// The part of the SMs that the daemon granted, parts per million; `None` without one.
     pub sm_ppm: Option<u32>,
+    /// Whether the daemon uses MPS, so that parts of the SMs count.
+    pub uses_mps: bool,
     /// Whether the tenant takes turns with all others, because its memory follows its turns.
     pub takes_turns: bool,
     /// The memory limit, bytes, or [`deepres_abi::grant::NO_LIMIT`].
@@ -135,6 +137,7 @@ impl TenantSeat {
             priority: self.priority,
             slo_ns: self.slo_ns,
             sm_ppm: self.sm_ppm,
+            uses_mps: self.uses_mps,
             takes_turns: self.takes_turns,
             is_paused: self.is_paused,
             is_suspended: self.is_suspended,

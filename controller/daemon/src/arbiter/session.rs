@@ -18,14 +18,15 @@ pub struct Session {
     pub seat: SessionSeat,
     /// The number of intervals that the session had written at the last reading.
     intervals: u64,
-    /// The part of the SMs that the session reported at the last reading, parts per million.
-    part_ppm: u32,
+    /// The part of the SMs that the session reported at the last reading, parts per million, and
+    /// its MPS server.
+    part: (u32, u64),
 }
 
 impl Session {
     /// Returns a session whose meter was not read yet.
     pub fn new(tenant: TenantId, seat: SessionSeat) -> Self {
-        Self { tenant, seat, intervals: 0, part_ppm: 0 }
+        Self { tenant, seat, intervals: 0, part: (0, 0) }
     }
 
     /// Reads the session's meter. Adds the reading to `readings`, unless the session is at rest.
@@ -40,8 +41,9 @@ impl Session {
         let page = self.seat.meter.page();
         let Some(slot) = page.slot(gpu) else { return };
         // A session may report a wider launch before its meter shows the launch.
-        let part_ppm = page.part_ppm(gpu);
-        let is_new = mem::replace(&mut self.part_ppm, part_ppm) != part_ppm;
+        let mps_server = page.mps_server(gpu).map_or(0, |word| word.load(Ordering::Relaxed));
+        let part = (page.part_ppm(gpu), mps_server);
+        let is_new = mem::replace(&mut self.part, part) != part;
         if !is_new && watched.at_rest.is_some_and(|last| slot.rests_since(last)) {
             return;
         }
@@ -72,7 +74,8 @@ impl Session {
             meter,
             stretched_ns,
             ends,
-            sm_ppm: part_ppm,
+            sm_ppm: part.0,
+            mps_server,
             began_ns,
             ended_ns,
             intervals: first..readings.intervals.len(),

@@ -616,24 +616,30 @@ fn consider(shared: &Rc<Shared>) {
 /// million.
 type Beside = (String, Arc<Learned>, u32);
 
-/// Returns the known tenants that run at once, by GPU: two at least.
+/// Returns the known tenants that run at once, by GPU: two at least. Tenants of several MPS servers
+/// do not run at once.
 fn together(registry: &Registry, lessons: &BTreeMap<String, Lesson>) -> BTreeMap<usize, Vec<Beside>> {
     let mut together: BTreeMap<usize, Vec<Beside>> = BTreeMap::new();
-    for (name, tenant) in registry.tenancy.tenants().iter() {
+    let mut servers: BTreeMap<usize, BTreeSet<u64>> = BTreeMap::new();
+    for (name, tenant) in registry.tenancy.tenants().iter().filter(|(_, tenant)| tenant.terms.caps().sm) {
         let Some(learned) = lessons.get(name).and_then(Lesson::iteration) else { continue };
         let sessions = || tenant.members.sessions().values();
         let gpus: BTreeSet<usize> = sessions().flat_map(|session| session.gpus.iter().copied()).collect();
         for gpu in gpus {
             let part = |session: &Session| {
-                session.meter.page().sm_ppm(gpu).map_or(0, |word| word.load(Ordering::Relaxed)).min(PPM)
+                let page = session.meter.page();
+                let server = page.mps_server(gpu)?.load(Ordering::Relaxed);
+                let part_ppm = page.sm_ppm(gpu)?.load(Ordering::Relaxed).min(PPM);
+                (server != 0 && part_ppm > 0).then_some((part_ppm, server))
             };
-            let part_ppm = sessions().map(part).max().unwrap_or(0);
-            if part_ppm > 0 {
+            let parts: Vec<(u32, u64)> = sessions().filter_map(part).collect();
+            if let Some(part_ppm) = parts.iter().map(|(part_ppm, _)| *part_ppm).max() {
                 together.entry(gpu).or_default().push((name.to_owned(), Arc::clone(learned), part_ppm));
+                servers.entry(gpu).or_default().extend(parts.iter().map(|(_, server)| *server));
             }
         }
     }
-    together.retain(|_, tenants| tenants.len() > 1);
+    together.retain(|gpu, tenants| tenants.len() > 1 && servers.get(gpu).is_some_and(|all| all.len() == 1));
     together
 }
 

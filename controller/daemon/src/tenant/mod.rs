@@ -276,6 +276,7 @@ impl Tenant {
             job: Arc::clone(&self.job),
             slo_ns: granted.slo_ns.value,
             sm_ppm: granted.sm_ppm.value,
+            uses_mps: self.terms.caps().sm,
             takes_turns: self.residence.oversubscribe() == Some(Oversubscribe::Managed),
             memory_limit_bytes: granted.memory_bytes.value.unwrap_or(NO_LIMIT),
             limit_in_force: Arc::default(),

@@ -192,7 +192,7 @@ impl FailModeKey {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MpsKey {
-    /// Jobs get no part of the SMs.
+    /// Jobs get no part of the SMs, and no part counts.
     Off,
     /// Jobs run on their parts of the SMs if an MPS control daemon runs.
     Use,

@@ -100,7 +100,7 @@ impl Core {
         review.requests.extend(self.requests(now_ns));
         entitle(&review.requests, &mut review.work, &mut review.owed);
         review.weights.clone_from(&review.owed);
-        if self.scheduler.is_in_space() {
+        if self.scheduler.divides_sms() {
             // An owner cannot use more than its part of the SMs, so others are owed the rest.
             for (id, request) in &mut review.requests {
                 let part_ppm = self.tenants.get(id).map_or(0, Tenant::sm_ppm);

@@ -114,6 +114,9 @@ pub struct TenantSeat {
     pub slo_ns: Option<u64>,
     /// The part of the SMs that the daemon granted, parts per million; `None` without one.
     pub sm_ppm: Option<u32>,
+    /// Whether the daemon uses MPS. Otherwise the tenant counts with all SMs, whatever its processes
+    /// report.
+    pub uses_mps: bool,
     /// Whether the tenant takes turns with all others, because its memory follows its turns.
     pub takes_turns: bool,
     /// Whether the daemon keeps the tenant off the GPU: an administrator paused the tenant, or the
@@ -205,6 +208,9 @@ pub struct SessionReading {
     /// The part of the SMs that the session's launches use at most, under MPS, parts per million; 0
     /// for all SMs. The process may report a false part. The core takes at least the granted part.
     pub sm_ppm: u32,
+    /// The MPS server of the session's process. The process may name a false server, and then pays
+    /// for all SMs whenever it keeps clients of other servers off the GPU.
+    pub mps_server: u64,
     /// The time at which the first launch that had waited for the present lease began on the GPU,
     /// ns. The caller reads `began_ns` and `ended_ns` after the counters. So if a counter shows
     /// that work has ended, `ended_ns` covers that work.
@@ -543,9 +549,9 @@ impl Core {
             let (order, gangs) = peers.exchange(now_ns, post);
             self.scheduler.set_order(order, gangs);
         }
-        let (before, was_in_space) = (self.scheduler.phase(), self.scheduler.is_in_space());
+        let (before, divided_sms) = (self.scheduler.phase(), self.scheduler.divides_sms());
         let decide_ns = self.scheduler.decide(now_ns, &self.tuning);
-        self.owes_anew |= was_in_space != self.scheduler.is_in_space();
+        self.owes_anew |= divided_sms != self.scheduler.divides_sms();
         self.learn();
         let mut changes = core::mem::take(&mut self.changes);
         changes.extend(self.scheduler.take_changes());

@@ -47,6 +47,8 @@ pub struct Session {
     /// The part of the SMs that the session's launches use at most, parts per million; 0 for all
     /// SMs. The process reports it.
     pub(super) sm_ppm: u32,
+    /// The MPS server that the process names.
+    pub(super) mps_server: u64,
     /// The last reading of the number of times that all work in flight ended. Each meter page
     /// begins at 0.
     pub(super) ends: u64,
@@ -70,6 +72,7 @@ impl Session {
             overdue: Overdue::default(),
             stretched_ns: 0,
             sm_ppm: 0,
+            mps_server: 0,
             ends: 0,
             overlap: Overlap::default(),
             // A new grant page shows a closed gate.
@@ -215,7 +218,8 @@ impl Tenant {
     /// Returns the part of the SMs that the tenant's processes use together at most, parts per
     /// million; 0 for all SMs. Each process counts with the part that it reports, but at least with
     /// the granted part and the least `--sm`. Before the first launch, this is the granted part of
-    /// one process.
+    /// one process. Processes of several MPS servers count with all SMs, because the hardware does
+    /// not run them at once.
     pub fn sm_ppm(&self) -> u32 {
         let granted_ppm = self.seat.sm_ppm.unwrap_or(0);
         let part_ppm = |session: &Session| match session.sm_ppm {
@@ -224,7 +228,18 @@ impl Tenant {
         };
         let launching = self.sessions.values().filter(|session| session.launches());
         let parts_ppm = launching.map(part_ppm).fold(0, u32::saturating_add).max(granted_ppm);
-        if parts_ppm < PPM { parts_ppm } else { 0 }
+        let counts = self.seat.uses_mps && self.mps_server().is_some();
+        if counts && parts_ppm < PPM { parts_ppm } else { 0 }
+    }
+
+    /// Returns the MPS server of the processes that launch; before the first launch, of all
+    /// processes. Returns `None` if the processes are clients of several servers.
+    pub(super) fn mps_server(&self) -> Option<u64> {
+        let has_launched = self.sessions.values().any(Session::launches);
+        let asked = self.sessions.values().filter(|session| session.launches() || !has_launched);
+        let mut servers = asked.map(|session| session.mps_server);
+        let first = servers.next().unwrap_or(0);
+        servers.all(|server| server == first).then_some(first)
     }
 
     /// Returns the estimate of the tenant's demand: how much of the GPU the tenant wants, parts per

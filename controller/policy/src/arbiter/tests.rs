@@ -16,6 +16,8 @@ struct Bench {
     meters: BTreeMap<SessionId, Reading>,
     /// The parts of the SMs that sessions report, parts per million.
     parts_ppm: BTreeMap<SessionId, u32>,
+    /// The MPS servers that sessions name, except the server 1.
+    servers: BTreeMap<SessionId, u64>,
     gates: BTreeMap<SessionId, Gate>,
     answers: BTreeMap<SessionId, bool>,
     asked: Vec<SessionId>,
@@ -41,6 +43,7 @@ fn tenant(id: TenantId) -> TenantSeat {
         priority: Priority::default(),
         slo_ns: None,
         sm_ppm: None,
+        uses_mps: true,
         takes_turns: false,
         is_paused: false,
         is_suspended: false,
@@ -62,6 +65,7 @@ impl Bench {
             actions: Actions::default(),
             meters: BTreeMap::new(),
             parts_ppm: BTreeMap::new(),
+            servers: BTreeMap::new(),
             gates: BTreeMap::new(),
             answers: BTreeMap::new(),
             asked: Vec::new(),
@@ -97,7 +101,7 @@ impl Bench {
 
     fn read(&mut self) {
         self.readings.clear();
-        let Self { core, readings, meters, parts_ppm, asked, answers, .. } = self;
+        let Self { core, readings, meters, parts_ppm, servers, asked, answers, .. } = self;
         for watched in core.sessions() {
             let meter = meters[&watched.session];
             if watched.at_rest != Some(&meter) {
@@ -107,6 +111,7 @@ impl Bench {
                     is_carried: true,
                     meter,
                     sm_ppm: parts_ppm.get(&watched.session).copied().unwrap_or(0),
+                    mps_server: servers.get(&watched.session).copied().unwrap_or(1),
                     is_stopped: asked.contains(&watched.session).then(answer),
                     ..SessionReading::default()
                 });
@@ -427,4 +432,49 @@ fn the_sessions_of_a_tenant_on_parts_of_the_sms_run_at_once() {
         }
     }
     assert!(had_ms > 300, "{had_ms}");
+}
+
+#[test]
+fn a_tenant_with_processes_on_two_mps_servers_runs_beside_no_other_tenant() {
+    let mut bench = Bench::with(&[]);
+    for (id, percent) in [(1, 20), (11, 20), (2, 40)] {
+        bench.enter_on_part(id, percent);
+    }
+    let both = |bench: &Bench| [1, 2].into_iter().all(|id| bench.gate(id) != Grant::Closed);
+    let pass = |bench: &mut Bench, ms: usize| (0..ms).for_each(|_| bench.pass_ms(&[1, 11, 2]));
+    pass(&mut bench, 200);
+    assert!(both(&bench));
+    assert_eq!(bench.core.tenant(1).unwrap().sm_ppm(), 400_000);
+    for servers in [[(1, 1), (11, 2)], [(1, 2), (11, 2)]] {
+        bench.servers.extend(servers);
+        pass(&mut bench, 50);
+        for _ in 0..50 {
+            pass(&mut bench, 1);
+            assert!(!both(&bench), "{servers:?}");
+        }
+    }
+    assert_eq!(bench.core.tenant(1).unwrap().sm_ppm(), 400_000, "both processes are on the other server");
+    bench.servers.extend([(1, 1), (11, 2)]);
+    pass(&mut bench, 2);
+    assert_eq!(bench.core.tenant(1).unwrap().sm_ppm(), 0, "all SMs");
+    bench.servers.clear();
+    pass(&mut bench, 200);
+    assert!(both(&bench));
+}
+
+#[test]
+fn no_part_of_the_sms_counts_if_the_daemon_does_not_use_mps() {
+    let mut bench = Bench::with(&[A, B]);
+    bench.parts_ppm.extend([(A, 400_000), (B, 500_000)]);
+    let both = |bench: &Bench| [A, B].into_iter().all(|id| bench.gate(id) != Grant::Closed);
+    (0..200).for_each(|_| bench.pass_ms(&[A, B]));
+    assert!(both(&bench));
+    let seats = [A, B].map(|id| TenantSeat { uses_mps: false, ..tenant(id) });
+    bench.turn(seats.map(Order::SetTenant));
+    (0..50).for_each(|_| bench.pass_ms(&[A, B]));
+    for _ in 0..50 {
+        bench.pass_ms(&[A, B]);
+        assert!(!both(&bench));
+    }
+    assert_eq!(bench.core.tenant(A).unwrap().sm_ppm(), 0);
 }

@@ -57,6 +57,8 @@ struct Process {
     grant: Grant,
     work: u64,
     pause: u64,
+    /// The MPS server of the process.
+    mps_server: u64,
 }
 
 impl Process {
@@ -87,6 +89,8 @@ struct Gpu {
     actions: Actions,
     processes: BTreeMap<SessionId, Process>,
     asked: Vec<SessionId>,
+    /// The part of the SMs that each process reports, parts per million; 0 for all SMs.
+    sm_ppm: u32,
     now_ns: u64,
     /// Number of memory allocations in turns without orders.
     allocations: u64,
@@ -109,6 +113,7 @@ impl Gpu {
             actions: Actions::default(),
             processes: BTreeMap::new(),
             asked: Vec::new(),
+            sm_ppm: 0,
             now_ns: 1,
             allocations: 0,
             turns: 0,
@@ -162,7 +167,8 @@ impl Gpu {
                 meter: process.meter,
                 stretched_ns: 0,
                 ends: self.now_ns / (20 * STEP_NS),
-                sm_ppm: 0,
+                sm_ppm: self.sm_ppm,
+                mps_server: process.mps_server,
                 began_ns: None,
                 ended_ns: None,
                 intervals: first..self.readings.intervals.len(),
@@ -175,7 +181,8 @@ impl Gpu {
 
     fn enter(&mut self, tenant: TenantId, session: SessionId, class: Class, slo_ns: Option<u64>) {
         let (work, pause) = (3 + session % 5 * 20, 1 + session % 3 * 10);
-        let process = Process { meter: Reading::default(), grant: Grant::Closed, work, pause };
+        let mps_server = tenant % 2;
+        let process = Process { meter: Reading::default(), grant: Grant::Closed, work, pause, mps_server };
         self.processes.insert(session, process);
         let tenant = TenantSeat {
             id: tenant,
@@ -183,6 +190,7 @@ impl Gpu {
             priority: Priority::default(),
             slo_ns,
             sm_ppm: None,
+            uses_mps: true,
             takes_turns: false,
             is_paused: false,
             is_suspended: false,
@@ -226,5 +234,18 @@ fn a_turn_allocates_nothing_while_tenants_come_want_the_gpu_and_hand_it_off() {
     gpu.run(200);
     assert!(gpu.turns >= 1_000, "{} turns", gpu.turns);
     assert!(gpu.core.counters().handoffs >= 100, "{:?}", gpu.core.counters());
+    assert_eq!(gpu.allocations, 0, "in {} turns", gpu.turns);
+}
+
+#[test]
+fn a_turn_allocates_nothing_while_sets_of_owners_of_two_mps_servers_take_turns() {
+    let mut gpu = Gpu::new();
+    gpu.sm_ppm = 300_000;
+    for tenant in 1..=5 {
+        gpu.enter(tenant, 10 * tenant, Class::Fair, None);
+        gpu.run(50);
+    }
+    gpu.run(400);
+    assert!(gpu.core.scheduler().is_in_space() && !gpu.core.scheduler().divides_sms());
     assert_eq!(gpu.allocations, 0, "in {} turns", gpu.turns);
 }

@@ -29,10 +29,20 @@ fn program_path() -> OsString {
     env::join_paths(folders).expect("no colon in a build folder")
 }
 
+/// The folder of the host that is the directory of the MPS control daemon.
+const PIPES: &str = "mps";
+/// The folder of the host that is the directory of another MPS control daemon.
+const OTHER_PIPES: &str = "other-mps";
+
 /// Lets a command find the host's MPS control daemon and its control program.
-pub fn by_mps(host: &Host, mut command: Command) -> Command {
+pub fn by_mps(host: &Host, command: Command) -> Command {
+    by_mps_in(host, PIPES, command)
+}
+
+/// Does the same for the MPS control daemon in this folder of the host.
+fn by_mps_in(host: &Host, pipes: &str, mut command: Command) -> Command {
     command.env("PATH", program_path());
-    command.env("CUDA_MPS_PIPE_DIRECTORY", host.path().join("mps"));
+    command.env("CUDA_MPS_PIPE_DIRECTORY", host.path().join(pipes));
     command
 }
 
@@ -46,18 +56,29 @@ pub fn set_ceiling(host: &Host, percent: u32) {
 
 /// Starts the MPS control daemon.
 pub fn mps(host: &Host) -> Process {
-    let mut command = by_mps(host, host.command(artefacts().simgpu.join("nvidia-cuda-mps-control")));
+    mps_in(host, PIPES)
+}
+
+/// Starts an MPS control daemon in this folder of the host.
+fn mps_in(host: &Host, pipes: &str) -> Process {
+    let command = host.command(artefacts().simgpu.join("nvidia-cuda-mps-control"));
+    let mut command = by_mps_in(host, pipes, command);
     command.arg("-f");
     let daemon = host.spawn(command);
-    let file = host.path().join("mps/nvidia-cuda-mps-control.pid");
+    let file = host.path().join(pipes).join("nvidia-cuda-mps-control.pid");
     await_value_within(|| file.exists(), |is_there| *is_there, COMMAND_LIMIT);
     daemon
 }
 
 /// Starts a backlogged job with these options, which finds the MPS control daemon.
 fn job(host: &Host, options: &[&str]) -> Process {
+    job_in(host, PIPES, options)
+}
+
+/// Does the same with the MPS control daemon in this folder of the host.
+fn job_in(host: &Host, pipes: &str, options: &[&str]) -> Process {
     let client = ["--sync-every", "4"];
-    host.start(by_mps(host, host.run(options, c_client("backlog"), &client)), "ready")
+    host.start(by_mps_in(host, pipes, host.run(options, c_client("backlog"), &client)), "ready")
 }
 
 /// Returns the parts of the SMs of the clients that live, by the ground truth, percent.
@@ -238,6 +259,47 @@ fn without_mps_jobs_of_narrow_kernels_take_turns() {
     assert!(parts.len() == 2 && parts.iter().sum::<f64>() < 1.1, "{parts:?}");
     let explained = host.shows(&["explain", "a"]);
     assert!(explained.contains("SMs       counts with all: it does not run under MPS"), "{explained}");
+}
+
+/// Checks that no jobs run at once at ten looks of the next second.
+fn assert_take_turns(host: &Host) {
+    for _ in 0..10 {
+        thread::sleep(Duration::from_millis(100));
+        let phase = host.json(&["ps", "--json"])["gpus"][0]["phase"].clone();
+        assert_ne!(phase, "together");
+    }
+}
+
+#[test]
+fn jobs_of_different_mps_servers_take_turns_and_jobs_of_one_server_run_at_once() {
+    let (host, _daemon) = Host::new().simgpu(SIMGPU).with_daemon();
+    let _servers = [PIPES, OTHER_PIPES].map(|pipes| mps_in(&host, pipes));
+    let jobs = [("a", PIPES), ("b", OTHER_PIPES)];
+    let _jobs = jobs.map(|(name, pipes)| job_in(&host, pipes, &["--name", name, "--sm", "40%"]));
+    thread::sleep(Duration::from_secs(1));
+    assert_take_turns(&host);
+    let parts = running(&host);
+    assert!(parts.len() == 2 && parts.iter().all(|part| *part > 0.3), "{parts:?}");
+    let _third = job_in(&host, PIPES, &["--name", "c", "--sm", "40%"]);
+    await_together(&host, true);
+    thread::sleep(Duration::from_secs(1));
+    // The sets are the two jobs of the first server, and the job of the other server.
+    let parts = running(&host);
+    assert!(parts.len() == 3 && parts[0] + parts[2] > 0.85 && parts[1] > 0.15, "{parts:?}");
+    assert!(parts[0] + parts[1] < 1.15, "{parts:?}");
+}
+
+#[test]
+fn with_mps_off_jobs_of_narrow_kernels_take_turns_also_as_clients_of_mps() {
+    let (host, _daemon) = Host::new().simgpu(BY_BLOCKS).config("mps = \"off\"\n").with_daemon();
+    let _mps = mps(&host);
+    let _narrow = ["a", "b"].map(|name| job_of_blocks(&host, name, &[NARROW]));
+    thread::sleep(Duration::from_secs(3));
+    assert_take_turns(&host);
+    let parts = running(&host);
+    assert!(parts.len() == 2 && parts.iter().sum::<f64>() < 1.1, "{parts:?}");
+    let explained = host.shows(&["explain", "a"]);
+    assert!(explained.contains("SMs       counts with all"), "{explained}");
 }
 
 #[test]
