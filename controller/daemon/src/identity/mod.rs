@@ -108,6 +108,14 @@ impl Facts {
     pub fn container(&self) -> Option<&Container> {
         self.place.as_ref()?.container()
     }
+
+    /// Returns whether the process has the rights of `owner` outside of its user namespace too. A
+    /// plain user's own processes have them, in any namespace. Processes of subordinate users do
+    /// not have them, and root of a container is not root outside.
+    fn has_owners_rights(&self) -> bool {
+        let is_owners = self.process.as_ref().is_some_and(|process| process.user == self.owner);
+        self.namespace.is_none() || self.owner != ROOT && is_owners
+    }
 }
 
 /// The rules that say to which processes a tenant's name applies.
@@ -133,21 +141,33 @@ impl Names<'_> {
     /// the name. Returns `None` if the name applies to all processes of the user.
     ///
     /// Containers of other kinds (LXC, Incus, nspawn) have no cgroup that tells them apart safely.
-    /// If such a container has a user namespace, the name applies in the namespace. In a plain
-    /// user's namespace, the user's own processes are an exception, because they have the user's
-    /// rights outside too. Processes of subordinate users have none of these rights.
+    /// If such a container has a user namespace, the name applies in the namespace
+    /// ([`Self::namespace_of`]).
     fn extent_of(self, name: &str, facts: &Facts) -> Option<Extent> {
         if self.shared.iter().any(|shared| shared == name) {
             return None;
         }
-        let is_container = |place: &&Place| !matches!(place.kind, Kind::Slurm { .. });
-        let is_home = |place: &&Place| self.home.is_some_and(|home| home.path == place.path);
-        if let Some(place) = facts.place.as_ref().filter(is_container).filter(|place| !is_home(place)) {
+        if let Some(place) = self.container_of(facts) {
             return Some(Extent { path: place.path.clone(), name: place.name() });
         }
-        let is_users_own = facts.process.as_ref().is_some_and(|process| process.user == facts.owner);
-        let namespace = facts.namespace.filter(|_| facts.owner == ROOT || !is_users_own)?;
+        let namespace = self.namespace_of(facts)?;
         Some(Extent { path: read::namespace_path(namespace), name: read::namespace_name(namespace) })
+    }
+
+    /// Returns the container or pod of a process, unless the daemon runs in it.
+    fn container_of(self, facts: &Facts) -> Option<&Place> {
+        let is_container = |place: &&Place| !matches!(place.kind, Kind::Slurm { .. });
+        let is_home = |place: &&Place| self.home.is_some_and(|home| home.path == place.path);
+        facts.place.as_ref().filter(is_container).filter(|place| !is_home(place))
+    }
+
+    /// Returns the number of the user namespace to which a process is confined. The names of such a
+    /// process apply in the namespace alone, and it sees no other tenants but its own. Returns
+    /// `None` for a process of a container or pod. In a plain user's namespace, the user's own
+    /// processes are not confined, because they have the user's rights outside too.
+    pub fn namespace_of(self, facts: &Facts) -> Option<u64> {
+        let is_confined = || !facts.has_owners_rights() && self.container_of(facts).is_none();
+        facts.namespace.filter(|_| is_confined())
     }
 }
 

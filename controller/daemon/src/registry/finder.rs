@@ -44,12 +44,34 @@ impl<'a> Finder<'a> {
     /// holds while Slurm has not answered, so that a late answer binds all processes of the job. A
     /// job with whole GPUs may divide them among names.
     pub fn identify(self, guest: &Guest, hello: &Hello) -> Identity {
+        self.identify_as(claim(hello), guest)
+    }
+
+    /// Returns the identity of a process that gives the name `claim` (empty: none).
+    fn identify_as(self, claim: &str, guest: &Guest) -> Identity {
         let is_whole = guest.allotment.as_ref().is_some_and(Allotment::is_whole);
-        let name = if is_whole { claim(hello) } else { "" };
+        let name = if is_whole { claim } else { "" };
         let place = guest.facts.place.as_ref().filter(|place| self.checks_job_at(place));
         let number = guest.allotment.as_ref().and_then(|allotment| allotment.job);
         let of_job = place.and_then(|_| identity::of_job(name, &guest.facts, number));
-        of_job.unwrap_or_else(|| self.identify_outside_jobs(claim(hello), &guest.facts))
+        of_job.unwrap_or_else(|| self.identify_outside_jobs(claim, &guest.facts))
+    }
+
+    /// Returns the tenant that a process belongs to if it gives no name; `None` if the registry
+    /// does not have the tenant.
+    pub fn nameless_tenant_of(self, guest: &Guest) -> Option<&'a Tenant> {
+        let key = self.identify_as("", guest).key;
+        self.tenants.of_key(&key).map(|(_, tenant)| tenant)
+    }
+
+    /// Returns the number of the user namespace to which a process is confined
+    /// ([`Names::namespace_of`]).
+    pub fn namespace_of(self, facts: &Facts) -> Option<u64> {
+        self.names().namespace_of(facts)
+    }
+
+    fn names(self) -> Names<'a> {
+        Names { shared: &self.config.shared_names, home: self.home }
     }
 
     /// Returns the identity of a process by its allocation, or by the rules of [`crate::identity`].
@@ -59,9 +81,8 @@ impl<'a> Finder<'a> {
             return identity;
         }
         let ancestors = facts.process.iter().flat_map(identity::read::ancestors);
-        let names = Names { shared: &self.config.shared_names, home: self.home };
         let kin = Kin { tenants: self.tenants, owner: facts.owner, may_be_roots: facts.process.is_some() };
-        identity::identify(claim, facts, names, ancestors, kin)
+        identity::identify(claim, facts, self.names(), ancestors, kin)
     }
 
     /// Returns the name of the tenant whose process started the process `pid`, or of the tenant of
