@@ -18,6 +18,9 @@ pub const NO_LIMIT: u64 = u64::MAX;
 /// The window of a lease that allows a process one launch, regardless of its work in flight.
 pub const ONE_LAUNCH: u64 = 0;
 
+/// The minor version of the layout from which on the daemon calls [`GrantSlot::set_timed`].
+const TIMED_SINCE: u16 = 10;
+
 const STATE_BITS: u32 = 2;
 const STATE_MASK: u32 = (1 << STATE_BITS) - 1;
 
@@ -264,7 +267,8 @@ impl GrantSlot {
     }
 
     /// Sets whether the daemon measures the latencies of the tenant's requests. An older library
-    /// does not read this field. Under an older daemon, the field is 0.
+    /// does not read this field. Under an older daemon, the field is 0
+    /// ([`GrantPage::tells_timed`]).
     pub fn set_timed(&self, is_timed: bool) {
         self.timed.store(is_timed.into(), Ordering::Relaxed);
     }
@@ -381,6 +385,12 @@ impl GrantPage {
     /// Returns the slot of a GPU, or `None` if `gpu` is no GPU index.
     pub fn slot(&self, gpu: usize) -> Option<&GrantSlot> {
         self.slots.get(gpu)
+    }
+
+    /// Returns whether the daemon tells the session if it measures the latencies of requests
+    /// ([`GrantSlot::is_timed`]). An older daemon may measure latencies and not tell.
+    pub fn tells_timed(&self) -> bool {
+        self.head.minor() >= TIMED_SINCE
     }
 
     /// Returns the plan that the session follows. An older daemon installs none.

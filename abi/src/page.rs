@@ -274,4 +274,16 @@ mod tests {
             assert_eq!(view::<BeatPage>(at, bytes).unwrap().head().minor(), MINOR + 1);
         }
     }
+
+    #[test]
+    fn a_daemon_of_an_older_minor_version_does_not_tell_whether_it_measures_requests() {
+        let mut memory = Memory::of::<GrantPage>();
+        let (at, bytes) = memory.at();
+        // SAFETY: `memory` outlives the reference, is zeroed, and is long enough.
+        let page = unsafe { create::<GrantPage>(at, bytes) }.unwrap();
+        for (minor, tells) in [(9, false), (10, true), (MINOR, true), (MINOR + 1, true)] {
+            page.head().minor.store(minor, Ordering::Relaxed);
+            assert_eq!(page.tells_timed(), tells, "minor version {minor}");
+        }
+    }
 }

@@ -670,11 +670,13 @@ impl Meter {
 
     /// Returns the pause until the next look while work is in flight and all gates are open, ns. If
     /// the daemon measures requests, several streams run, or segments grow, only frequent looks are
-    /// exact.
+    /// exact. An older daemon does not tell whether it measures requests, so the looks are frequent
+    /// too.
     fn alone_ns(&self, now_ns: u64) -> u64 {
+        let is_untold = || self.process.session().is_some_and(|session| !session.grant().tells_timed());
         let is_timed = || self.process.gpus.iter().any(|gpu| gpu.grant().is_some_and(GrantSlot::is_timed));
         let needs_looks = |account: &Account| account.is_crowded || account.has_several(now_ns);
-        if self.accounts.iter().any(needs_looks) || is_timed() {
+        if self.accounts.iter().any(needs_looks) || is_untold() || is_timed() {
             return TICK_ALONE_NS;
         }
         let ahead_ns = self.process.gpus.iter().map(Gpu::run_ahead_ns).min().unwrap_or(u64::MAX);

@@ -17,7 +17,9 @@
 //! by Slurm's answer, and only in this job.
 //!
 //! A process of root may start a process of another user, for example by `setpriv` or `gosu`. Such
-//! a process is a descendant of root's tenant, and keeps the tenant's name.
+//! a process is a descendant of root's tenant, and keeps the tenant's name. In a user namespace,
+//! the users of processes are made up. So a descendant within a namespace keeps the tenant's name,
+//! however often it changes its user.
 //!
 //! The [`Key`] identifies a tenant, not the name: two keys are two tenants. If two tenants ask for
 //! the same name, one of them gets another name.
@@ -81,6 +83,9 @@ pub struct Facts {
     pub owner: u32,
     /// The number of the process's user namespace; `None` in the daemon's own.
     pub namespace: Option<u64>,
+    /// The number of the outermost user namespace of the process below the daemon's own; `None` in
+    /// the daemon's own, or if the kernel does not tell it.
+    pub outermost: Option<u64>,
 }
 
 impl Facts {
@@ -88,13 +93,28 @@ impl Facts {
     /// id still belongs to the same process.
     pub fn read(pid: u32, user: u32) -> Self {
         let namespace = read::namespace(pid);
-        let owner = namespace.and_then(|_| read::namespace_owner(pid)).unwrap_or(user);
-        Self { pid, process: read::process(pid), place: read::place(pid), owner, namespace }
+        let outermost = namespace.and_then(|_| read::outermost_namespace(pid));
+        Self {
+            pid,
+            process: read::process(pid),
+            place: read::place(pid),
+            owner: outermost.map_or(user, |outermost| outermost.owner),
+            namespace,
+            outermost: outermost.map(|outermost| outermost.number),
+        }
     }
 
     /// Returns the container of the process.
     pub fn container(&self) -> Option<&Container> {
         self.place.as_ref()?.container()
+    }
+
+    /// Returns whether the process has the rights of `owner` outside of its user namespace too. A
+    /// plain user's own processes have them, in any namespace. Processes of subordinate users do
+    /// not have them, and root of a container is not root outside.
+    fn has_owners_rights(&self) -> bool {
+        let is_owners = self.process.as_ref().is_some_and(|process| process.user == self.owner);
+        self.namespace.is_none() || self.owner != ROOT && is_owners
     }
 }
 
@@ -121,28 +141,47 @@ impl Names<'_> {
     /// the name. Returns `None` if the name applies to all processes of the user.
     ///
     /// Containers of other kinds (LXC, Incus, nspawn) have no cgroup that tells them apart safely.
-    /// If such a container has a user namespace, the name applies in the namespace. In a plain
-    /// user's namespace, the user's own processes are an exception, because they have the user's
-    /// rights outside too. Processes of subordinate users have none of these rights.
+    /// If such a container has a user namespace, the name applies in the namespace
+    /// ([`Self::namespace_of`]).
     fn extent_of(self, name: &str, facts: &Facts) -> Option<Extent> {
         if self.shared.iter().any(|shared| shared == name) {
             return None;
         }
-        let is_container = |place: &&Place| !matches!(place.kind, Kind::Slurm { .. });
-        let is_home = |place: &&Place| self.home.is_some_and(|home| home.path == place.path);
-        if let Some(place) = facts.place.as_ref().filter(is_container).filter(|place| !is_home(place)) {
+        if let Some(place) = self.container_of(facts) {
             return Some(Extent { path: place.path.clone(), name: place.name() });
         }
-        let is_users_own = facts.process.as_ref().is_some_and(|process| process.user == facts.owner);
-        let namespace = facts.namespace.filter(|_| facts.owner == ROOT || !is_users_own)?;
+        let namespace = self.namespace_of(facts)?;
         Some(Extent { path: read::namespace_path(namespace), name: read::namespace_name(namespace) })
+    }
+
+    /// Returns the container or pod of a process, unless the daemon runs in it.
+    fn container_of(self, facts: &Facts) -> Option<&Place> {
+        let is_container = |place: &&Place| !matches!(place.kind, Kind::Slurm { .. });
+        let is_home = |place: &&Place| self.home.is_some_and(|home| home.path == place.path);
+        facts.place.as_ref().filter(is_container).filter(|place| !is_home(place))
+    }
+
+    /// Returns the number of the user namespace to which a process is confined. The names of such a
+    /// process apply in the namespace alone, and it sees no other tenants but its own. Returns
+    /// `None` for a process of a container or pod. In a plain user's namespace, the user's own
+    /// processes are not confined, because they have the user's rights outside too.
+    pub fn namespace_of(self, facts: &Facts) -> Option<u64> {
+        let is_confined = || !facts.has_owners_rights() && self.container_of(facts).is_none();
+        facts.namespace.filter(|_| is_confined())
     }
 }
 
-/// The tenants that the daemon knows already, as the search for a tenant needs them.
+/// The tenants that the daemon knows already, and the user namespaces of ancestors, as the search
+/// for a tenant needs them.
 pub trait Known {
     /// Returns the key and the name of the tenant to which a process belongs.
     fn tenant_of(&self, process: &Process) -> Option<(Key, String)>;
+
+    /// Returns whether an ancestor is in this user namespace, which lies directly below the
+    /// daemon's own, or in a namespace within it.
+    fn is_within(&self, _ancestor: &Process, _namespace: u64) -> bool {
+        false
+    }
 
     /// Returns whether a tenant of root has this name.
     fn is_of_root(&self, _name: &str) -> bool {
@@ -188,7 +227,7 @@ pub fn identify(
     let own = std::iter::once(process.clone());
     let mut root = process.clone();
     let mut is_in_job = true;
-    let is_of_job = |ancestor: &Process| may_start(ancestor, process, facts.owner);
+    let is_of_job = |ancestor: &Process| may_start(ancestor, process, facts, &known);
     for ancestor in own.chain(ancestors).take_while(is_of_job) {
         if let Some((key, name)) = known.tenant_of(&ancestor) {
             return Identity { key, name, found: Found::Ancestor { pid: ancestor.pid } };
@@ -202,10 +241,13 @@ pub fn identify(
 }
 
 /// Returns whether a process may have started this descendant as a part of its own job. Either both
-/// have one user, or the descendant dropped the rights of root or of `owner`, who made its user
-/// namespace.
-fn may_start(ancestor: &Process, descendant: &Process, owner: u32) -> bool {
-    [descendant.user, owner, ROOT].contains(&ancestor.user)
+/// have one user, or the descendant dropped the rights of root or of the user who made its user
+/// namespace, or both are in one namespace. No process can leave its namespace, so all processes
+/// between the two are in the namespace too. The maker of the namespace has all rights over them,
+/// whichever users they have.
+fn may_start(ancestor: &Process, descendant: &Process, facts: &Facts, known: &impl Known) -> bool {
+    [descendant.user, facts.owner, ROOT].contains(&ancestor.user)
+        || facts.outermost.is_some_and(|namespace| known.is_within(ancestor, namespace))
 }
 
 /// Returns the tenant of a process that gives a name.
@@ -223,9 +265,10 @@ fn of_name(
     // container under the same name, or as another user, also belongs to the tenant.
     let own = facts.process.iter().cloned();
     let is_of_job =
-        |process: &Process| facts.process.as_ref().is_some_and(|own| may_start(process, own, facts.owner));
+        |process: &Process| facts.process.as_ref().is_some_and(|own| may_start(process, own, facts, known));
     // Reading an ancestor from the kernel takes longer than all other work of this function.
-    let matter = extent.is_some() || facts.owner != ROOT && known.is_of_root(claim);
+    let is_inside = facts.outermost.is_some();
+    let matter = extent.is_some() || is_inside || facts.owner != ROOT && known.is_of_root(claim);
     let ancestors = matter.then_some(ancestors).into_iter().flatten();
     let line = own.chain(ancestors.take_while(is_of_job));
     let is_named = |key: &Key| matches!(key, Key::Name { name, .. } if name == claim);
@@ -311,6 +354,7 @@ mod tests {
             place: cgroup::place(cgroup),
             owner: 1000,
             namespace: None,
+            outermost: None,
         }
     }
 
@@ -452,6 +496,54 @@ mod tests {
         }
     }
 
+    /// The processes of a chain: a tenant, its process, and the first process outside of the user
+    /// namespace of the others.
+    struct Chain {
+        tenant: Key,
+        member: u32,
+        outside: u32,
+    }
+
+    impl Known for Chain {
+        fn tenant_of(&self, process: &Process) -> Option<(Key, String)> {
+            (process.pid == self.member).then(|| (self.tenant.clone(), "train".to_owned()))
+        }
+
+        fn is_within(&self, ancestor: &Process, namespace: u64) -> bool {
+            namespace == 4711 && ancestor.pid > self.outside
+        }
+    }
+
+    #[test]
+    fn what_changes_its_user_again_and_again_in_a_user_namespace_stays_in_its_tenant() {
+        // From 10 to 30: processes with these users. Process 10 is outside of the namespace.
+        let found = |claim: &str, owner: u32, users: [u32; 3], member: u32, tenant: Key| {
+            let [outer, middle, inner] = users;
+            let own = Process { user: inner, ..process(30, 20, "python3") };
+            let line = [process(20, 10, "helper"), process(10, 1, "run.sh"), process(1, 0, "systemd")];
+            let line = line.into_iter().zip([middle, outer, ROOT]);
+            let line = line.map(|(process, user)| Process { user, ..process });
+            let inside = Facts { process: Some(own), owner, namespace: Some(4712), ..facts("0::/") };
+            let inside = Facts { outermost: Some(4711), ..inside };
+            identify(claim, &inside, NO_RULE, line, Chain { tenant, member, outside: 10 }).key
+        };
+        let (one, other) = (SUBORDINATE, SUBORDINATE + 1);
+        let train = || key("train", None);
+        let within = || key("train", Some("user:[4711]"));
+        for claim in ["train", ""] {
+            // The user's process outside, a subordinate user, another subordinate user.
+            assert_eq!(found(claim, 1000, [1000, one, other], 10, train()), train(), "`{claim}`");
+            // A subordinate user's process starts a helper of the namespace's root.
+            assert_eq!(found(claim, 1000, [1000, one, 1000], 20, within()), within(), "`{claim}`");
+            // Root's container, whose own root starts the processes of other users.
+            assert_eq!(found(claim, ROOT, [ROOT, one, other], 20, within()), within(), "`{claim}`");
+            // Another user's process outside started the namespace's owner.
+            assert_ne!(found(claim, 1000, [1001, one, other], 10, train()), train(), "`{claim}`");
+        }
+        // Another name is another tenant.
+        assert_ne!(found("eval", 1000, [1000, one, other], 10, train()), train());
+    }
+
     #[test]
     fn whoever_was_of_a_tenant_of_its_name_stays_so_and_so_does_what_it_starts_in_a_container() {
         let of = |pid: u32, known: Key| {
@@ -560,7 +652,7 @@ mod tests {
 
     #[test]
     fn a_process_that_cannot_be_looked_at_is_a_tenant_all_the_same() {
-        let blind = Facts { pid: 30, process: None, place: None, owner: 1000, namespace: None };
+        let blind = Facts { process: None, place: None, ..facts("0::/") };
         assert_eq!(identify("", &blind, NO_RULE, std::iter::empty(), strangers).name, "process-30");
         let contained = Facts { place: cgroup::place(DOCKER), ..blind };
         assert_eq!(identify("", &contained, NO_RULE, std::iter::empty(), strangers).found, Found::Container);

@@ -132,6 +132,14 @@ pub fn outermost_namespace(pid: u32) -> Option<Namespace> {
     None
 }
 
+/// Returns whether a process is in this user namespace, which lies directly below the daemon's own,
+/// or in a namespace within it. The kernel reuses ids, so the answer counts only if the process
+/// still lives afterwards.
+pub fn is_within(process: &Process, outermost: u64) -> bool {
+    outermost_namespace(process.pid).is_some_and(|found| found.number == outermost)
+        && process.key().is_alive()
+}
+
 /// Returns the path that stands for a user namespace, as for a container's cgroup.
 pub fn namespace_path(number: u64) -> String {
     format!("user:[{number}]")
@@ -216,6 +224,12 @@ mod tests {
         if inside.try_wait().unwrap().is_none() {
             let user = rustix::process::geteuid().as_raw();
             assert_eq!(owner(inside.id(), 65_534), user);
+            let number = outermost_namespace(inside.id()).unwrap().number;
+            let there = process(inside.id()).unwrap();
+            assert!(is_within(&there, number) && !is_within(&there, number + 1));
+            let before = Process { start_ticks: there.start_ticks + 1, ..there };
+            assert!(!is_within(&before, number), "another process has the id by now");
+            assert!(!is_within(&process(std::process::id()).unwrap(), number));
             // A container without a cgroup of its own (LXC, nspawn) is not the host's root.
             let source = Source::of(inside.id(), user);
             assert!(matches!(&source, Source::Place { .. }) && source.has_limit(), "{source:?}");

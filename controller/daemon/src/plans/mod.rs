@@ -11,7 +11,7 @@ mod deploy;
 use crate::Shared;
 use crate::registry::Registry;
 use crate::shm::SharedPage;
-use crate::state::{SavedIteration, SavedPlan, saver};
+use crate::state::{SavedIteration, SavedPlan, Serialized, saver};
 use crate::tenant::Session;
 use deepres_abi::PPM;
 use deepres_abi::excerpt::Excerpt;
@@ -60,7 +60,8 @@ const UNKNOWN_PART: usize = 10;
 #[derive(Debug)]
 struct Learned {
     kernels: Vec<Kernel>,
-    status: IterationStatus,
+    /// The iteration as the state file has it. Each state shares this value.
+    status: Serialized<IterationStatus>,
 }
 
 #[derive(Debug)]
@@ -193,7 +194,7 @@ impl Plans {
     fn recall(
         &mut self,
         name: &str,
-        status: &IterationStatus,
+        status: &Serialized<IterationStatus>,
         registry: &Registry,
     ) -> Result<Arc<Learned>, String> {
         let tenant = registry.tenancy.tenants().named(name)?.id;
@@ -278,7 +279,7 @@ impl Plans {
                 Some(learned) => learned.as_ref().err().cloned(),
                 None => (!is_recording).then(none),
             },
-            iteration: lesson.and_then(|lesson| Some(lesson.iteration()?.status.clone())),
+            iteration: lesson.and_then(|lesson| Some(IterationStatus::clone(&lesson.iteration()?.status))),
             plans: self.plans_of(name),
         }
     }
@@ -533,7 +534,8 @@ fn lesson_of(excerpts: &[Vec<u8>]) -> Result<Learned, String> {
             process.launches.len()
         ));
     };
-    Ok(Learned { kernels: iteration.kernels(), status: iteration_status(&process, &iteration) })
+    let status = Serialized::new(iteration_status(&process, &iteration));
+    Ok(Learned { kernels: iteration.kernels(), status })
 }
 
 /// Reads an excerpt that a session wrote. Returns whether the excerpt has an iteration. For the
@@ -705,7 +707,7 @@ mod tests {
             unknown_widths: 0,
             kernels: Vec::new(),
         };
-        Arc::new(Learned { kernels: vec![kernel; kernels], status })
+        Arc::new(Learned { kernels: vec![kernel; kernels], status: Serialized::new(status) })
     }
 
     fn beside(kernels: usize, unknown_times: usize) -> Beside {
@@ -724,15 +726,15 @@ mod tests {
             idle_ns: 0,
             joins: false,
         };
-        IterationStatus { kernels: vec![kernel; kernels], ..learned(0, 0).status.clone() }
+        IterationStatus { kernels: vec![kernel; kernels], ..IterationStatus::clone(&learned(0, 0).status) }
     }
 
     fn learned_of(status: &IterationStatus) -> Learned {
-        Learned { kernels: kernels_of(status), status: status.clone() }
+        Learned { kernels: kernels_of(status), status: Serialized::new(status.clone()) }
     }
 
     fn saved(tenant: &str, iteration: IterationStatus) -> SavedIteration {
-        SavedIteration { tenant: tenant.to_owned(), iteration }
+        SavedIteration { tenant: tenant.to_owned(), iteration: Serialized::new(iteration) }
     }
 
     /// Returns the registry of a daemon that knows tenants with these names.
@@ -775,7 +777,7 @@ mod tests {
         assert_eq!((shown.iteration, shown.recording), (Some(status), false));
         // A plan of the state file has the same iteration, and not a copy.
         let registry = registry_of(&["a"]);
-        let again = next.recall("a", &iteration(3), &registry).unwrap();
+        let again = next.recall("a", &Serialized::new(iteration(3)), &registry).unwrap();
         assert!(next.lessons["a"].iteration().is_some_and(|learned| Arc::ptr_eq(learned, &again)));
         // In this registry, another tenant has the name.
         assert!(next.saved(&registry).0.is_empty());

@@ -176,7 +176,8 @@ mod tests {
             holder: None,
         };
         let (gpus, tenants) = (Gpus::default(), Tenants::default());
-        let facts = Facts { pid: 30, process: None, place: None, owner: 1_000, namespace: None };
+        let facts =
+            Facts { pid: 30, process: None, place: None, owner: 1_000, namespace: None, outermost: None };
         let mut allocations = Allocations::default();
         let why = allocations.record(allocation.clone(), &gpus).unwrap_err();
         assert!(why.contains("does not manage the GPU GPU-1"), "{why}");

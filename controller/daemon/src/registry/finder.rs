@@ -44,12 +44,34 @@ impl<'a> Finder<'a> {
     /// holds while Slurm has not answered, so that a late answer binds all processes of the job. A
     /// job with whole GPUs may divide them among names.
     pub fn identify(self, guest: &Guest, hello: &Hello) -> Identity {
+        self.identify_as(claim(hello), guest)
+    }
+
+    /// Returns the identity of a process that gives the name `claim` (empty: none).
+    fn identify_as(self, claim: &str, guest: &Guest) -> Identity {
         let is_whole = guest.allotment.as_ref().is_some_and(Allotment::is_whole);
-        let name = if is_whole { claim(hello) } else { "" };
+        let name = if is_whole { claim } else { "" };
         let place = guest.facts.place.as_ref().filter(|place| self.checks_job_at(place));
         let number = guest.allotment.as_ref().and_then(|allotment| allotment.job);
         let of_job = place.and_then(|_| identity::of_job(name, &guest.facts, number));
-        of_job.unwrap_or_else(|| self.identify_outside_jobs(claim(hello), &guest.facts))
+        of_job.unwrap_or_else(|| self.identify_outside_jobs(claim, &guest.facts))
+    }
+
+    /// Returns the tenant that a process belongs to if it gives no name; `None` if the registry
+    /// does not have the tenant.
+    pub fn nameless_tenant_of(self, guest: &Guest) -> Option<&'a Tenant> {
+        let key = self.identify_as("", guest).key;
+        self.tenants.of_key(&key).map(|(_, tenant)| tenant)
+    }
+
+    /// Returns the number of the user namespace to which a process is confined
+    /// ([`Names::namespace_of`]).
+    pub fn namespace_of(self, facts: &Facts) -> Option<u64> {
+        self.names().namespace_of(facts)
+    }
+
+    fn names(self) -> Names<'a> {
+        Names { shared: &self.config.shared_names, home: self.home }
     }
 
     /// Returns the identity of a process by its allocation, or by the rules of [`crate::identity`].
@@ -59,12 +81,8 @@ impl<'a> Finder<'a> {
             return identity;
         }
         let ancestors = facts.process.iter().flat_map(identity::read::ancestors);
-        let names = Names { shared: &self.config.shared_names, home: self.home };
-        // A process of a subordinate user has a user that the owner of its namespace made up. Such a
-        // process has not dropped root's rights.
-        let may_be_roots = facts.process.as_ref().is_some_and(|process| process.user == facts.owner);
-        let kin = Kin { tenants: self.tenants, owner: facts.owner, may_be_roots };
-        identity::identify(claim, facts, names, ancestors, kin)
+        let kin = Kin { tenants: self.tenants, owner: facts.owner, may_be_roots: facts.process.is_some() };
+        identity::identify(claim, facts, self.names(), ancestors, kin)
     }
 
     /// Returns the name of the tenant whose process started the process `pid`, or of the tenant of
@@ -117,7 +135,8 @@ impl<'a> Finder<'a> {
 struct Kin<'a> {
     tenants: &'a Tenants,
     owner: u32,
-    /// Whether the process may have dropped root's rights, and belong to a tenant of root.
+    /// Whether the process may have dropped root's rights, and belong to a tenant of root. A
+    /// process of a subordinate user may have dropped first root's rights, then those of `owner`.
     may_be_roots: bool,
 }
 
@@ -135,6 +154,10 @@ impl Known for Kin<'_> {
         Some((tenant.owner.key.clone(), name.to_owned()))
     }
 
+    fn is_within(&self, ancestor: &identity::tree::Process, namespace: u64) -> bool {
+        identity::read::is_within(ancestor, namespace)
+    }
+
     fn is_of_root(&self, name: &str) -> bool {
         let is_it = |key: &Key| matches!(key, Key::Name { user: ROOT, name: own, .. } if own == name);
         self.may_be_roots && self.all().any(|(_, tenant)| is_it(&tenant.owner.key))
@@ -146,5 +169,46 @@ impl Known for Kin<'_> {
         let mut named = self.all().filter(|(_, tenant)| is_named(tenant));
         let (name, tenant) = named.next()?;
         named.next().is_none().then(|| (tenant.owner.key.clone(), name.to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpus::Gpus;
+    use crate::identity::tree::Process;
+    use crate::registry::Registry;
+    use crate::shm::{SharedPage, Writer};
+    use crate::state::{SavedSession, SavedTenant, State};
+    use deepres_abi::beat::BeatPage;
+    use std::sync::Arc;
+
+    #[test]
+    fn a_process_of_a_subordinate_user_may_belong_to_a_tenant_of_the_owner_or_of_root() {
+        let own = identity::read::process(std::process::id()).unwrap();
+        let (owner, subordinate) = (1000, 100_033);
+        for (user, is_kin) in [(owner, true), (ROOT, true), (1001, false)] {
+            let member = SavedSession { process: own.key(), at_ns: None, meters: Vec::new() };
+            let name = "job".to_owned();
+            let key = Some(Key::Name { user, name: name.clone(), place: None });
+            let saved =
+                SavedTenant { name, uid: user, key, sessions: vec![member], ..SavedTenant::default() };
+            let beat = SharedPage::<BeatPage>::create("deepres-test", Writer::Controller).unwrap();
+            let mut registry = Registry::new(Config::default(), Gpus::default(), Arc::new(beat));
+            registry.restore(&State::new("boot", 1, Vec::new(), vec![saved])).unwrap();
+            let facts = Facts {
+                pid: own.pid,
+                process: Some(Process { user: subordinate, ..own.clone() }),
+                place: None,
+                owner,
+                namespace: Some(4711),
+                outermost: Some(4711),
+            };
+            for claim in ["job", ""] {
+                let found = registry.finder().identify_outside_jobs(claim, &facts).key;
+                let is_found = found == Key::Name { user, name: "job".to_owned(), place: None };
+                assert_eq!(is_found, is_kin, "`{claim}` of user {user}");
+            }
+        }
     }
 }

@@ -2,14 +2,17 @@
 
 use crate::Shared;
 use crate::administrators;
-use crate::registry::Guest;
+use crate::identity::{Key, read};
+use crate::registry::{Guest, Registry};
 use crate::status;
 use crate::tenant::Tenant;
 use deepres_abi::wire::{self, Hello, Notice};
 use deepres_model::admin::{Reply, Request, Status};
 use deepres_model::clock::monotonic_ns;
+use deepres_model::identity::Container;
 use deepres_model::packet;
 use deepres_model::text::harmless;
+use deepres_policy::TenantId;
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::fs::File;
 use std::io::{self, Seek, Write};
@@ -37,9 +40,10 @@ pub async fn answer(
 }
 
 async fn reply(guest: &Guest, hello: &Hello, shared: &Rc<Shared>) -> Reply {
+    let sight = Sight::of(guest, &shared.registry.borrow());
     let is_own = |name: &str| {
         let registry = shared.registry.borrow();
-        registry.tenancy.tenants().get(name).is_some_and(|tenant| owns(guest, tenant))
+        registry.tenancy.tenants().get(name).is_some_and(|tenant| sight.has(tenant))
     };
     let name = wire::text(&hello.tenant).unwrap_or_default();
     if !name.is_empty() {
@@ -53,20 +57,68 @@ async fn reply(guest: &Guest, hello: &Hello, shared: &Rc<Shared>) -> Reply {
     match if is_young { Some(latest) } else { status::publish(shared).await } {
         Some(status) => {
             let mut status = part(Status::clone(&status), is_own);
-            let is_inside = guest.facts.container().is_some();
-            status.waiting.retain(|job| job.uid == guest.facts.owner && !is_inside);
+            let is_whole = matches!(sight.extent, Extent::User);
+            status.waiting.retain(|job| job.uid == sight.user && is_whole);
             Reply::Status(Box::new(status))
         }
         None => administrators::no_answer(),
     }
 }
 
-/// Returns whether the user of a process owns a tenant. In a container, only the container's
-/// tenants are the user's, because root of one container is not root of another.
-fn owns(guest: &Guest, tenant: &Tenant) -> bool {
-    let container = guest.facts.container();
-    tenant.owner.user == guest.facts.owner
-        && (container.is_none() || tenant.owner.container.as_ref() == container)
+/// The tenants that a process may see: of the tenants of one user, those in the extent.
+#[derive(Debug)]
+struct Sight {
+    /// The user of the process, or the user who made its user namespace.
+    user: u32,
+    extent: Extent,
+}
+
+/// The part of a user's tenants that a process may see.
+#[derive(Debug)]
+enum Extent {
+    /// All tenants of the user.
+    User,
+    /// The tenants of a container, because root of one container is not root of another.
+    Container(Container),
+    /// The process's own tenant, and the tenants whose names apply only in the process's user
+    /// namespace. The process belongs to such a tenant if it gives the tenant's name. A process of
+    /// a subordinate user does not have the user's rights, and root of a container is not root of
+    /// the host.
+    Namespace {
+        /// The path that stands for the namespace.
+        path: String,
+        /// The process's own tenant.
+        own: Option<TenantId>,
+    },
+}
+
+impl Sight {
+    /// Returns the tenants that a process may see.
+    fn of(guest: &Guest, registry: &Registry) -> Self {
+        let finder = registry.finder();
+        let extent = match finder.namespace_of(&guest.facts) {
+            Some(namespace) => Extent::Namespace {
+                path: read::namespace_path(namespace),
+                own: finder.nameless_tenant_of(guest).map(|tenant| tenant.id),
+            },
+            None => guest.facts.container().cloned().map_or(Extent::User, Extent::Container),
+        };
+        Self { user: guest.facts.owner, extent }
+    }
+
+    /// Returns whether the process may see a tenant.
+    fn has(&self, tenant: &Tenant) -> bool {
+        let is_in_extent = match &self.extent {
+            Extent::User => true,
+            Extent::Container(container) => tenant.owner.container.as_ref() == Some(container),
+            Extent::Namespace { path, own } => {
+                let applies_there =
+                    matches!(&tenant.owner.key, Key::Name { place: Some(place), .. } if place == path);
+                *own == Some(tenant.id) || applies_there
+            }
+        };
+        tenant.owner.user == self.user && is_in_extent
+    }
 }
 
 /// The name of other users' tenants, in the waits of late requests.
@@ -97,9 +149,67 @@ fn part(mut status: Status, is_own: impl Fn(&str) -> bool) -> Status {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gpus::Gpus;
+    use crate::identity::Facts;
+    use crate::identity::source::Source;
+    use crate::identity::tree::Process;
+    use crate::shm::{SharedPage, Writer};
+    use crate::state::{SavedSession, SavedTenant, State};
+    use deepres_abi::beat::BeatPage;
     use deepres_model::admin::{
         AccountStatus, GpuStatus, LateStatus, MeteredStatus, RequestStatus, TenantStatus, UnmanagedStatus,
     };
+    use deepres_model::config::Config;
+    use deepres_model::peer::Peer;
+    use deepres_model::process::ProcessKey;
+
+    /// Returns the names of the tenants that this process may see if it has these facts. The
+    /// process belongs to the tenant `mine` of the namespace's owner. The names `inside` and
+    /// `elsewhere` apply in two namespaces of the owner. Another user has the tenant `other`.
+    fn seen(user: u32, owner: u32, namespace: Option<u64>) -> String {
+        let own = read::process(std::process::id()).unwrap();
+        let member = |process: ProcessKey| SavedSession { process, at_ns: None, meters: Vec::new() };
+        let tenant = |name: &str, uid: u32, place: Option<&str>| {
+            let (name, place) = (name.to_owned(), place.map(str::to_owned));
+            let key = Some(Key::Name { user: uid, name: name.clone(), place });
+            SavedTenant { name, uid, key, ..SavedTenant::default() }
+        };
+        let mine = SavedTenant { sessions: vec![member(own.key())], ..tenant("mine", owner, None) };
+        let tenants = vec![
+            mine,
+            tenant("outside", owner, None),
+            tenant("inside", owner, Some("user:[4711]")),
+            tenant("elsewhere", owner, Some("user:[4712]")),
+            tenant("other", owner + 1, None),
+        ];
+        let beat = SharedPage::<BeatPage>::create("deepres-test", Writer::Controller).unwrap();
+        let mut registry = Registry::new(Config::default(), Gpus::default(), Arc::new(beat));
+        registry.restore(&State::new("boot", 1, Vec::new(), tenants)).unwrap();
+        let facts = Facts {
+            pid: own.pid,
+            process: Some(Process { user, ..own.clone() }),
+            place: None,
+            owner,
+            namespace,
+            outermost: namespace,
+        };
+        let peer = Peer { pid: own.pid, uid: user, gid: user };
+        let guest = Guest { peer, groups: Vec::new(), facts, source: Source::User(owner), allotment: None };
+        let sight = Sight::of(&guest, &registry);
+        let names = registry.tenants().iter().filter(|(_, tenant)| sight.has(tenant)).map(|(name, _)| name);
+        names.collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn a_subordinate_user_sees_its_own_tenant_and_those_of_its_namespace_alone() {
+        let all = "elsewhere inside mine outside";
+        assert_eq!(seen(1000, 1000, None), all);
+        assert_eq!(seen(1000, 1000, Some(4711)), all, "the user's own process in the user's namespace");
+        assert_eq!(seen(100_033, 1000, Some(4711)), "inside mine");
+        assert_eq!(seen(100_033, 1000, Some(4713)), "mine");
+        assert_eq!(seen(100_000, 0, Some(4711)), "inside mine", "root of root's container");
+        assert_eq!(seen(0, 0, None), all);
+    }
 
     #[test]
     fn a_users_status_says_nothing_of_other_users() {

@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 const MODE: u32 = 0o600;
 /// The largest file that the daemon reads or writes. The state of all processes that one daemon can
 /// serve is smaller.
-const MAX_BYTES: u64 = 64 << 20;
+const MAX_BYTES: usize = 64 << 20;
 /// Write permission for group and others.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 /// The file from which the daemon reads the kernel's id of this run of the machine.
@@ -46,8 +46,12 @@ pub struct StateFile {
     path: PathBuf,
     boot: String,
     last: Option<State>,
+    /// The most bytes that the daemon writes.
+    most_bytes: usize,
     /// Whether the last attempt to write failed. The daemon logs a failure once.
     is_failing: bool,
+    /// Whether the file lacks iterations or plans of the state. The daemon logs this once.
+    is_short: bool,
 }
 
 impl StateFile {
@@ -55,7 +59,7 @@ impl StateFile {
     pub fn at(path: PathBuf) -> Self {
         // Without /proc, the daemon could not recognise any process, so an empty id does no harm.
         let boot = std::fs::read_to_string(BOOT_ID).unwrap_or_default().trim().to_owned();
-        Self { path, boot, last: None, is_failing: false }
+        Self { path, boot, last: None, most_bytes: MAX_BYTES, is_failing: false, is_short: false }
     }
 
     /// Returns the file's path.
@@ -117,15 +121,17 @@ impl StateFile {
         self.last = None;
     }
 
-    /// Writes a state, unless the file has the same state already. Logs the first failure of
-    /// several. The next state is another attempt.
+    /// Writes a state, unless the file has the same state already. If the state is too large,
+    /// leaves out iterations and plans. Logs the first failure of several. The next state is
+    /// another attempt.
     pub fn save(&mut self, state: State) -> Saved {
         if self.last.as_ref().is_some_and(|last| !state.differs_from(last)) {
             return Saved::Already;
         }
-        match write(&self.path, &state) {
-            Ok(()) => {
+        match write(&self.path, &state, self.most_bytes) {
+            Ok(left_out) => {
                 self.last = Some(state);
+                self.note_left_out(left_out);
                 if std::mem::take(&mut self.is_failing) {
                     tracing::info!(path = %self.path.display(), "the daemon writes the state again");
                 }
@@ -137,6 +143,14 @@ impl StateFile {
                 }
                 Saved::Failed(error.to_string())
             }
+        }
+    }
+
+    /// Logs the first of several writes that left out iterations or plans.
+    fn note_left_out(&mut self, left_out: usize) {
+        let was_short = std::mem::replace(&mut self.is_short, left_out > 0);
+        if self.is_short && !was_short {
+            tracing::warn!(path = %self.path.display(), left_out, most_bytes = self.most_bytes, "the state file lacks the largest iterations or plans: the state has more bytes than a daemon reads; after a restart, learn their tenants again");
         }
     }
 }
@@ -151,19 +165,21 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
     if found.uid() != getuid().as_raw() || found.mode() & WRITABLE_BY_OTHERS != 0 {
         return refused("another user owns the file or may write to it");
     }
-    if found.len() > MAX_BYTES {
+    if found.len() > MAX_BYTES as u64 {
         return refused("the file is too large");
     }
     let mut bytes = Vec::new();
-    file.take(MAX_BYTES).read_to_end(&mut bytes)?;
+    file.take(MAX_BYTES as u64).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
-fn write(path: &Path, state: &State) -> io::Result<()> {
-    let bytes = state.to_bytes()?;
-    if bytes.len() as u64 > MAX_BYTES {
+/// Writes a state of at most `most_bytes`. Returns the number of iterations and plans that the file
+/// lacks.
+fn write(path: &Path, state: &State, most_bytes: usize) -> io::Result<usize> {
+    let (bytes, left_out) = state.to_bytes_within(most_bytes)?;
+    if bytes.len() > most_bytes {
         // The next daemon would refuse a larger file, and all accounts would begin anew.
-        return Err(io::Error::other(format!("the state has {} bytes, more than {MAX_BYTES}", bytes.len())));
+        return Err(io::Error::other(format!("the state has {} bytes, more than {most_bytes}", bytes.len())));
     }
     let new = path.with_extension("json.new");
     // A killed daemon may have left an incomplete file, and another process may have left any file.
@@ -174,7 +190,8 @@ fn write(path: &Path, state: &State) -> io::Result<()> {
     }
     let mut file: File = OpenOptions::new().write(true).create_new(true).mode(MODE).open(&new)?;
     file.write_all(&bytes)?;
-    std::fs::rename(&new, path)
+    std::fs::rename(&new, path)?;
+    Ok(left_out)
 }
 
 #[cfg(test)]
@@ -205,6 +222,25 @@ mod tests {
         assert_eq!(StateFile::at(path.clone()).load(), Some(state));
         assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, MODE);
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left beside it");
+    }
+
+    #[test]
+    fn iterations_and_plans_never_keep_the_rest_of_a_state_from_the_file() {
+        let (_folder, path) = file();
+        let state = of_this_boot(&path);
+        let needed = State { iterations: Vec::new(), plans: Vec::new(), ..state.clone() };
+        let needed_bytes = needed.to_bytes().unwrap().len();
+        let mut file = StateFile { most_bytes: needed_bytes, ..StateFile::at(path.clone()) };
+        assert_eq!(file.save(state.clone()), Saved::Anew);
+        assert!(file.is_short);
+        assert_eq!(StateFile::at(path.clone()).load(), Some(needed));
+        // The daemon does not write the same state again and again for what the file lacks.
+        assert_eq!(file.save(state.clone()), Saved::Already);
+        file.most_bytes = MAX_BYTES;
+        assert_eq!(file.save(State { held: Vec::new(), ..state.clone() }), Saved::Anew);
+        assert!(!file.is_short);
+        let mut file = StateFile { most_bytes: needed_bytes - 1, ..StateFile::at(path) };
+        assert!(matches!(file.save(state), Saved::Failed(_)));
     }
 
     #[test]

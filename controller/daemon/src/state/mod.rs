@@ -13,8 +13,10 @@
 mod file;
 pub(crate) mod gather;
 pub(crate) mod saver;
+mod serialized;
 
 pub use file::{Saved, StateFile};
+pub use serialized::Serialized;
 
 use crate::arbiter::{Counters, SavedAccount, SavedMeter};
 use crate::identity::Key;
@@ -36,6 +38,8 @@ use std::fmt;
 const MAJOR: u32 = 1;
 /// The minor version of the layout. A change that adds a field raises the minor version.
 const MINOR: u32 = 9;
+/// The size of the comma between two iterations or plans, bytes.
+const COMMA_BYTES: usize = 1;
 
 /// The version of the state file's layout.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -92,7 +96,7 @@ pub struct SavedIteration {
     /// The tenant's name.
     pub tenant: String,
     /// The iteration.
-    pub iteration: IterationStatus,
+    pub iteration: Serialized<IterationStatus>,
 }
 
 /// Reads iterations or plans, and leaves out the ones that do not have this layout.
@@ -119,7 +123,7 @@ pub struct SavedPlan {
     /// The GPU's UUID, `GPU-…`.
     pub uuid: String,
     /// The tenants' names and iterations, by their numbers in the plan.
-    pub tenants: Vec<(String, IterationStatus)>,
+    pub tenants: Vec<(String, Serialized<IterationStatus>)>,
     /// The plan.
     pub plan: Plan,
 }
@@ -300,6 +304,43 @@ impl State {
         bytes.push(b'\n');
         Ok(bytes)
     }
+
+    /// Returns the bytes of the state file, and the number of iterations and plans that the bytes
+    /// lack. If the whole state has more than `most_bytes`, the method leaves out iterations, then
+    /// plans, the largest first, because the accounts need neither. If the rest alone has more than
+    /// `most_bytes`, so have the bytes.
+    ///
+    /// # Errors
+    ///
+    /// Returns the same error as [`Self::to_bytes`].
+    fn to_bytes_within(&self, most_bytes: usize) -> serde_json::Result<(Vec<u8>, usize)> {
+        let bytes = self.to_bytes()?;
+        if bytes.len() <= most_bytes {
+            return Ok((bytes, 0));
+        }
+        let needed = Self { iterations: Vec::new(), plans: Vec::new(), ..self.clone() };
+        let mut room_bytes = most_bytes.saturating_sub(needed.to_bytes()?.len());
+        let plans = fitting(&self.plans, &mut room_bytes)?;
+        let iterations = fitting(&self.iterations, &mut room_bytes)?;
+        let left_out = (self.plans.len() - plans.len()) + (self.iterations.len() - iterations.len());
+        Ok((Self { iterations, plans, ..needed }.to_bytes()?, left_out))
+    }
+}
+
+/// Returns the parts whose JSON fits into `room_bytes`, the smallest first, and takes their bytes
+/// off the room.
+fn fitting<T: Clone + Serialize>(parts: &[T], room_bytes: &mut usize) -> serde_json::Result<Vec<T>> {
+    let sized =
+        parts.iter().map(|part| serde_json::to_vec(part).map(|json| (json.len() + COMMA_BYTES, part)));
+    let mut sized = sized.collect::<serde_json::Result<Vec<(usize, &T)>>>()?;
+    sized.sort_by_key(|(bytes, _)| *bytes);
+    let mut fitting = Vec::new();
+    for (bytes, part) in sized {
+        let Some(left_bytes) = room_bytes.checked_sub(bytes) else { break };
+        *room_bytes = left_bytes;
+        fitting.push(part.clone());
+    }
+    Ok(fitting)
 }
 
 /// Returns the state in a file's bytes.
@@ -355,7 +396,7 @@ mod tests {
             gpus: vec![gpu.uuid.clone()],
             holder: Some(PodContainer::default()),
         };
-        let iteration = IterationStatus {
+        let iteration = Serialized::new(IterationStatus {
             learned_ns: 5,
             purpose: "training".to_owned(),
             period_ns: 9,
@@ -367,7 +408,7 @@ mod tests {
             unknown_times: 0,
             unknown_widths: 0,
             kernels: Vec::new(),
-        };
+        });
         let plan = Plan {
             cuts: vec![Cut { tenant: 0, kernel: 3, other: 1, until: 2 }],
             sequential_ns: 20.0,
@@ -433,6 +474,32 @@ mod tests {
             file["iterations"] = nonsense;
             assert_eq!(parse(file.to_string().as_bytes()).unwrap(), without);
         }
+    }
+
+    #[test]
+    fn a_state_that_is_too_large_lacks_the_largest_iterations_and_then_the_plans() {
+        let iteration = |tenant: &str, bytes: usize| {
+            let usual = IterationStatus::clone(&example().iterations[0].iteration);
+            let iteration = Serialized::new(IterationStatus { purpose: "x".repeat(bytes), ..usual });
+            SavedIteration { tenant: tenant.to_owned(), iteration }
+        };
+        let state = State { iterations: vec![iteration("large", 2000), iteration("small", 1)], ..example() };
+        let needed = State { iterations: Vec::new(), plans: Vec::new(), ..state.clone() };
+        let written = |most_bytes: usize| {
+            let (bytes, left_out) = state.to_bytes_within(most_bytes).unwrap();
+            assert!(bytes.len() <= most_bytes, "{} > {most_bytes}", bytes.len());
+            let read = parse(&bytes).unwrap();
+            assert_eq!((&read.tenants, &read.allocations), (&state.tenants, &state.allocations));
+            let names: Vec<&str> = read.iterations.iter().map(|saved| saved.tenant.as_str()).collect();
+            (left_out, read.plans.len(), names.join(" "))
+        };
+        let whole_bytes = state.to_bytes().unwrap().len();
+        assert_eq!(written(whole_bytes), (0, 1, "large small".to_owned()));
+        assert_eq!(written(whole_bytes - 1), (1, 1, "small".to_owned()));
+        let without_iterations = State { plans: state.plans.clone(), ..needed.clone() };
+        let bytes = without_iterations.to_bytes().unwrap().len() + COMMA_BYTES;
+        assert_eq!(written(bytes), (2, 1, String::new()));
+        assert_eq!(written(needed.to_bytes().unwrap().len()), (3, 0, String::new()));
     }
 
     #[test]
