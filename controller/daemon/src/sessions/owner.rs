@@ -196,7 +196,8 @@ mod tests {
         let peer = Peer { pid: own.pid, uid: user, gid: user };
         let guest = Guest { peer, groups: Vec::new(), facts, source: Source::User(owner), allotment: None };
         let sight = Sight::of(&guest, &registry);
-        let names = registry.tenants().iter().filter(|(_, tenant)| sight.has(tenant)).map(|(name, _)| name);
+        let names =
+            registry.tenancy.tenants().iter().filter(|(_, tenant)| sight.has(tenant)).map(|(name, _)| name);
         names.collect::<Vec<_>>().join(" ")
     }
 
