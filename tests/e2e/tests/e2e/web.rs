@@ -8,9 +8,15 @@ use std::path::PathBuf;
 use deepres_e2e::browser::Browser;
 use deepres_e2e::prelude::*;
 
-const VICTIM: &str = "victim";
-/// The variable for the folder in which the test leaves pictures of the page.
+/// The tenant of all tests.
+const TENANT: &str = "train";
+/// The variable for the folder in which the test leaves pictures of the page, for the README.
 const PICTURES: &str = "DEEPRES_PICTURES";
+/// The further tenants of the pictures, with their options. Each begins this long after the tenant
+/// before it, so the chart of the last minute shows how the shares change.
+const IN_PICTURES: [(&str, [&str; 2]); 2] =
+    [("finetune", ["--share", "30%"]), ("nightly", ["--class", "best-effort"])];
+const BEGINS_AFTER: Duration = Duration::from_secs(20);
 /// The most pages that may be open at a time (docs/web.md).
 const OPEN_PAGES: usize = 8;
 /// Most presses of a key until the focus is at the wanted place.
@@ -25,10 +31,15 @@ fn free_address() -> SocketAddr {
 fn served() -> (Host, Process, Process, SocketAddr) {
     let address = free_address();
     let (host, daemon) = Host::new().config(&format!("web = \"{address}\"\n")).with_daemon();
-    let arguments = ["--kernel", "busy_1000us", "--sync-every", "50"];
-    let options = ["--name", VICTIM, "--share", "40%", "--slo", "50ms"];
-    let job = host.start(host.run(&options, c_client("backlog"), &arguments), "ready");
+    let job = job(&host, TENANT, &["--share", "40%", "--slo", "50ms"]);
     (host, daemon, job, address)
+}
+
+/// Starts a job that always has work.
+fn job(host: &Host, tenant: &str, options: &[&str]) -> Process {
+    let options = [&["--name", tenant], options].concat();
+    let arguments = ["--kernel", "busy_1000us", "--sync-every", "50"];
+    host.start(host.run(&options, c_client("backlog"), &arguments), "ready")
 }
 
 fn browser(host: &Host, options: &[&str]) -> Browser {
@@ -41,18 +52,30 @@ fn the_page_shows_the_tenants_in_light_and_dark_without_an_error() {
     let (host, _daemon, _job, address) = served();
     let mut browser = browser(&host, &[]);
     browser.open(&format!("http://{address}/")).expect("the page opens");
-    let chart = format!("document.getElementById('chart').ariaLabel.includes('now: {VICTIM} ')");
+    let chart = format!("document.getElementById('chart').ariaLabel.includes('now: {TENANT} ')");
     browser.await_true(&chart).expect("the chart has the tenant, also as a text");
     let row = format!(
-        "[...document.querySelectorAll('#tenants tbody th')].some((row) => row.innerText === '{VICTIM}')"
+        "[...document.querySelectorAll('#tenants tbody th')].some((row) => row.innerText === '{TENANT}')"
     );
     browser.await_true(&row).expect("the table has the tenant");
+    let pictures = std::env::var_os(PICTURES).map(PathBuf::from);
+    let mut others = Vec::new();
+    if pictures.is_some() {
+        for (tenant, options) in IN_PICTURES {
+            thread::sleep(BEGINS_AFTER);
+            others.push(job(&host, tenant, &options));
+        }
+        thread::sleep(BEGINS_AFTER);
+        browser.value("document.getElementById('span').value = 60").expect("a choice");
+        let chosen = "document.getElementById('span').dispatchEvent(new Event('input'))";
+        browser.value(chosen).expect("the chart changes");
+    }
     for colours in ["light", "dark"] {
         browser.prefer(colours).expect("the browser has colours");
         // Text of every kind has at least the contrast that WCAG 2 asks for.
         let contrast = browser.value(CONTRAST).expect("the colours are known");
         assert_eq!(contrast, json!([]), "{colours}: too little contrast");
-        let folder = std::env::var_os(PICTURES).map_or_else(|| host.path().to_owned(), PathBuf::from);
+        let folder = pictures.as_deref().unwrap_or(host.path());
         browser.picture(&folder.join(format!("page-{colours}.png"))).expect("a picture");
     }
     let unnamed = browser.value(UNNAMED).expect("the controls are known");
@@ -131,7 +154,7 @@ fn keys_alone_choose_a_tenant_explain_it_and_pause_it_with_the_token() {
     tab_to(&mut browser, "#pause");
     browser.press("Enter").expect("a key");
     browser.await_true("document.getElementById('outcome').innerText.includes('token')").expect("a refusal");
-    assert_eq!(host.tenant(VICTIM)["paused"], json!(false));
+    assert_eq!(host.tenant(TENANT)["paused"], json!(false));
     browser.value("document.getElementById('token').focus()").expect("a field");
     browser.type_text(token.trim()).expect("a text");
     tab_to(&mut browser, "#pause");
@@ -142,7 +165,7 @@ fn keys_alone_choose_a_tenant_explain_it_and_pause_it_with_the_token() {
         .expect("an explanation");
     browser.press("Enter").expect("a key");
     browser.await_true("document.getElementById('outcome').innerText === 'paused'").expect("a pause");
-    assert_eq!(host.tenant(VICTIM)["paused"], json!(true));
+    assert_eq!(host.tenant(TENANT)["paused"], json!(true));
     browser.press("Escape").expect("a key");
     browser.await_true("document.getElementById('details').hidden").expect("the tenant's part closes");
 }
@@ -184,17 +207,17 @@ fn hostile(address: SocketAddr) -> String {
     format!(
         r#"<!doctype html><title>hostile</title><body><ul id="list"></ul>
 <form id="form" method="post" enctype="text/plain" action="http://{address}/change" target="frame">
-<input name='{{"op":"pause","tenant":"{VICTIM}","x":"' value='"}}'></form>
+<input name='{{"op":"pause","tenant":"{TENANT}","x":"' value='"}}'></form>
 <iframe name="frame"></iframe><iframe src="http://{address}/"></iframe>
 <script>
 const note = (text) => document.getElementById("list").append(text + "; ");
-const body = '{{"op":"pause","tenant":"{VICTIM}"}}', to = "http://{address}";
+const body = '{{"op":"pause","tenant":"{TENANT}"}}', to = "http://{address}";
 for (const mode of ["no-cors", "cors"])
   for (const type of ["text/plain", "application/json"])
     for (const guess of [{{}}, {{ Authorization: "Bearer guess" }}])
       fetch(to + "/change", {{ method: "POST", mode, headers: {{ "Content-Type": type, ...guess }}, body, credentials: "include" }})
         .then((answer) => note(answer.type === "opaque" ? "sent" : "READ")).catch(() => note("refused"));
-for (const path of ["/events", "/history?tenant={VICTIM}", "/explain?tenant={VICTIM}", "/"])
+for (const path of ["/events", "/history?tenant={TENANT}", "/explain?tenant={TENANT}", "/"])
   fetch(to + path).then((answer) => answer.text()).then(() => note("READ")).catch(() => note("refused"));
 navigator.sendBeacon(to + "/change", new Blob([body], {{ type: "text/plain" }}));
 document.getElementById("form").submit();
@@ -240,13 +263,13 @@ fn a_hostile_page_in_the_same_browser_reads_nothing_and_changes_nothing() {
         let tries = browser.value("document.getElementById('list').textContent").expect("a list");
         let tries = tries.as_str().expect("a text");
         assert!(tries.contains("refused") && !tries.contains("READ"), "{url}: {tries}");
-        assert_eq!(host.tenant(VICTIM)["paused"], json!(false), "{url}");
+        assert_eq!(host.tenant(TENANT)["paused"], json!(false), "{url}");
     }
     // After DNS rebinding, the stranger's name leads to the daemon.
-    for path in ["/", "/events", &format!("/explain?tenant={VICTIM}")] {
+    for path in ["/", "/events", &format!("/explain?tenant={TENANT}")] {
         browser.open(&format!("http://evil.example:{}{path}", address.port())).expect("an answer");
         browser.await_true("document.body.innerText.includes('answers only to localhost')").expect(path);
         let page = browser.value("document.body.innerText").expect("a page");
-        assert!(!page.to_string().contains(VICTIM), "{page}");
+        assert!(!page.to_string().contains(TENANT), "{page}");
     }
 }
