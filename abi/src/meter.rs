@@ -409,11 +409,8 @@ impl MeterPage {
 
     /// Returns the part of a GPU's SMs that the session reports for its launches: the lesser of
     /// [`Self::sm_ppm`] and [`Self::width_ppm`], parts per million. Returns 0 if the session
-    /// reports neither, or does not name its MPS server. The session may write any number.
+    /// reports neither. The value is untrusted, because the session can write any number.
     pub fn part_ppm(&self, gpu: usize) -> u32 {
-        if self.mps_server(gpu).is_none_or(|word| word.load(Ordering::Relaxed) == 0) {
-            return 0;
-        }
         let read = |word: Option<&AtomicU32>| word.map_or(0, |word| word.load(Ordering::Relaxed));
         match (read(self.sm_ppm(gpu)), read(self.width_ppm(gpu))) {
             (limit_ppm, 0) => limit_ppm,
@@ -805,8 +802,6 @@ mod tests {
             page.width_ppm(1).unwrap().store(width_ppm, Ordering::Relaxed);
             page.part_ppm(1)
         };
-        assert_eq!(part_ppm(40, 30), 0, "no server is named, as by an older library");
-        page.mps_server(1).unwrap().store(7, Ordering::Relaxed);
         assert_eq!([part_ppm(0, 0), part_ppm(40, 0), part_ppm(0, 30)], [0, 40, 30]);
         assert_eq!([part_ppm(40, 30), part_ppm(40, 50)], [30, 40]);
         assert_eq!((page.part_ppm(0), page.part_ppm(MAX_GPUS)), (0, 0));

@@ -394,13 +394,14 @@ impl Meter {
             if let Some(account) = self.accounts.get_mut(context.ordinal) {
                 account.has_computed |= lane.is_computing();
             }
+            let is_crowded = lane.is_crowded();
             self.complete(context, &mut inner, lane);
             self.finished = self.finished.min(lane.planned_before(&inner).unwrap_or(u64::MAX));
             if lane.is_busy()
                 && let Some(account) = self.accounts.get_mut(context.ordinal)
             {
                 account.is_occupied = true;
-                account.is_crowded |= lane.is_crowded();
+                account.is_crowded |= is_crowded;
                 account.unqueued_ns = account.unqueued_ns.saturating_add(lane.unqueued_ns());
             }
         }

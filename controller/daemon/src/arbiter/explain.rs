@@ -22,7 +22,7 @@ impl Worker {
             derivation,
             received_ppm: tenant.account().recent_share_ppm(now_ns),
             charge_copies: seat.charge_copies,
-            part_ppm: tenant.sm_ppm(),
+            part_ppm: self.core.part_ppm(id),
             lag_ns: scheduler.lag_ns(id),
             slo_ns: seat.slo_ns,
             guard: self.has_guests().then(|| GuardStatus {

@@ -618,11 +618,9 @@ fn consider(shared: &Rc<Shared>) {
 /// million.
 type Beside = (String, Arc<Learned>, u32);
 
-/// Returns the known tenants that run at once, by GPU: two at least. Tenants of several MPS servers
-/// do not run at once.
+/// Returns the known tenants that run at once, by GPU: two at least, and clients of one MPS server.
 fn together(registry: &Registry, lessons: &BTreeMap<String, Lesson>) -> BTreeMap<usize, Vec<Beside>> {
-    let mut together: BTreeMap<usize, Vec<Beside>> = BTreeMap::new();
-    let mut servers: BTreeMap<usize, BTreeSet<u64>> = BTreeMap::new();
+    let mut by_server: BTreeMap<(usize, u64), Vec<Beside>> = BTreeMap::new();
     for (name, tenant) in registry.tenancy.tenants().iter().filter(|(_, tenant)| tenant.terms.caps().sm) {
         let Some(learned) = lessons.get(name).and_then(Lesson::iteration) else { continue };
         let sessions = || tenant.members.sessions().values();
@@ -635,13 +633,18 @@ fn together(registry: &Registry, lessons: &BTreeMap<String, Lesson>) -> BTreeMap
                 (server != 0 && part_ppm > 0).then_some((part_ppm, server))
             };
             let parts: Vec<(u32, u64)> = sessions().filter_map(part).collect();
-            if let Some(part_ppm) = parts.iter().map(|(part_ppm, _)| *part_ppm).max() {
-                together.entry(gpu).or_default().push((name.to_owned(), Arc::clone(learned), part_ppm));
-                servers.entry(gpu).or_default().extend(parts.iter().map(|(_, server)| *server));
+            if let Some((part_ppm, server)) = parts.iter().max()
+                && parts.iter().all(|(_, other)| other == server)
+            {
+                let beside = (name.to_owned(), Arc::clone(learned), *part_ppm);
+                by_server.entry((gpu, *server)).or_default().push(beside);
             }
         }
     }
-    together.retain(|gpu, tenants| tenants.len() > 1 && servers.get(gpu).is_some_and(|all| all.len() == 1));
+    let mut together = BTreeMap::new();
+    for ((gpu, _), tenants) in by_server.into_iter().filter(|(_, tenants)| tenants.len() > 1) {
+        together.entry(gpu).or_insert(tenants);
+    }
     together
 }
 

@@ -80,6 +80,31 @@ impl Core {
         is_awaited.then(|| self.entitled_ns.saturating_add(BACK_NS))
     }
 
+    /// Chooses the MPS server whose clients count with their parts of the SMs. The hardware runs
+    /// kernels of one server at a time, so clients of other servers count with all SMs, as do
+    /// processes without MPS. The choice stays while two of the server's clients use the GPU. So no
+    /// tenant gains by the name of a false server, and a new server takes nothing from the clients
+    /// of another one.
+    fn choose_server(&mut self, now_ns: u64) {
+        let mut servers = core::mem::take(&mut self.review.servers);
+        let busy = self.tenants.iter().filter(|(id, _)| !self.scheduler.is_idle(**id, now_ns));
+        servers.clear();
+        servers.extend(busy.filter_map(|(_, tenant)| tenant.mps_server().filter(|_| tenant.sm_ppm() > 0)));
+        servers.sort_unstable();
+        let pairs = || servers.iter().zip(servers.iter().skip(1)).filter(|(one, next)| one == next);
+        let has_pair = |server: &u64| pairs().any(|(one, _)| one == server);
+        let first = pairs().map(|(server, _)| server).chain(&servers).next();
+        if let Some(first) = first.filter(|_| !has_pair(&self.mps_server)) {
+            self.mps_server = *first;
+        }
+        self.review.servers = servers;
+    }
+
+    /// Returns the part of the SMs with which a tenant counts, parts per million; 0 for all SMs.
+    pub fn part_ppm(&self, id: TenantId) -> u32 {
+        self.tenants.get(&id).map_or(0, |tenant| tenant.part_ppm(self.mps_server))
+    }
+
     /// Computes the entitlements of all tenants with sessions, and tells the sessions and the
     /// scheduler.
     fn entitle(&mut self, now_ns: u64, actions: &mut Actions) {
@@ -100,10 +125,11 @@ impl Core {
         review.requests.extend(self.requests(now_ns));
         entitle(&review.requests, &mut review.work, &mut review.owed);
         review.weights.clone_from(&review.owed);
-        if self.scheduler.divides_sms() {
+        self.choose_server(now_ns);
+        if self.scheduler.is_in_space() {
             // An owner cannot use more than its part of the SMs, so others are owed the rest.
             for (id, request) in &mut review.requests {
-                let part_ppm = self.tenants.get(id).map_or(0, Tenant::sm_ppm);
+                let part_ppm = self.part_ppm(*id);
                 request.cap_ppm = if part_ppm > 0 { request.cap_ppm.min(part_ppm) } else { request.cap_ppm };
             }
             entitle(&review.requests, &mut review.work, &mut review.weights);

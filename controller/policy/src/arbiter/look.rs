@@ -197,14 +197,14 @@ impl Core {
                     requests.look(&look, &mut tenant.account.totals.served);
                 }
             }
-            (seen.sm_ppm, seen.mps_server) = (tenant.sm_ppm(), tenant.mps_server().unwrap_or(0));
+            seen.sm_ppm = tenant.part_ppm(self.mps_server);
             is_wanted |= tenant.account.wants;
             let paused_ns = elapsed_ns.saturating_sub(seen.used_ns);
             tenant.demand.observe(seen.used_ns, if was_idle { paused_ns } else { 0 });
             all_used_ns = all_used_ns.saturating_add(seen.used_ns);
             self.scheduler.observe(*id, now_ns, seen);
-            let Seen { longest_ns, sm_ppm, mps_server, .. } = seen;
-            let is_quiet = seen == Seen { longest_ns, sm_ppm, mps_server, ..Seen::default() };
+            let is_quiet =
+                seen == Seen { longest_ns: seen.longest_ns, sm_ppm: seen.sm_ppm, ..Seen::default() };
             let is_pending = tenant.requests.as_ref().is_some_and(|requests| requests.is_pending());
             tenant.rests =
                 is_quiet && !is_shared && !is_pending && tenant.sessions.values().all(Session::is_at_rest);

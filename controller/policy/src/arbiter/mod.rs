@@ -208,8 +208,7 @@ pub struct SessionReading {
     /// The part of the SMs that the session's launches use at most, under MPS, parts per million; 0
     /// for all SMs. The process may report a false part. The core takes at least the granted part.
     pub sm_ppm: u32,
-    /// The MPS server of the session's process. The process may name a false server, and then pays
-    /// for all SMs whenever it keeps clients of other servers off the GPU.
+    /// The MPS server of the session's process; 0 without one. The process can name a false server.
     pub mps_server: u64,
     /// The time at which the first launch that had waited for the present lease began on the GPU,
     /// ns. The caller reads `began_ns` and `ended_ns` after the counters. So if a counter shows
@@ -368,6 +367,8 @@ struct Review {
     /// The entitlements whose weights the scheduler gets.
     weights: Vec<Entitlement>,
     work: Work,
+    /// The MPS servers of the tenants with parts of the SMs that use the GPU.
+    servers: Vec<u64>,
 }
 
 /// The core of an arbiter: the state from which all decisions about one GPU follow.
@@ -417,6 +418,8 @@ pub struct Core {
     /// Whether the core must compute the entitlements anew before the next decision, because a
     /// tenant came, left or changed.
     owes_anew: bool,
+    /// The MPS server whose clients count with their parts of the SMs; 0 before the first.
+    mps_server: u64,
     review: Review,
     /// Working memory: the readings of one tenant's sessions, before and now.
     pairs: Vec<(Reading, Reading)>,
@@ -459,6 +462,7 @@ impl Core {
             rounds: 0,
             entitled_ns: now_ns,
             owes_anew: false,
+            mps_server: 0,
             review: Review::default(),
             pairs: Vec::new(),
             silence: Arrears::default(),
@@ -549,9 +553,9 @@ impl Core {
             let (order, gangs) = peers.exchange(now_ns, post);
             self.scheduler.set_order(order, gangs);
         }
-        let (before, divided_sms) = (self.scheduler.phase(), self.scheduler.divides_sms());
+        let (before, was_in_space) = (self.scheduler.phase(), self.scheduler.is_in_space());
         let decide_ns = self.scheduler.decide(now_ns, &self.tuning);
-        self.owes_anew |= divided_sms != self.scheduler.divides_sms();
+        self.owes_anew |= was_in_space != self.scheduler.is_in_space();
         self.learn();
         let mut changes = core::mem::take(&mut self.changes);
         changes.extend(self.scheduler.take_changes());
@@ -618,6 +622,7 @@ impl Core {
         self.review.owed.reserve(self.tenants.len());
         self.review.weights.reserve(self.tenants.len());
         self.review.work.reserve(self.tenants.len());
+        self.review.servers.reserve(self.tenants.len());
         self.changes.reserve(self.scheduler.most_changes());
         for tenant in self.tenants.values_mut() {
             tenant.seen.reserve(tenant.sessions.len());

@@ -218,9 +218,9 @@ impl Tenant {
     /// Returns the part of the SMs that the tenant's processes use together at most, parts per
     /// million; 0 for all SMs. Each process counts with the part that it reports, but at least with
     /// the granted part and the least `--sm`. Before the first launch, this is the granted part of
-    /// one process. Processes of several MPS servers count with all SMs, because the hardware does
-    /// not run them at once.
-    pub fn sm_ppm(&self) -> u32 {
+    /// one process. Processes of several MPS servers use all SMs, because the hardware does not run
+    /// them at once.
+    pub(super) fn sm_ppm(&self) -> u32 {
         let granted_ppm = self.seat.sm_ppm.unwrap_or(0);
         let part_ppm = |session: &Session| match session.sm_ppm {
             0 => PPM,
@@ -233,13 +233,19 @@ impl Tenant {
     }
 
     /// Returns the MPS server of the processes that launch; before the first launch, of all
-    /// processes. Returns `None` if the processes are clients of several servers.
+    /// processes. Returns `None` if the processes are clients of several servers, or of none.
     pub(super) fn mps_server(&self) -> Option<u64> {
         let has_launched = self.sessions.values().any(Session::launches);
         let asked = self.sessions.values().filter(|session| session.launches() || !has_launched);
         let mut servers = asked.map(|session| session.mps_server);
         let first = servers.next().unwrap_or(0);
-        servers.all(|server| server == first).then_some(first)
+        servers.all(|server| server == first).then_some(first).filter(|server| *server != 0)
+    }
+
+    /// Returns the part of the SMs with which the tenant counts while the clients of `server` count
+    /// with their parts, parts per million; 0 for all SMs.
+    pub(super) fn part_ppm(&self, server: u64) -> u32 {
+        if self.mps_server() == Some(server) { self.sm_ppm() } else { 0 }
     }
 
     /// Returns the estimate of the tenant's demand: how much of the GPU the tenant wants, parts per

@@ -463,6 +463,44 @@ fn a_tenant_with_processes_on_two_mps_servers_runs_beside_no_other_tenant() {
 }
 
 #[test]
+fn clients_of_one_mps_server_run_at_once_and_take_turns_with_those_of_another() {
+    let mut bench = Bench::with(&[]);
+    for (id, server) in [(A, 1), (B, 1), (C, 2)] {
+        bench.enter_on_part(id, 40);
+        bench.servers.insert(id, server);
+    }
+    (0..200).for_each(|_| bench.pass_ms(&[A, B, C]));
+    let (mut had_ms, mut together_ms) = ([0; 3], 0);
+    for _ in 0..2_000 {
+        bench.pass_ms(&[A, B, C]);
+        let open = [A, B, C].map(|id| bench.gate(id) != Grant::Closed);
+        assert!(!(open[2] && (open[0] || open[1])), "{open:?}");
+        together_ms += u32::from(open[0] && open[1]);
+        had_ms.iter_mut().zip(open).for_each(|(had_ms, is_open)| *had_ms += u32::from(is_open));
+    }
+    assert!(together_ms > 1_200, "{together_ms} of 2000 ms, {had_ms:?}");
+    assert!(had_ms[2] > 450, "{had_ms:?}");
+}
+
+#[test]
+fn a_new_mps_server_takes_no_part_from_the_clients_of_another() {
+    let mut bench = Bench::with(&[]);
+    for (id, percent) in [(1, 40), (2, 40), (3, 1), (4, 1)] {
+        bench.enter_on_part(id, percent);
+        // The server with the lower number comes last.
+        bench.servers.insert(id, if id < 3 { 7 } else { 2 });
+        (0..200).for_each(|_| bench.pass_ms(&[1, 2]));
+    }
+    let all = [1, 2, 3, 4];
+    (0..500).for_each(|_| bench.pass_ms(&all));
+    assert_eq!(all.map(|id| bench.core.part_ppm(id)), [400_000, 400_000, 0, 0]);
+    // Once one client of the first server rests, its clients cannot run at once.
+    *bench.meter(2) = Reading { waiters: 0, in_flight: false, ..*bench.meter(2) };
+    (0..3_000).for_each(|_| bench.pass_ms(&[1, 3, 4]));
+    assert_eq!(all.map(|id| bench.core.part_ppm(id)), [0, 0, 10_000, 10_000]);
+}
+
+#[test]
 fn no_part_of_the_sms_counts_if_the_daemon_does_not_use_mps() {
     let mut bench = Bench::with(&[A, B]);
     bench.parts_ppm.extend([(A, 400_000), (B, 500_000)]);

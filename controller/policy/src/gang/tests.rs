@@ -206,7 +206,6 @@ impl World {
                     pending_ns: (rank.launched - rank.done) * kernel_ns,
                     longest_ns: kernel_ns,
                     sm_ppm: 0,
-                    mps_server: 0,
                 };
                 place.scheduler.observe(*tenant, now_ns, seen);
             }

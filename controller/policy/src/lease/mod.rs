@@ -149,9 +149,6 @@ pub struct Seen {
     pub longest_ns: u64,
     /// The part of the SMs that the tenant can use under MPS, parts per million; 0 for all SMs.
     pub sm_ppm: u32,
-    /// The MPS server of the tenant's processes. Kernels of different servers do not run at once,
-    /// so parts of the SMs add up only among tenants of one server.
-    pub mps_server: u64,
 }
 
 impl Seen {
@@ -266,7 +263,6 @@ impl Scheduler {
         self.handoffs.reserve(MOST_CHANGES);
         self.guests.reserve(self.tenants.len() + 1);
         self.company.set.reserve(self.tenants.len() + 1);
-        self.company.parts.reserve(self.tenants.len() + 1);
         let new = Tenant { present: false, ..Tenant::new(Rank::of(class), now_ns) };
         let tenant = self.tenants.get_or_insert(tenant, new);
         if mem::replace(&mut tenant.present, true) {

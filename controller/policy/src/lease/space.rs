@@ -6,19 +6,12 @@
 //! the GPU in their order, and takes each owner whose part still fits. Each owner of the set has a
 //! lease. So its session rings the bell at the end of a burst, and the place is free at once.
 //!
-//! Only clients of one MPS server run kernels at once. The hardware takes turns between servers. So
-//! all owners of a set are clients of one server, and an owner takes all SMs from owners of other
-//! servers ([`Taken`]).
-//!
 //! The scheduler charges an owner for its *place*: the time in which the owner wants the GPU and
 //! may use its part of the SMs, times the part. So an owner whose meter shows less than it uses
-//! pays for its place too. If the active owners are clients of several MPS servers, a set keeps the
-//! owners of the other servers off the whole GPU. So the owners of the set then pay for the whole
-//! GPU together, each in proportion to its part. An owner that names a false server gains nothing.
-//!
-//! A place is *spare* if no owner that waits would fit on the SMs without this owner and those
-//! after it in the order. An owner in a spare place takes nothing from others, so it pays only
-//! until it owes its place for a quantum. This debt keeps it behind owners that had less.
+//! pays for its place too. A place is *spare* if no owner that waits would fit on the SMs without
+//! this owner and those after it in the order. An owner in a spare place takes nothing from others,
+//! so it pays only until it owes its place for a quantum. This debt keeps it behind owners that had
+//! less.
 //!
 //! The part of an owner may change at any time, because an owner without a fixed part has the part
 //! of its widest kernel. If the parts of a set no longer fit, the scheduler takes owners out of the
@@ -37,37 +30,6 @@ use crate::TenantId;
 use crate::tuning::Tuning;
 use core::mem;
 use deepres_abi::PPM;
-
-/// The SMs that some owners take together.
-#[derive(Debug, Clone, Copy, Default)]
-struct Taken {
-    /// The part of the SMs, parts per million; more than all SMs if the owners do not fit.
-    ppm: u64,
-    /// The MPS server of the first owner; `None` without owners.
-    server: Option<u64>,
-}
-
-impl Taken {
-    /// Returns the part of the SMs that another owner takes beside these owners, parts per million:
-    /// all SMs if the owner is a client of another MPS server.
-    fn more_ppm(self, owner: &Tenant) -> u64 {
-        let is_apart = self.server.is_some_and(|server| server != owner.seen.mps_server);
-        u64::from(if is_apart { PPM } else { owner.part_ppm() })
-    }
-
-    /// Returns the SMs that these owners and another owner take together.
-    fn with(self, owner: &Tenant) -> Self {
-        Self {
-            ppm: self.ppm.saturating_add(self.more_ppm(owner)),
-            server: self.server.or(Some(owner.seen.mps_server)),
-        }
-    }
-
-    /// Returns whether the owners can use the GPU at once.
-    fn fits(self) -> bool {
-        self.ppm <= u64::from(PPM)
-    }
-}
 
 impl Tenant {
     /// Returns whether an owner wants the GPU. A short pause of an owner with a place does not
@@ -90,17 +52,12 @@ impl Tenant {
         self.may_launch() || (self.drains() && now_ns < self.drains_until_ns)
     }
 
-    /// Charges the place that the tenant had for `passed_ns`. The SMs for which all owners with
-    /// places pay are `whole_ppm` of the GPU. In a spare place, the tenant pays until it owes its
-    /// place for `most_ns`.
-    fn charge_place(&mut self, passed_ns: u64, most_ns: Option<u64>, whole_ppm: u64, clock: &mut Clock) {
-        let price_ns = |ns: u64| {
-            let of_whole = u128::from(self.area_ns(ns)) * u128::from(PPM) / u128::from(whole_ppm.max(1));
-            u64::try_from(of_whole).unwrap_or(u64::MAX)
-        };
-        let mut area_ns = price_ns(passed_ns);
+    /// Charges the place that the tenant had for `passed_ns`. In a spare place, the tenant pays
+    /// until it owes its place for `most_ns`.
+    fn charge_place(&mut self, passed_ns: u64, most_ns: Option<u64>, clock: &mut Clock) {
+        let mut area_ns = self.area_ns(passed_ns);
         if let Some(most_ns) = most_ns {
-            let left_ns = self.lag_ns(clock.now()).saturating_add(signed(price_ns(most_ns)));
+            let left_ns = self.lag_ns(clock.now()).saturating_add(signed(self.area_ns(most_ns)));
             area_ns = area_ns.min(u64::try_from(left_ns).unwrap_or(0));
         }
         if self.wanted {
@@ -117,12 +74,6 @@ impl Scheduler {
         self.company.is_in_space()
     }
 
-    /// Returns whether each owner takes only its part of the SMs from the other owners: owners use
-    /// the GPU at once, and all of them with parts are clients of one MPS server.
-    pub fn divides_sms(&self) -> bool {
-        self.company.is_in_space() && !self.company.has_several_servers
-    }
-
     /// Charges the places that owners had in the last `elapsed_ns`, unless all active owners fit.
     pub(super) fn charge_places(&mut self, elapsed_ns: u64, now_ns: u64, tuning: &Tuning) {
         if !self.company.is_in_space() {
@@ -131,29 +82,19 @@ impl Scheduler {
         let Self { company, tenants, clocks, .. } = self;
         let clock = &mut clocks[Rank::Owner as usize];
         let (from_ns, short_ns) = (now_ns.saturating_sub(elapsed_ns), short_pause_ns(tuning));
-        let pays = |tenant: &Tenant| {
-            let had = matches!(tenant.grant, Grant::Leased { .. }) || tenant.drains();
-            had && (tenant.wanted || tenant.asks(from_ns, short_ns))
-        };
-        // The owners of a set keep the owners of other servers off all SMs.
-        let whole_ppm = if company.has_several_servers {
-            let members = company.set.iter().filter_map(|id| tenants.get(*id)).filter(|tenant| pays(tenant));
-            let lost = tenants.astir().filter(|(id, tenant)| tenant.drains() && !company.set.contains(id));
-            let payers = members.chain(lost.map(|(_, tenant)| tenant));
-            payers.map(|tenant| u64::from(tenant.part_ppm())).sum::<u64>().min(u64::from(PPM))
-        } else {
-            u64::from(PPM)
-        };
         let mut room_ppm = u64::from(PPM);
         for id in &company.set {
-            let Some(tenant) = tenants.get_quietly(*id).filter(|tenant| pays(tenant)) else { continue };
-            let is_spare = room_ppm < company.waits_ppm;
-            tenant.charge_place(elapsed_ns, is_spare.then_some(tuning.quantum_ns), whole_ppm, clock);
-            room_ppm = room_ppm.saturating_sub(u64::from(tenant.part_ppm()));
+            let Some(tenant) = tenants.get_quietly(*id) else { continue };
+            let had = matches!(tenant.grant, Grant::Leased { .. }) || tenant.drains();
+            if had && (tenant.wanted || tenant.asks(from_ns, short_ns)) {
+                let is_spare = room_ppm < company.waits_ppm;
+                tenant.charge_place(elapsed_ns, is_spare.then_some(tuning.quantum_ns), clock);
+                room_ppm = room_ppm.saturating_sub(u64::from(tenant.part_ppm()));
+            }
         }
         tenants.astir_with(|id, tenant| {
             if tenant.drains() && !company.set.contains(&id) {
-                tenant.charge_place(elapsed_ns, None, whole_ppm, clock);
+                tenant.charge_place(elapsed_ns, None, clock);
             }
         });
     }
@@ -180,8 +121,7 @@ impl Scheduler {
             self.choose(now_ns, tuning);
         }
         let short_ns = short_pause_ns(tuning);
-        let taken = self.members().fold(Taken::default(), Taken::with);
-        let parts = self.waiting(now_ns, short_ns).map(|(_, tenant)| taken.more_ppm(tenant));
+        let parts = self.waiting(now_ns, short_ns).map(|(_, tenant)| u64::from(tenant.part_ppm()));
         self.company.waits_ppm = parts.min().unwrap_or(u64::MAX);
         if self.close_gates(now_ns) {
             // The last readings do not show launches that passed a gate just before it closed.
@@ -207,11 +147,12 @@ impl Scheduler {
     /// Takes owners out of the set if the parts of the owners before them in the set have grown and
     /// leave them no room.
     fn keep_what_fits(&mut self) {
-        let mut taken = Taken::default();
+        let mut room_ppm = u64::from(PPM);
         self.company.set.retain(|id| {
-            let more = self.tenants.get(*id).map(|owner| taken.with(owner)).filter(|more| more.fits());
-            taken = more.unwrap_or(taken);
-            more.is_some()
+            let part_ppm = self.tenants.get(*id).map_or(0, |tenant| u64::from(tenant.part_ppm()));
+            let fits = part_ppm <= room_ppm;
+            room_ppm -= if fits { part_ppm } else { 0 };
+            fits
         });
     }
 
@@ -235,13 +176,13 @@ impl Scheduler {
     /// leaves room.
     fn open_gates(&mut self, grant: Grant, now_ns: u64) {
         let occupied = self.tenants.values().filter(|tenant| tenant.occupies(now_ns));
-        let mut taken = occupied.fold(Taken::default(), Taken::with);
+        let mut occupied_ppm = occupied.map(|tenant| u64::from(tenant.part_ppm())).sum::<u64>();
         let set = mem::take(&mut self.company.set);
         for id in &set {
             let Some(tenant) = self.tenants.get(*id) else { continue };
-            let more = if tenant.occupies(now_ns) { taken } else { taken.with(tenant) };
-            if tenant.may_launch() || more.fits() {
-                taken = more;
+            let more_ppm = if tenant.occupies(now_ns) { 0 } else { u64::from(tenant.part_ppm()) };
+            if tenant.may_launch() || occupied_ppm + more_ppm <= u64::from(PPM) {
+                occupied_ppm += more_ppm;
                 self.change(*id, grant, matches!(tenant.grant, Grant::Leased { .. }));
             }
         }
@@ -279,24 +220,26 @@ impl Scheduler {
         let last_due = asking().map(|tenant| tenant.due).max();
         let is_first = last_due.is_some_and(|due| first.due + first.weighted(short_ns) < due);
         let preempts = first.is_owed(mean) && is_first && now_ns >= self.preempts_ns(tuning);
-        let mut taken = asking().fold(Taken::default(), Taken::with);
+        let kept_ppm = asking().map(|tenant| u64::from(tenant.part_ppm())).sum::<u64>();
+        let mut room_ppm = u64::from(PPM).saturating_sub(kept_ppm);
+        let fits = |tenant: &Tenant, room_ppm| u64::from(tenant.part_ppm()) <= room_ppm;
         if is_over || preempts {
             if !is_over {
                 self.preempted_ns = Some(now_ns);
             }
             self.company.set.clear();
             self.company.chosen_ns = now_ns;
-            taken = Taken::default();
-        } else if self.waiting(now_ns, short_ns).any(|(_, tenant)| taken.with(tenant).fits()) {
+            room_ppm = u64::from(PPM);
+        } else if self.waiting(now_ns, short_ns).any(|(_, tenant)| fits(tenant, room_ppm)) {
             let asks = |tenant: &Tenant| tenant.asks(now_ns, short_ns);
             self.company.set.retain(|id| self.tenants.get(*id).is_some_and(asks));
         } else {
             return;
         }
         loop {
-            let waiting = self.waiting(now_ns, short_ns).filter(|(_, tenant)| taken.with(tenant).fits());
+            let waiting = self.waiting(now_ns, short_ns).filter(|(_, tenant)| fits(tenant, room_ppm));
             let Some((id, tenant)) = waiting.min_by_key(|(_, tenant)| tenant.order(mean)) else { return };
-            taken = taken.with(tenant);
+            room_ppm -= u64::from(tenant.part_ppm());
             self.company.set.push(id);
         }
     }

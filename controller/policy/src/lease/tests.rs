@@ -12,15 +12,8 @@ const MS: u64 = 1_000_000;
 const A: TenantId = 1;
 const B: TenantId = 2;
 const C: TenantId = 3;
-const IDLE: Seen = Seen {
-    waiting: false,
-    in_flight: false,
-    used_ns: 0,
-    pending_ns: 0,
-    longest_ns: 0,
-    sm_ppm: 0,
-    mps_server: 0,
-};
+const IDLE: Seen =
+    Seen { waiting: false, in_flight: false, used_ns: 0, pending_ns: 0, longest_ns: 0, sm_ppm: 0 };
 const WAITING: Seen = Seen { waiting: true, ..IDLE };
 const RUNNING: Seen = Seen { in_flight: true, ..IDLE };
 
@@ -714,15 +707,14 @@ fn a_clock_that_stands_still_or_jumps_is_harmless() {
 fn anything(tenants: TenantId) -> impl Strategy<Value = (u8, TenantId, u64, Seen, u32)> {
     let ns = || prop_oneof![Just(0), Just(u64::MAX), 0..1_000 * MS, any::<u64>()];
     let sm_ppm = prop_oneof![3 => Just(0), 1 => any::<u32>()];
-    let seen = (any::<bool>(), any::<bool>(), ns(), ns(), ns(), sm_ppm, 0..3u64).prop_map(
-        |(waiting, in_flight, used_ns, pending_ns, longest_ns, sm_ppm, mps_server)| Seen {
+    let seen = (any::<bool>(), any::<bool>(), ns(), ns(), ns(), sm_ppm).prop_map(
+        |(waiting, in_flight, used_ns, pending_ns, longest_ns, sm_ppm)| Seen {
             waiting,
             in_flight,
             used_ns,
             pending_ns,
             longest_ns,
             sm_ppm,
-            mps_server,
         },
     );
     // The events stay in the first half of the clock's range, so that there are later times.
@@ -1582,8 +1574,6 @@ fn an_owner_with_a_part_of_the_sms_joins_others_at_once_if_it_fits() {
 struct Space {
     bench: Bench,
     parts_ppm: Vec<u32>,
-    /// The MPS server of each tenant.
-    servers: Vec<u64>,
     /// The tenants whose closed gate does not stop the work in flight.
     flying: Vec<TenantId>,
     /// The tenants that want nothing.
@@ -1609,7 +1599,6 @@ impl Space {
         Self {
             bench,
             parts_ppm: parts_percent.iter().map(|percent| percent * PPM / 100).collect(),
-            servers: vec![1; parts_percent.len()],
             flying: Vec::new(),
             resting: Vec::new(),
             mute: Vec::new(),
@@ -1617,21 +1606,13 @@ impl Space {
         }
     }
 
-    /// Owners with equal weights that are clients of these MPS servers.
-    fn of_servers(parts_percent: &[u32], servers: &[u64]) -> Self {
-        Self { servers: servers.to_vec(), ..Self::new(parts_percent) }
-    }
-
     /// Lets a millisecond pass, in which each tenant that may launch uses the GPU.
     fn pass_ms(&mut self) {
         self.look(MS);
         self.look(1);
-        let members: Vec<TenantId> = self.ids().filter(|id| self.bench.may_launch(*id)).collect();
-        let members_ppm: u32 = members.iter().map(|id| self.part_ppm(*id)).sum();
+        let members = self.ids().filter(|id| self.bench.may_launch(*id));
+        let members_ppm: u32 = members.map(|id| self.part_ppm(id)).sum();
         assert!(members_ppm <= PPM, "{members_ppm}");
-        let mut servers: Vec<u64> = members.iter().map(|id| self.servers[*id as usize - 1]).collect();
-        servers.dedup();
-        assert!(servers.len() <= 1, "{members:?} are clients of {servers:?}");
     }
 
     /// Lets the time pass. Returns the time of the next decision, ns.
@@ -1648,8 +1629,7 @@ impl Space {
                 }
                 false => WAITING,
             };
-            let mps_server = self.servers[id as usize - 1];
-            self.bench.scheduler.observe(id, now_ns, Seen { sm_ppm, mps_server, ..seen });
+            self.bench.scheduler.observe(id, now_ns, Seen { sm_ppm, ..seen });
         }
         self.bench.scheduler.decide(now_ns, &self.bench.tuning)
     }
@@ -1680,55 +1660,6 @@ fn sets_of_owners_whose_parts_of_the_sms_fit_take_turns_and_each_gets_its_area()
     let areas = Space::new(&[100, 40, 60]).areas();
     // The third owner uses what the second leaves.
     assert!((areas[0] - areas[1]).abs() < 0.01 && areas.iter().sum::<f64>() > 0.98, "{areas:?}");
-}
-
-#[test]
-fn owners_of_two_mps_servers_take_turns_and_owners_of_one_run_at_once() {
-    // Each step asserts that all owners that may launch are clients of one server.
-    let areas = Space::of_servers(&[40, 40], &[1, 2]).areas();
-    assert!(areas.iter().all(|area| (area - 0.2).abs() < 0.02), "{areas:?}");
-    let areas = Space::of_servers(&[40, 40], &[1, 1]).areas();
-    assert!(areas.iter().all(|area| (area - 0.4).abs() < 0.01), "{areas:?}");
-}
-
-#[test]
-fn sets_of_owners_of_different_mps_servers_share_the_time_by_their_weights() {
-    let mut space = Space::of_servers(&[40, 40, 40], &[1, 1, 2]);
-    let areas = space.areas();
-    // The two owners of the first server have two thirds of the time, and run at once.
-    assert!((areas[0] - areas[1]).abs() < 0.03 && areas[0] > 0.22, "{areas:?}");
-    assert!((0.1..0.17).contains(&areas[2]), "{areas:?}");
-    assert!(space.bench.scheduler.is_in_space() && !space.bench.scheduler.divides_sms());
-    space.servers = vec![1; 3];
-    space.pass_ms();
-    assert!(space.bench.scheduler.divides_sms());
-}
-
-#[test]
-fn an_owner_that_names_another_mps_server_pays_for_the_whole_gpu_that_it_keeps_from_the_others() {
-    let mut space = Space::of_servers(&[40, 40, 40, 1], &[1, 1, 1, 9]);
-    let area = space.areas()[3];
-    let part_of_time = area / 0.01;
-    assert!((0.1..0.3).contains(&part_of_time), "{part_of_time}");
-}
-
-#[test]
-fn an_owner_waits_until_the_work_of_another_mps_server_has_drained() {
-    let mut space = Space::of_servers(&[40, 40, 40], &[1, 1, 2]);
-    (0..100).for_each(|_| space.pass_ms());
-    while !space.bench.may_launch(A) {
-        space.pass_ms();
-    }
-    space.flying = vec![A];
-    for _ in 0..30 {
-        space.pass_ms();
-        assert!(space.bench.is_closed(C));
-    }
-    space.flying.clear();
-    assert!((0..30).any(|_| {
-        space.pass_ms();
-        space.bench.may_launch(C)
-    }));
 }
 
 #[test]

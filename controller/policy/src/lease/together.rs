@@ -2,8 +2,7 @@
 //! GPU, in one of two ways:
 //!
 //! - **In space.** Under MPS, each owner can use a part of the SMs. The scheduler lets a set of
-//!   owners of one MPS server launch whose parts add up to the whole GPU at most
-//!   ([`super::space`]).
+//!   owners launch whose parts add up to the whole GPU at most ([`super::space`]).
 //! - **In time.** Most programs wait for their host between two bursts of GPU work. If the owners'
 //!   demands add up to less than the GPU, each owner can have all that it wants. Turns would then
 //!   only cost hand-offs.
@@ -111,8 +110,7 @@ impl Pace {
 /// The way in which owners fit on the GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fit {
-    /// The parts of the SMs of at least two owners of one MPS server add up to the whole GPU at
-    /// most.
+    /// The parts of the SMs of at least two owners add up to the whole GPU at most.
     Space,
     /// The demands of the owners add up to less than the GPU.
     Time,
@@ -141,14 +139,9 @@ pub struct Company {
     pub(super) set: Vec<TenantId>,
     /// The time at which the scheduler last chose a set of owners anew, ns.
     pub(super) chosen_ns: u64,
-    /// The least part of the SMs that an owner without a place would take, parts per million; more
-    /// than all SMs if no owner waits for a place. Beside owners of another MPS server, an owner
-    /// takes all SMs.
+    /// The least part of the SMs of an owner that waits for a place, parts per million; more than
+    /// all SMs if none waits.
     pub(super) waits_ppm: u64,
-    /// Whether the active owners with parts of the SMs are clients of several MPS servers.
-    pub(super) has_several_servers: bool,
-    /// Working memory: the MPS server and the part of the SMs of each active owner with a part.
-    pub(super) parts: Vec<(u64, u32)>,
 }
 
 impl Default for Company {
@@ -160,8 +153,6 @@ impl Default for Company {
             set: Vec::new(),
             chosen_ns: 0,
             waits_ppm: u64::MAX,
-            has_several_servers: false,
-            parts: Vec::new(),
         }
     }
 }
@@ -198,10 +189,8 @@ struct Census {
     owners: usize,
     /// The sum of the owners' parts of the SMs, parts per million.
     parts_ppm: u64,
-    /// Whether the parts of at least two owners of one MPS server fit on the SMs together.
-    has_pair: bool,
-    /// Whether the owners with parts of the SMs are clients of several MPS servers.
-    has_several_servers: bool,
+    /// The two least parts of the SMs, parts per million.
+    least_ppm: [u32; 2],
     /// The sum of the known paces, parts per million.
     paces_ppm: u64,
     /// Whether the pace of an owner is unknown.
@@ -218,19 +207,16 @@ struct Census {
 }
 
 impl Census {
-    /// Returns whether all owners can use the GPU at once, each on its part of the SMs.
+    /// Returns whether the parts of all owners add up to the whole GPU at most.
     fn fits_whole(&self) -> bool {
-        self.parts_ppm <= u64::from(PPM) && !self.has_several_servers
+        self.parts_ppm <= u64::from(PPM)
     }
-}
 
-/// Returns whether two of these owners fit on the SMs together. The list has the MPS server and the
-/// part of each owner, and is sorted. So the two least parts of each server are neighbours.
-fn has_pair(parts: &[(u64, u32)]) -> bool {
-    let fits = |(server, part_ppm): (u64, u32), (next, next_ppm): (u64, u32)| {
-        server == next && u64::from(part_ppm) + u64::from(next_ppm) <= u64::from(PPM)
-    };
-    parts.iter().zip(parts.iter().skip(1)).any(|(part, next)| fits(*part, *next))
+    /// Returns whether at least two owners can use the GPU at once, each on its part of the SMs.
+    fn fits_in_space(&self) -> bool {
+        let [least_ppm, next_ppm] = self.least_ppm;
+        self.owners > 1 && least_ppm + next_ppm <= PPM
+    }
 }
 
 impl Tenant {
@@ -284,7 +270,6 @@ impl Scheduler {
                     self.part(since_ns, fit, parting, now_ns);
                     return Some(Step::Again);
                 }
-                self.company.has_several_servers = census.has_several_servers;
                 let wake_ns = match fit {
                     Fit::Space => self.space_step(census.fits_whole(), now_ns, tuning),
                     Fit::Time => {
@@ -314,10 +299,8 @@ impl Scheduler {
         self.tenants.with_objective().any(|(_, tenant)| tenant.is_here() && tenant.is_answering())
     }
 
-    fn census(&mut self, now_ns: u64) -> Census {
-        let mut census = Census::default();
-        let mut parts = mem::take(&mut self.company.parts);
-        parts.clear();
+    fn census(&self, now_ns: u64) -> Census {
+        let mut census = Census { least_ppm: [PPM; 2], ..Census::default() };
         for tenant in self.tenants.values() {
             let is_open = tenant.grant == Grant::Open;
             census.has_left |= is_open && !(tenant.is_here() && tenant.rank == Rank::Owner);
@@ -328,9 +311,8 @@ impl Scheduler {
             census.has_newcomer |= tenant.seen.wants() && !is_open;
             let part_ppm = tenant.part_ppm();
             census.parts_ppm += u64::from(part_ppm);
-            if part_ppm < PPM {
-                parts.push((tenant.seen.mps_server, part_ppm));
-            }
+            let [least_ppm, next_ppm] = census.least_ppm;
+            census.least_ppm = [least_ppm.min(part_ppm), next_ppm.min(part_ppm.max(least_ppm))];
             census.has_solitary |= tenant.takes_turns || tenant.stuck.is_some();
             match tenant.pace_ppm(now_ns) {
                 Some(ppm) => {
@@ -341,16 +323,11 @@ impl Scheduler {
                 None => census.has_unknown = true,
             }
         }
-        parts.sort_unstable();
-        census.has_pair = has_pair(&parts);
-        let ends = parts.first().zip(parts.last());
-        census.has_several_servers = ends.is_some_and(|((first, _), (last, _))| first != last);
-        self.company.parts = parts;
         census
     }
 
     /// Returns how the active owners fit on the GPU together; `None` if they do not.
-    fn fit(&mut self, now_ns: u64) -> Option<Fit> {
+    fn fit(&self, now_ns: u64) -> Option<Fit> {
         if !self.is_of_owners() || self.hold.is_some_and(|hold| self.is_paused(hold.tenant)) {
             return None;
         }
@@ -365,7 +342,7 @@ impl Scheduler {
         if fits && now_ns >= self.company.retry_ns {
             return Some(Fit::Time);
         }
-        census.has_pair.then_some(Fit::Space)
+        census.fits_in_space().then_some(Fit::Space)
     }
 
     /// Ends the present hold. Opens the gates of all active owners that fit in time.
@@ -410,7 +387,7 @@ impl Scheduler {
             return Some(Parting::Others);
         }
         let fits = match fit {
-            Fit::Space => census.has_pair,
+            Fit::Space => census.fits_in_space(),
             Fit::Time => !census.has_newcomer && !census.has_left && !self.has_answering(),
         };
         if !fits || census.has_solitary || census.owners < 2 {

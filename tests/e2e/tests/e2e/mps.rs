@@ -258,7 +258,10 @@ fn without_mps_jobs_of_narrow_kernels_take_turns() {
     let parts = running(&host);
     assert!(parts.len() == 2 && parts.iter().sum::<f64>() < 1.1, "{parts:?}");
     let explained = host.shows(&["explain", "a"]);
-    assert!(explained.contains("SMs       counts with all: it does not run under MPS"), "{explained}");
+    assert!(
+        explained.contains("SMs       counts with all: it does not run under the MPS server"),
+        "{explained}"
+    );
 }
 
 /// Checks that no jobs run at once at ten looks of the next second.
