@@ -261,7 +261,7 @@ impl Intervals {
 
     /// Calls `tell` with each interval that the session wrote after the first `since`, except
     /// overwritten ones. Returns the number of intervals that the session ever wrote. The caller
-    /// must not trust the times, because the session may write any numbers.
+    /// must not trust the times, because the session can write any numbers.
     pub fn since(&self, since: u64, mut tell: impl FnMut(u64, u64)) -> u64 {
         let written = self.written();
         let new = written.wrapping_sub(since).min(INTERVALS as u64);
@@ -409,7 +409,8 @@ impl MeterPage {
 
     /// Returns the part of a GPU's SMs that the session reports for its launches: the lesser of
     /// [`Self::sm_ppm`] and [`Self::width_ppm`], parts per million. Returns 0 if the session
-    /// reports neither, or does not name its MPS server. The session may write any number.
+    /// reports neither, or names no MPS server. The value is untrusted, because the session can
+    /// write any number.
     pub fn part_ppm(&self, gpu: usize) -> u32 {
         if self.mps_server(gpu).is_none_or(|word| word.load(Ordering::Relaxed) == 0) {
             return 0;
@@ -439,7 +440,7 @@ impl MeterPage {
     }
 }
 
-/// A copy of a slot's counters. The reader reads the words one by one, so they may be nanoseconds
+/// A copy of a slot's counters. The reader reads the words one by one, so they can be nanoseconds
 /// apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Reading {
@@ -475,7 +476,7 @@ pub struct Reading {
     pub refusals: u64,
     /// Size of the last refused allocation, bytes.
     pub last_refused_bytes: u64,
-    /// The call of the last refused allocation, with [`REFUSED_BY_DRIVER`]. The session may write
+    /// The call of the last refused allocation, with [`REFUSED_BY_DRIVER`]. The session can write
     /// any number here, so the reader must look the number up, and never index with it.
     pub last_refused_api: u32,
     /// Memory held, bytes by [`MemoryKind::place`].
