@@ -30,7 +30,7 @@ const BLOCKS: usize = 4096;
 #[cfg(loom)]
 const BLOCKS: usize = 2;
 /// The number of ticks that the ring surely covers: the ticks of all blocks but one, because an
-/// interval may begin and end inside a block.
+/// interval can begin and end inside a block.
 const TICKS_REMEMBERED: u64 = (BLOCKS as u64 - 1) * TICKS_PER_BLOCK;
 
 /// The longest unused time that a tenant may use later, ns. So after a pause, a tenant may use at
@@ -212,7 +212,7 @@ mod tests {
                 used_ns += kernel_ns;
                 now_ns += kernel_ns;
             }
-            // The result may differ by the rounding to whole nanoseconds.
+            // The result can differ by the rounding to whole nanoseconds.
             let owed_ns = (account.due_ns() - NOW_NS + BURST_NS) * 3 / 10;
             assert!(
                 used_ns.abs_diff(owed_ns) * 5_000 <= owed_ns,

@@ -229,7 +229,7 @@ pub struct Coverage {
     /// Look-ups of functions that the table does not have, because the driver is newer than the
     /// table.
     pub unknown_names: AtomicU64,
-    /// Requests for the driver's private tables. By these tables, a process may launch without the
+    /// Requests for the driver's private tables. By these tables, a process can launch without the
     /// interposer.
     pub export_tables: AtomicU64,
     /// Loaded libraries whose calls or look-ups bypass the interposer. Most were opened with

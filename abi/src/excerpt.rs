@@ -7,7 +7,7 @@
 //! finishes the excerpt. The content is a sequence of chunks ([`crate::recording`]), without the
 //! head of a file.
 //!
-//! The session may write any bytes at any time. So the daemon copies the bytes before it reads
+//! The session can write any bytes at any time. So the daemon copies the bytes before it reads
 //! them, and [`EXCERPT_BYTES`] bounds the daemon's work.
 
 use crate::sync::{AtomicU8, AtomicU32, Ordering};
@@ -56,7 +56,7 @@ impl Excerpt {
     }
 
     /// Calls `tell` with each byte of the finished excerpt, in order. The caller must not trust the
-    /// bytes, because the session may write any.
+    /// bytes, because the session can write any.
     pub fn read(&self, mut tell: impl FnMut(u8)) {
         let length = (self.length.load(Ordering::Relaxed) as usize).min(EXCERPT_BYTES);
         self.bytes.iter().take(length).for_each(|byte| tell(byte.load(Ordering::Relaxed)));

@@ -253,15 +253,15 @@ impl GrantSlot {
         self.charge_copies.load(Ordering::Relaxed) != 0
     }
 
-    /// Sets whether the hardware may take turns between the tenant's work and other tenants' work.
+    /// Sets whether the hardware can take turns between the tenant's work and other tenants' work.
     /// The daemon writes this before it opens a second gate. An older library does not read this
     /// field. Under an older daemon, the field is 0.
     pub fn set_beside(&self, is_beside: bool) {
         self.beside.store(is_beside.into(), Ordering::Relaxed);
     }
 
-    /// Returns whether the hardware may take turns between the tenant's work and other tenants'
-    /// work. The time from the beginning to the end of a launch then may include their turns.
+    /// Returns whether the hardware can take turns between the tenant's work and other tenants'
+    /// work. The time from the beginning to the end of a launch can then include their turns.
     pub fn is_beside(&self) -> bool {
         self.beside.load(Ordering::Relaxed) != 0
     }
@@ -388,7 +388,7 @@ impl GrantPage {
     }
 
     /// Returns whether the daemon tells the session if it measures the latencies of requests
-    /// ([`GrantSlot::is_timed`]). An older daemon may measure latencies and not tell.
+    /// ([`GrantSlot::is_timed`]). An older daemon can measure latencies and not tell.
     pub fn tells_timed(&self) -> bool {
         self.head.minor() >= TIMED_SINCE
     }

@@ -25,7 +25,7 @@
 //! does not change that sum. The sum reads `released` before `promised`, so it never counts a
 //! release without its promise.
 //!
-//! *No request that fits is refused.* Pending and leaving bytes of other requests may still vanish.
+//! *No request that fits is refused.* Pending and leaving bytes of other requests can still vanish.
 //! If only such bytes are in the way, a request withdraws its promise and tries again. A request is
 //! refused in two cases only. Either staying bytes were in its way, all at one moment, or its
 //! caller stopped trying.
@@ -139,7 +139,7 @@ impl Slot {
     #[inline(always)]
     fn take(&self, bytes: u64) {
         let taken = self.taken_bytes.fetch_add(bytes, Ordering::SeqCst).wrapping_add(bytes);
-        // If another process cleared the slot while the slot's owner was alive, `taken` may be
+        // If another process cleared the slot while the slot's owner was alive, `taken` can be
         // ahead of `promised`.
         if ahead(taken, self.promised_bytes.load(Ordering::SeqCst)) != 0 {
             self.promise_up_to(taken);
@@ -234,7 +234,7 @@ impl LedgerPage {
     }
 
     /// Returns the ledger of the host's memory. This ledger counts the host memory that sessions
-    /// reserved, because the driver may move their oversubscribed memory to the host. On a page of
+    /// reserved, because the driver can move their oversubscribed memory to the host. On a page of
     /// an older daemon, no session has a slot in this ledger.
     pub fn host(&self) -> &LedgerGpu {
         &self.host
@@ -387,7 +387,7 @@ impl LedgerGpu {
     }
 
     /// Returns the bytes that the tenant holds. The value of each slot is right. But while sessions
-    /// allocate and free, the sum may be an amount that the tenant never held.
+    /// allocate and free, the sum can be an amount that the tenant never held.
     pub fn held_bytes(&self) -> u64 {
         self.used().iter().fold(0, |sum, slot| sum.saturating_add(slot.held_bytes()))
     }
@@ -437,7 +437,7 @@ impl<'a> Account<'a> {
     /// the bytes before it asks the driver for them.
     ///
     /// If only unfinished requests and frees of other threads are in the way, the method tries
-    /// again. Between tries the method calls `goes_on`, which may sleep. If `goes_on` returns
+    /// again. Between tries the method calls `goes_on`, which can sleep. If `goes_on` returns
     /// false, the method stops.
     ///
     /// # Errors
@@ -588,7 +588,7 @@ pub struct Waiting<'a> {
 }
 
 impl Waiting<'_> {
-    /// Returns whether the daemon made room since the wait began. If so, the thread may ask the
+    /// Returns whether the daemon made room since the wait began. If so, the thread can ask the
     /// driver again.
     pub fn is_over(&self) -> bool {
         self.account.gpu.rooms_made.load(Ordering::SeqCst) != self.rooms_made
@@ -642,7 +642,7 @@ impl<'a> Reservation<'a> {
             let less = self.bytes - bytes;
             self.account.slot.withdraw(less);
             self.bytes = bytes;
-            // Other processes can write the words behind the sum, so the sum may be less than this
+            // Other processes can write the words behind the sum, so the sum can be less than this
             // reservation alone.
             self.sum_bytes = self.sum_bytes.saturating_sub(less);
         }

@@ -2,7 +2,7 @@
 //! the table of the CUDA driver API. The crate also finds the places of files ([`directory`]) and
 //! reads shares and sizes as people write them ([`quantity`]).
 //!
-//! Two processes of different builds may share a page. So each page carries magic, version and size
+//! Two processes of different builds can share a page. So each page carries magic, version and size
 //! ([`page`]), and consists only of atomics. Before a reader uses a value of a page as an index,
 //! the reader checks the value. The crate is `no_std` and does not allocate, because the interposer
 //! uses it on the launch path.

@@ -261,7 +261,7 @@ impl Intervals {
 
     /// Calls `tell` with each interval that the session wrote after the first `since`, except
     /// overwritten ones. Returns the number of intervals that the session ever wrote. The caller
-    /// must not trust the times, because the session may write any numbers.
+    /// must not trust the times, because the session can write any numbers.
     pub fn since(&self, since: u64, mut tell: impl FnMut(u64, u64)) -> u64 {
         let written = self.written();
         let new = written.wrapping_sub(since).min(INTERVALS as u64);
@@ -436,7 +436,7 @@ impl MeterPage {
     }
 }
 
-/// A copy of a slot's counters. The reader reads the words one by one, so they may be nanoseconds
+/// A copy of a slot's counters. The reader reads the words one by one, so they can be nanoseconds
 /// apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Reading {
@@ -472,7 +472,7 @@ pub struct Reading {
     pub refusals: u64,
     /// Size of the last refused allocation, bytes.
     pub last_refused_bytes: u64,
-    /// The call of the last refused allocation, with [`REFUSED_BY_DRIVER`]. The session may write
+    /// The call of the last refused allocation, with [`REFUSED_BY_DRIVER`]. The session can write
     /// any number here, so the reader must look the number up, and never index with it.
     pub last_refused_api: u32,
     /// Memory held, bytes by [`MemoryKind::place`].

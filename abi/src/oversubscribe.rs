@@ -68,7 +68,7 @@ const HOST_RESERVE_PARTS: u64 = 16;
 pub struct HostMemory {
     /// All memory of the host, bytes.
     pub total_bytes: u64,
-    /// Host memory that programs may still take without swapping, bytes.
+    /// Host memory that programs can still take without swapping, bytes.
     pub available_bytes: u64,
 }
 

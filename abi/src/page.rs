@@ -5,7 +5,7 @@ use crate::sync::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 use core::{cmp, fmt};
 
 /// The major version of the layout. A reader refuses a page of another major version. The minor
-/// version of the page may be older or newer than the reader's.
+/// version of the page can be older or newer than the reader's.
 pub const MAJOR: u16 = 2;
 /// The minor version of the layout. A change that adds a field raises the minor version. New fields
 /// use reserved space, which was zero before, or the end of a page or frame.
@@ -144,9 +144,9 @@ impl Head {
 /// Returns `bytes` mapped bytes at `address` as a page, after a check of the head.
 ///
 /// # Safety
-/// `address` points to `bytes` readable bytes that stay mapped for `'a`. The bytes may change at
+/// `address` points to `bytes` readable bytes that stay mapped for `'a`. The bytes can change at
 /// any time. If the mapping is read-only, the caller stores nothing through the reference. A page
-/// of an older minor version may be shorter. The caller then maps zeros behind the page.
+/// of an older minor version can be shorter. The caller then maps zeros behind the page.
 ///
 /// # Errors
 /// [`LayoutError`] if the bytes are not a finished page of this kind and version.

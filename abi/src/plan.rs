@@ -3,7 +3,7 @@
 //!
 //! No process sees another process's pages. A session writes its place into its meter page
 //! ([`Progress`]), and the daemon copies the place into the grant pages of the other sessions
-//! ([`PlanSlot`]). A session may write any place. A wrong place makes other tenants wait for a
+//! ([`PlanSlot`]). A session can write any place. A wrong place makes other tenants wait for a
 //! bounded time, or not at all.
 //!
 //! A place belongs to the installation with a certain number. A reader takes a place of another
@@ -26,7 +26,7 @@ pub const MOST_CUTS: usize = 256;
 #[cfg(loom)]
 pub const MOST_CUTS: usize = 1;
 
-/// Where a tenant of the plan is.
+/// A tenant's place in its iteration, for the other tenants of the plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
     /// The tenant has not gone through a whole iteration since the installation began.
@@ -122,8 +122,8 @@ impl Cut {
 pub struct PlanHead {
     /// The session's number among the tenants of the plan.
     pub tenant: usize,
-    /// The longest wait of a launch, ns.
-    pub bound_ns: u64,
+    /// The longest time for which a launch waits at all its cuts together, ns.
+    pub wait_limit_ns: u64,
 }
 
 /// The plan of a session in its grant page. Only the daemon writes it. The kernel gives the plan
@@ -139,7 +139,7 @@ pub struct PlanSlot {
     tenant: AtomicU32,
     kernels: AtomicU32,
     cuts: AtomicU32,
-    bound_ns: AtomicU64,
+    wait_limit_ns: AtomicU64,
     cut_words: [AtomicU64; MOST_CUTS],
     keys: [AtomicU64; MOST_KERNELS],
 }
@@ -154,7 +154,7 @@ impl Default for PlanSlot {
             tenant: AtomicU32::new(0),
             kernels: AtomicU32::new(0),
             cuts: AtomicU32::new(0),
-            bound_ns: AtomicU64::new(0),
+            wait_limit_ns: AtomicU64::new(0),
             cut_words: core::array::from_fn(zero),
             keys: core::array::from_fn(zero),
         }
@@ -183,7 +183,7 @@ impl PlanSlot {
         // gone.
         fence(Ordering::Release);
         self.tenant.store(head.tenant as u32, Ordering::Relaxed);
-        self.bound_ns.store(head.bound_ns, Ordering::Relaxed);
+        self.wait_limit_ns.store(head.wait_limit_ns, Ordering::Relaxed);
         self.kernels.store(keys.len() as u32, Ordering::Relaxed);
         self.cuts.store(cuts.len() as u32, Ordering::Relaxed);
         self.keys.iter().zip(keys).for_each(|(word, key)| word.store(key, Ordering::Relaxed));
@@ -222,7 +222,10 @@ impl PlanSlot {
         self.keys.iter().take(kernels).for_each(|word| key(word.load(Ordering::Relaxed)));
         let words = self.cut_words.iter().take(cuts);
         words.for_each(|word| cut(Cut::of(word.load(Ordering::Relaxed))));
-        let head = PlanHead { tenant: length(&self.tenant), bound_ns: self.bound_ns.load(Ordering::Relaxed) };
+        let head = PlanHead {
+            tenant: length(&self.tenant),
+            wait_limit_ns: self.wait_limit_ns.load(Ordering::Relaxed),
+        };
         fence(Ordering::Acquire);
         (self.number.load(Ordering::Relaxed) == number).then_some(head)
     }
@@ -236,7 +239,8 @@ impl PlanSlot {
         }
     }
 
-    /// Returns the places of all tenants in the installation `number`.
+    /// Returns each tenant's place in its iteration. A place that belongs to another installation
+    /// than `number` counts as [`Place::Coming`].
     pub fn places(&self, number: u32) -> [Place; MOST_TENANTS] {
         core::array::from_fn(|tenant| Place::of(self.places[tenant].load(Ordering::Acquire), number))
     }
@@ -288,7 +292,7 @@ impl Progress {
         self.changes.fetch_add(1, Ordering::Release);
     }
 
-    /// Returns the count of changes, and the place or a later one. The session may write any word.
+    /// Returns the count of changes, and the place or a later one. The session can write any word.
     pub fn read(&self) -> (u32, u64) {
         let changes = self.changes.load(Ordering::Acquire);
         (changes, self.place.load(Ordering::Acquire))
@@ -328,7 +332,7 @@ mod tests {
             let head = slot.read(number, |key| keys.push(key), |cut| cuts.push(cut))?;
             Some((head, keys, cuts))
         };
-        let head = PlanHead { tenant: 1, bound_ns: 5 };
+        let head = PlanHead { tenant: 1, wait_limit_ns: 5 };
         assert_eq!(read(0), None);
         assert!(slot.install(3, head, 2, [8, 9].into_iter(), [CUT].into_iter()));
         assert_eq!(read(3), Some((head, [8, 9].into(), [CUT].into())));

@@ -3,7 +3,7 @@
 //! programs.
 //!
 //! All types are plain data without padding. The daemon reads map values and ring records as bytes,
-//! and relies only on their types. A record describes an argument of a user's program, so it may
+//! and relies only on their types. A record describes an argument of a user's program, so it can
 //! contain anything.
 //!
 //! | map | kind | key → value | written by |
@@ -232,7 +232,7 @@ pub mod facts {
     /// The command asks for memory, or does something else with memory. A function number in the
     /// argument decides ([`super::heap`]).
     pub const HEAP: u64 = 3;
-    /// The command makes an object. By its class, the object may be memory ([`super::object`]).
+    /// The command makes an object. By its class, the object can be memory ([`super::object`]).
     pub const OBJECT: u64 = 4;
 
     /// The facts of a command with neither a status nor memory.

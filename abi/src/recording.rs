@@ -2,7 +2,7 @@
 //! docs/traces.md describes the file for people who read traces.
 //!
 //! A file is a [`Head`], followed by chunks. A process appends each chunk by one write, so chunks
-//! of several processes do not mix. A crash or a full disk may cut the last chunk off. Such a file
+//! of several processes do not mix. A crash or a full disk can cut the last chunk off. Such a file
 //! is valid up to that chunk.
 //!
 //! A chunk is a [`ChunkHead`], followed by records. A record is a length in bytes and a [`Record`]
@@ -95,7 +95,7 @@ pub struct Shape {
 }
 
 /// A record of a trace or an excerpt. Times of calls are ns since the chunk's base. A later minor
-/// version may add variants behind the last variant, and fields behind the last field of a variant.
+/// version can add variants behind the last variant, and fields behind the last field of a variant.
 #[derive(Debug, Clone, PartialEq, Eq, Encode, BorrowDecode)]
 pub enum Record<'a> {
     /// The number of a shape, and the shape. The record comes before the first launch of the shape.

@@ -3,7 +3,7 @@
 //!
 //! Each process owns a slot of the ledger, by a lock on the slot's byte of the file. The kernel
 //! releases the lock when the process ends. The file assigns a place to each GPU by UUID, because
-//! processes may see the GPUs in different orders.
+//! processes can see the GPUs in different orders.
 
 use crate::MAX_GPUS;
 use crate::allowance::Allowance;

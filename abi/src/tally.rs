@@ -6,7 +6,7 @@
 //! thread *accounts for* the launches since the last segment: it takes their number and their
 //! times.
 //!
-//! If the system pre-empts the owner while the owner counts, another thread may close the segment
+//! If the system pre-empts the owner while the owner counts, another thread can close the segment
 //! meanwhile. The launch then comes too late for this segment, and belongs to no segment yet.
 //! [`Tally::settle`] accounts for such late launches. So the tally accounts for each launch once.
 //!

@@ -6,7 +6,7 @@ fn is_directional(c: char) -> bool {
     matches!(c, '\u{202A}'..='\u{202E}' | '\u{2066}'..='\u{2069}')
 }
 
-/// Returns whether a character is invisible, so that two different names may look alike. Unicode
+/// Returns whether a character is invisible, so that two different names can look alike. Unicode
 /// lets programs ignore some characters (`Default_Ignorable_Code_Point`). The separators of lines
 /// and paragraphs are also invisible.
 fn is_invisible(c: char) -> bool {

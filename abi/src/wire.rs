@@ -225,7 +225,7 @@ pub struct Welcome {
     share_ppm: u32,
     /// A [`FailMode`].
     fail_mode: u32,
-    /// 1 if a `deepres run` started the daemon, else 0. If the daemon dies, any `deepres run` may
+    /// 1 if a `deepres run` started the daemon, else 0. If the daemon dies, any `deepres run` can
     /// then start the next daemon.
     pub is_of_run: u32,
     reserved_too: u32,
@@ -494,7 +494,7 @@ fn head(packet: &[u8]) -> Result<FrameHead, FrameError> {
     Ok(head)
 }
 
-/// Returns the frame `F` that one whole packet contains. The sender may have any minor version.
+/// Returns the frame `F` that one whole packet contains. The sender can have any minor version.
 ///
 /// # Errors
 /// [`FrameError`] if the packet is no such frame.

@@ -185,7 +185,7 @@ pub fn switch(text: &str) -> Option<bool> {
 /// The value of a wish.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Value {
-    /// Parts per million.
+    /// A share, parts per million of the time of a GPU.
     Share(u32),
     /// A value in bytes, or [`NO_LIMIT`].
     Bytes(u64),
@@ -193,7 +193,7 @@ pub enum Value {
     Class(Class),
     /// The criticality of a tenant.
     Criticality(Criticality),
-    /// Nanoseconds.
+    /// A time, ns.
     Time(u64),
     /// True or false.
     Switch(bool),

@@ -204,7 +204,7 @@ fn find_or_make(key: &StatKey) -> Option<*mut StatValue> {
     let mut key = *key;
     if let Some(seen) = seen {
         // SAFETY: the entry lives until the program ends, even if the map evicts the entry. Threads
-        // of one process may pass the limit at the same time, by at most one command for each CPU.
+        // of one process can pass the limit at the same time, by at most one command for each CPU.
         let seen = unsafe { &mut *seen };
         if seen.commands >= COMMANDS_APART.load() {
             // This row counts all devices together, because a process can invent as many devices as

@@ -43,7 +43,7 @@ static BEGUN: RingBuf = RingBuf::with_byte_size(BEGUN_BYTES, 0);
 pub fn library_call(context: ProbeContext) -> u32 {
     let task = Task::current();
     let pid = task.process();
-    // SAFETY: the kernel may replace the value during the read. The value then belongs to the one
+    // SAFETY: the kernel can replace the value during the read. The value then belongs to the one
     // or the other process, and its start time shows to which.
     let Some(metered) = (unsafe { METERED.get(pid) }) else { return 0 };
     let start_ticks = task.process_started_ns() / TICK_NS;
@@ -124,7 +124,7 @@ pub fn meter_fork(context: RawTracePointContext) -> i32 {
 }
 
 /// Takes room for one child in a source's part of `METERED`. Returns `false` if the part is full.
-/// CPUs that call this at the same time may pass the limit by one child each.
+/// CPUs that call this at the same time can pass the limit by one child each.
 #[inline(always)]
 fn take_room(source: u32) -> bool {
     let (Some(taken), Some(given)) = (TAKEN.get_ptr_mut(source), GIVEN.get_ptr(source)) else {

@@ -38,7 +38,7 @@ pub fn find(key: &StatKey) -> Option<*mut StatValue> {
         let set = SETS.get_ptr_mut(index)?;
         for way in 0..WAYS {
             // SAFETY: an array entry lives for ever. The key of a place is complete before the
-            // place's state names a row, and x86-64 keeps the order of loads. The daemon may give
+            // place's state names a row, and x86-64 keeps the order of loads. The daemon can give
             // the place to another key during the read. In this case, the daemon reuses the row
             // only after it has read the row once more.
             unsafe {

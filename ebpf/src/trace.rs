@@ -79,7 +79,7 @@ fn is_asked_for(task: Task) -> bool {
 /// excludes an earlier process with the same id.
 #[inline(always)]
 fn is_followed(task: Task) -> bool {
-    // SAFETY: the kernel may replace the value during the read. The value then belongs to the one
+    // SAFETY: the kernel can replace the value during the read. The value then belongs to the one
     // or the other process. The start time of another process does not match.
     unsafe { TRACED.get(task.process()) }
         .is_some_and(|started| *started == task.process_started_ns() / TICK_NS)

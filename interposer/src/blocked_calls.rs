@@ -7,7 +7,7 @@ use crate::os::{self, Uncancelled};
 use crate::process;
 use deepres_abi::meter::MeterSlot;
 
-/// A call that may wait in the driver. The meter shows the call as waiting until the drop of this
+/// A call that can wait in the driver. The meter shows the call as waiting until the drop of this
 /// value.
 #[must_use = "dropped, it says that the call is through"]
 pub struct BlockedCall {

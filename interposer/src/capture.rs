@@ -52,7 +52,7 @@ static CAPTURES: Mutex<{ Rank::Captures as u8 }, Vec<Capture>> = Mutex::new(Vec:
 /// exclusively during the driver's call by which a stream begins or joins a capture.
 static MARKERS: RwLock<()> = RwLock::new(());
 /// The longest time for which a thread waits for [`MARKERS`], ns. A call of the driver takes some
-/// µs. But a call that finds a full queue waits for the GPU, which may wait for this thread.
+/// µs. But a call that finds a full queue waits for the GPU, which can wait for this thread.
 const MARKERS_LIMIT_NS: u64 = 1_000_000_000;
 
 /// The time until which no thread waits for [`MARKERS`], because a thread waited in vain; ns of
@@ -107,7 +107,7 @@ pub fn is_clear() -> bool {
     ACTIVE.load(Ordering::Relaxed) == 0
 }
 
-/// Returns whether any stream of the process may be capturing.
+/// Returns whether any stream of the process can be capturing.
 #[inline(always)]
 pub fn is_active() -> bool {
     ACTIVE.load(Ordering::Relaxed) & !(RECORDED | PLANNED) != 0

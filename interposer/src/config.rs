@@ -127,7 +127,7 @@ impl Config {
     pub fn read() -> Self {
         let places = places();
         // Invalid UTF-8 makes no sense for the variables below, and the code there reports it. The
-        // tenant's name is the exception, because it may be any text.
+        // tenant's name is the exception, because it can be any text.
         let text = |value: OsString| value.to_string_lossy().into_owned();
         let variable = |name: &str| env::var_os(name).map(text).filter(|value| !value.is_empty());
         let tenant = variable(TENANT);
@@ -260,7 +260,7 @@ fn places() -> Places<Vec<u8>> {
 }
 
 /// Returns the absolute form of a path. A relative path starts at the working directory of this
-/// moment. The process may change its working directory later.
+/// moment. The process can change its working directory later.
 fn path(bytes: Vec<u8>) -> PathBuf {
     let path = PathBuf::from(OsString::from_vec(bytes));
     std::path::absolute(&path).unwrap_or(path)

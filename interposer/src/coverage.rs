@@ -66,7 +66,7 @@ pub fn note_forwarded(family: &[u8], version: u32, per_thread: bool) {
 }
 
 /// Counts the libraries that bypass the interposer, and warns if there are more than before. The
-/// call takes the dynamic linker's lock. A thread may hold this lock while it waits for the GPU, so
+/// call takes the dynamic linker's lock. A thread can hold this lock while it waits for the GPU, so
 /// the meter thread must not call this.
 pub fn look_past() {
     let (found, before) = (crate::driver::bound_past(), OWN.bound_past.load(Ordering::Relaxed));
@@ -79,7 +79,7 @@ pub fn look_past() {
     }
 }
 
-/// Looks `cuLaunchKernel` up in every way in which the process may. Returns the ways that do not
+/// Looks `cuLaunchKernel` up in every way in which the process can. Returns the ways that do not
 /// lead to the hook, as words for a message; `None` if all ways lead to the hook. The call takes
 /// the dynamic linker's lock, as [`look_past`] does.
 pub fn lost_look_ups() -> Option<String> {

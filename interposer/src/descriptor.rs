@@ -1,4 +1,4 @@
-//! The file descriptors of the interposer. The descriptors are in the job's table, so the job may
+//! The file descriptors of the interposer. The descriptors are in the job's table, so the job can
 //! close them and give their numbers to files of its own. For example, daemons and launchers close
 //! all descriptors that they did not open. So before each use of a number, the interposer checks
 //! that the number still stands for its file.
@@ -64,7 +64,7 @@ impl OwnDescriptor {
     pub fn number(self) -> Option<RawFd> {
         let is_ours = match identity(self.number) {
             Ok(identity) => identity == self.identity || self.identity == UNKNOWN,
-            // A system call filter of the job may refuse each check. In this case, the method takes
+            // A system call filter of the job can refuse each check. In this case, the method takes
             // the number as unchanged.
             Err(error) => error.raw_os_error() != Some(libc::EBADF),
         };
@@ -219,7 +219,7 @@ fn identity(number: RawFd) -> io::Result<u32> {
 mod tests {
     use super::*;
 
-    /// Puts another file at the number of `own`, as a job may do.
+    /// Puts another file at the number of `own`, as a job can do.
     fn replace(own: OwnDescriptor, other: OwnDescriptor) {
         // SAFETY: only this test uses the two descriptors.
         assert_eq!(unsafe { libc::dup2(other.unchecked(), own.unchecked()) }, own.unchecked());

@@ -18,13 +18,13 @@ use deepres_abi::meter::{Launching, MeterSlot};
 
 /// The longest time without a completion for which a launch waits for room in its own window, ns.
 /// After this time the launch goes, and the arbiter charges it later. The wait must end, because
-/// the work at the head of the queue may wait for this very launch.
+/// the work at the head of the queue can wait for this very launch.
 pub const STUCK_NS: u64 = 1_000_000_000;
 /// The longest sleep of a thread that waits for room, ns. After the sleep, the thread checks the
 /// heartbeat again.
 const WINDOW_NAP_NS: u64 = 1_000_000;
 /// The time for which a launch still waits after a signal handler of the job ran in its thread, ns.
-/// After this time the launch goes, because the handler may have work for the thread that called
+/// After this time the launch goes, because the handler can have work for the thread that called
 /// the launch. Python runs the job's handler only once the launch has returned.
 const HANDLER_WAITS_NS: u64 = 500_000_000;
 /// The most handlers within [`HANDLER_WAITS_NS`] that can call a thread away from the gate. More
@@ -53,7 +53,7 @@ impl Handlers {
         }
     }
 
-    /// Returns whether the thread must leave the gate, because a handler may have work for the
+    /// Returns whether the thread must leave the gate, because a handler can have work for the
     /// thread. Returns true at most once in [`CALLED_AWAY_NS`] for all threads whose calls use
     /// `last_ns`.
     fn call_away(&self, now_ns: u64, last_ns: &AtomicU64) -> bool {
@@ -143,7 +143,7 @@ pub fn pass_open(gpu: &Gpu) -> Option<Passed> {
 /// is gone and the session's fail mode is closed.
 ///
 /// Before the first wait, `flush` runs and ends the thread's open segments. If the lane is stuck,
-/// the launch does not wait for room in the window. Work in the queue may then wait for a later
+/// the launch does not wait for room in the window. Work in the queue can then wait for a later
 /// step of this thread.
 pub fn pass(lane: &Lane, session: &Session, estimate_ns: u64, flush: impl FnOnce()) -> Option<Passed> {
     let gpu = lane.gpu;
@@ -207,7 +207,7 @@ struct Around<'a> {
     /// The latest count of completions, and the time at which the thread first saw this count, ns.
     full_since: Option<(u32, u64)>,
     handlers: Handlers,
-    /// The held signals while the gate is paused. The wait may then take for ever, so the thread
+    /// The held signals while the gate is paused. The wait can then take for ever, so the thread
     /// must learn of each handler.
     held: RefCell<Option<HeldSignals>>,
 }

@@ -73,7 +73,7 @@ impl ConnectError {
         }
     }
 
-    /// Returns whether another attempt a little later may succeed.
+    /// Returns whether another attempt a little later can succeed.
     pub fn may_pass(&self) -> bool {
         !self.is_lasting() || self.is_full()
     }
@@ -83,7 +83,7 @@ impl ConnectError {
         matches!(self, Self::Refused(kind, ..) if *kind == RefusalKind::Full as u32)
     }
 
-    /// Returns the fail mode of the daemon that refused, or `None` if no daemon said.
+    /// Returns the fail mode that a refusing daemon sent, or `None` if no daemon sent a refusal.
     pub fn fail_mode(&self) -> Option<FailMode> {
         match self {
             Self::Refused(.., fail_mode) => Some(*fail_mode),
@@ -181,7 +181,7 @@ pub fn shake(greeting: Greeting, config: &Config, gpus: &[Uuid]) -> Result<Conne
     let mut replaced = None;
     loop {
         let error = match sent.and_then(|socket| answer(socket, gpus, deadline_ns)) {
-            // The next daemon may be about to start.
+            // The next daemon can be about to start.
             Err(error) if error.is_stopping() || error.is_end() => error,
             Err(error) if replaced.is_some() && !error.is_lasting() => error,
             connected => return connected,

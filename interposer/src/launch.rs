@@ -48,7 +48,7 @@ const NAP_NS: u64 = 5_000_000;
 
 /// The most segments that may be queued on a stream without any measurement, while the gate is
 /// open. While the gate is not open, no segment may be queued, because a launch without an estimate
-/// may take any time.
+/// can take any time.
 const UNMEASURED_AHEAD: u32 = 8;
 
 /// Waits until the work in flight before this launch is below a bound. While the gate is open, the
@@ -220,7 +220,7 @@ fn class_of(calls: &Calls, lane: &Lane, launch: Launch, shape: Shape) -> Option<
 }
 
 /// Notes the class of a launch's width before the launch goes. If the process reports less, reports
-/// the width. The arbiter may then choose another set of owners.
+/// the width. The arbiter can then choose another set of owners.
 fn report_width(process: &Process, gpu: &Gpu, class: Option<Class>) {
     let Some(class) = class else { return };
     let is_raised = gpu.widths.note(class);
@@ -308,9 +308,9 @@ pub fn end_segments(stream: Stream) {
 }
 
 /// When a stream last began to wait for the host, ns; 0 if never. For a time after that, other
-/// streams may wait for this stream.
+/// streams can wait for this stream.
 static AWAITED_HOST_NS: AtomicU64 = AtomicU64::new(0);
-/// The time for which other streams may wait for a stream after it began to wait for the host, ns.
+/// The time for which other streams can wait for a stream after it began to wait for the host, ns.
 const AWAITS_HOST_NS: u64 = 2_000_000_000;
 
 fn awaits_host() -> bool {
@@ -353,14 +353,14 @@ pub fn interrupt_context(context: impl FnOnce() -> Option<Context>) {
 
 /// When the job last queued a host function, ns; 0 if never.
 static HOST_FUNCTION_NS: AtomicU64 = AtomicU64::new(0);
-/// A host function may be the reason for which a wait ended without a completion. The interposer
+/// A host function can be the reason for which a wait ended without a completion. The interposer
 /// assumes so if the job queued the function at most this time before the end of the wait, ns.
 const HELD_BY_FUNCTION_NS: u64 = 2 * gate::STUCK_NS;
 /// Whether any host function seems to wait for a later launch. Most host functions only compute for
 /// a moment. For such functions, the interposer need not queue more work.
 static FUNCTIONS_AWAIT_HOST: AtomicBool = AtomicBool::new(false);
 
-/// Notes that the stream is about to wait for a host function. The function may itself wait for a
+/// Notes that the stream is about to wait for a host function. The function can itself wait for a
 /// later step of this thread.
 pub fn call_host(stream: Stream) {
     if FUNCTIONS_AWAIT_HOST.load(Ordering::Relaxed) {
@@ -378,7 +378,7 @@ fn note_stuck() {
     }
 }
 
-/// Notes that the stream is about to wait for the host. The host may do its part only after more
+/// Notes that the stream is about to wait for the host. The host can do its part only after more
 /// launches.
 pub fn await_host(stream: Stream) {
     AWAITED_HOST_NS.store(os::now_ns(), Ordering::Relaxed);

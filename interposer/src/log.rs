@@ -13,7 +13,7 @@ use crate::os;
 pub enum Level {
     /// deepres does not do something for which the job asked.
     Error = 1,
-    /// The situation may differ from the user's expectation.
+    /// The situation can differ from the user's expectation.
     Warn = 2,
     /// Normal events, once per process.
     Info = 3,
@@ -71,7 +71,7 @@ pub fn line(level: Level, text: fmt::Arguments<'_>) {
     let mut rest = &mut buffer[..LINE_BYTES - 1];
     let _ = write!(rest, "deepres: {text}");
     let used = LINE_BYTES - 1 - rest.len();
-    // A line may contain a name that a user chose, and a terminal may show the line.
+    // A line can contain a name that a user chose, and a terminal can show the line.
     buffer[..used].iter_mut().filter(|byte| byte.is_ascii_control()).for_each(|byte| *byte = b'?');
     buffer[used] = b'\n';
     let _ = os::write_gently(libc::STDERR_FILENO, &buffer[..=used]);

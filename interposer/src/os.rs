@@ -54,7 +54,7 @@ pub fn sleep(ns: u64) {
 }
 
 /// While this value lives, the thread cannot be cancelled (`pthread_cancel`). The guard protects
-/// code that holds something of the interposer and may wait, in the C library or in the driver. So
+/// code that holds something of the interposer and can wait, in the C library or in the driver. So
 /// threads of the job are cancelled only where they would be without the interposer.
 #[derive(Debug)]
 pub struct Uncancelled {
@@ -90,7 +90,7 @@ fn set_cancel_state(state: libc::c_int) -> libc::c_int {
 /// # Errors
 /// The kernel's error.
 pub fn write(number: RawFd, bytes: &[u8]) -> io::Result<usize> {
-    // SAFETY: the buffer is readable and has the given length. The descriptor may be anything.
+    // SAFETY: the buffer is readable and has the given length. The descriptor can be anything.
     let written = unsafe { libc::syscall(libc::SYS_write, number, bytes.as_ptr(), bytes.len()) };
     usize::try_from(written).map_err(|_| io::Error::last_os_error())
 }
@@ -115,7 +115,7 @@ pub fn write_gently(number: RawFd, bytes: &[u8]) -> io::Result<usize> {
     write(number, bytes)
 }
 
-/// While this value lives, the thread blocks the signals that its write may raise: `SIGPIPE`, and
+/// While this value lives, the thread blocks the signals that its write can raise: `SIGPIPE`, and
 /// `SIGXFSZ` beyond `ulimit -f`. The drop discards such signals.
 struct Silence {
     /// The thread's signal mask before the value blocked the signals, in the kernel's form.
@@ -181,7 +181,7 @@ pub fn timespec(ns: u64) -> libc::timespec {
 }
 
 /// While this value lives, the job's signal handlers run in the thread only during [`Self::nap`].
-/// So the thread learns of each handler. A handler may also run just before a thread returns from a
+/// So the thread learns of each handler. A handler can also run just before a thread returns from a
 /// sleep on a futex. The end of that sleep does not show the handler.
 #[derive(Debug)]
 pub struct HeldSignals {
@@ -232,7 +232,7 @@ impl HeldSignals {
         }
         let has_run = io::Error::last_os_error().kind() == io::ErrorKind::Interrupted;
         if !has_run {
-            // A system call filter of the job may refuse the call. The handlers then run unseen.
+            // A system call filter of the job can refuse the call. The handlers then run unseen.
             drop(Self { mask: self.mask });
             sleep(ns);
             std::mem::forget(Self::hold());
@@ -251,14 +251,14 @@ impl Drop for HeldSignals {
     }
 }
 
-/// Sleeps for at most `timeout_ns` while the word at `word` is `seen`. Another process may share
-/// the word. The function may return early. Returns whether a signal handler of the job ended the
+/// Sleeps for at most `timeout_ns` while the word at `word` is `seen`. Another process can share
+/// the word. The function can return early. Returns whether a signal handler of the job ended the
 /// sleep.
 pub fn futex_wait_shared(word: *mut u32, seen: u32, timeout_ns: u64) -> bool {
     futex_wait(word, libc::FUTEX_WAIT, seen, timeout_ns)
 }
 
-/// Sleeps for at most `timeout_ns` while `word` is `seen`. The function may return early.
+/// Sleeps for at most `timeout_ns` while `word` is `seen`. The function can return early.
 pub fn futex_wait_private(word: &AtomicU32, seen: u32, timeout_ns: u64) {
     futex_wait(word.as_ptr(), libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG, seen, timeout_ns);
 }
@@ -295,7 +295,7 @@ pub fn thread_id() -> u32 {
 pub fn is_thread_alive(thread_id: u32) -> bool {
     // SAFETY: signal 0 only checks the thread.
     let result = unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread_id as i32, 0) };
-    // A system call filter of the job may refuse the call. In this case, the function takes the
+    // A system call filter of the job can refuse the call. In this case, the function takes the
     // thread as alive.
     result == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
 }

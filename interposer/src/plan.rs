@@ -59,7 +59,7 @@ impl Followed {
             number,
             slot,
             progress,
-            gate: Gate::new(head.tenant, keys, &cuts, head.bound_ns),
+            gate: Gate::new(head.tenant, keys, &cuts, head.wait_limit_ns),
             counts_from: None,
             finished: submitted(),
             awaited: 0,
@@ -146,7 +146,7 @@ fn submit(stream: Stream) {
 }
 
 /// Takes up the plan of the session, or leaves it. Tells the process's place. All launches before
-/// the `finished` first ones along plans have finished. Returns whether another tenant may wait for
+/// the `finished` first ones along plans have finished. Returns whether another tenant can wait for
 /// the end of a launch under way.
 pub fn look(_meter: MeterThread, session: &'static Session, finished: u64) -> bool {
     let slot = session.grant().plan();
@@ -209,7 +209,7 @@ mod tests {
         let (slot, progress) = (made::<GrantPage>().plan(), made::<MeterPage>().progress());
         let wake = || os::futex_wake_shared(slot.changes().as_ptr());
         let told = || Place::of(progress.read().1, NUMBER);
-        let head = PlanHead { tenant: 0, bound_ns: 60_000_000_000 };
+        let head = PlanHead { tenant: 0, wait_limit_ns: 60_000_000_000 };
         let cut = Cut { tenant: 0, kernel: 1, other: 1, until: 1 };
         assert!(slot.install(NUMBER, head, 2, [1, 2].into_iter(), [cut].into_iter()));
         slot.set_place(1, Place::At { iterations: 0, kernel: 0 }.word(NUMBER));

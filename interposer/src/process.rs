@@ -306,7 +306,7 @@ fn begin() -> Result<(), Unheld> {
         libc::pthread_atfork(None, None, Some(forked));
         libc::atexit(stop);
     }
-    // From here on, other threads may wait for the meter thread. One of them may hold the dynamic
+    // From here on, other threads can wait for the meter thread. One of them can hold the dynamic
     // linker's lock, which the next call takes.
     process.tell_meter(RUNS);
     coverage::look_past();
@@ -469,7 +469,7 @@ impl Process {
         answer.ok().flatten()
     }
 
-    /// Notes that the daemon answers questions again. So a thread that makes a context may wait for
+    /// Notes that the daemon answers questions again. So a thread that makes a context can wait for
     /// the daemon's answer.
     pub fn believe_appraisals(&self) {
         self.unappraised_ns.store(0, Ordering::Relaxed);
@@ -729,7 +729,7 @@ impl Process {
         }
     }
 
-    /// Runs `destroy`, which may destroy the context `handle`, while no other thread uses this
+    /// Runs `destroy`, which can destroy the context `handle`, while no other thread uses this
     /// context. `is_destroyed` then says whether the context is destroyed, by the result and by the
     /// state of a known context. If the context is destroyed, the function forgets the context and
     /// its memory. Returns the result of `destroy`.
@@ -858,12 +858,12 @@ impl Process {
         socket.is_some_and(|socket| !socket.is_ours())
     }
 
-    /// Returns whether a launch or copy on the GPU `ordinal` may be under way.
+    /// Returns whether a launch or copy on the GPU `ordinal` can be under way.
     pub fn may_have_work(&self, ordinal: usize) -> bool {
         self.contexts().iter().any(|context| context.ordinal == ordinal && context.may_have_work())
     }
 
-    /// Prepares a deep sleep of the meter thread. Returns false if work may be under way, so that
+    /// Prepares a deep sleep of the meter thread. Returns false if work can be under way, so that
     /// the thread must not sleep.
     pub fn prepare_sleep(&self, meter: MeterThread) -> bool {
         self.is_meter_asleep.store(1, Ordering::SeqCst);
@@ -909,7 +909,7 @@ impl Process {
         // SAFETY: the array and the timeout outlive the call.
         let ready = unsafe { libc::ppoll(polled.as_mut_ptr(), polled.len() as u64, &timeout, ptr::null()) };
         if ready < 0 && io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
-            // A system call filter of the job may refuse `ppoll`. From now on, the thread sleeps
+            // A system call filter of the job can refuse `ppoll`. From now on, the thread sleeps
             // without the descriptor.
             self.wake.swap(None);
         }

@@ -2,7 +2,7 @@
 //!
 //! A driver library that is not linked to its own symbols calls its exports by the dynamic linker,
 //! which binds such calls to the hooks. The driver makes these calls in the middle of a call from a
-//! hook. The outer hook may hold locks, and accounts for the whole call. So a hook that a thread
+//! hook. The outer hook can hold locks, and accounts for the whole call. So a hook that a thread
 //! enters inside another hook only passes the call on.
 //!
 //! Look-ups, and kernel launches that go at once, take no lock. Such calls neither set nor read the

@@ -110,7 +110,7 @@ impl Session {
         Ok(session)
     }
 
-    /// Returns a session without a daemon. With `is_waiting`, a daemon may take the process over
+    /// Returns a session without a daemon. With `is_waiting`, a daemon can take the process over
     /// later.
     pub fn local(local: Local, is_waiting: bool) -> Self {
         Self {
@@ -166,7 +166,7 @@ impl Session {
     }
 
     /// Waits until the daemon has given the memory back. Returns whether any dead process held
-    /// memory. The daemon gives memory back when it sees the end of a connection, which may come
+    /// memory. The daemon gives memory back when it sees the end of a connection, which can come
     /// later than the process's end.
     fn await_burial(&self, index: usize) -> bool {
         let Some(gpu) = self.ledger.gpu(index) else { return false };
@@ -333,13 +333,13 @@ impl Session {
     }
 
     /// Takes the bells of the managed GPUs. A bell keeps its descriptor number, because any thread
-    /// may be about to ring it.
+    /// can be about to ring it.
     fn take_bells(&self, bells: Vec<OwnedFd>, index: &[u8]) {
         let taken: Vec<i32> = bells.iter().map(|bell| bell.as_raw_fd()).collect();
         let mut bells = bells.into_iter();
         for (place, _) in self.bells.iter().zip(index).filter(|(_, index)| **index != UNMANAGED) {
             let Some(bell) = bells.next() else { return };
-            // If the job has closed the old bell, a new bell may have the same number, and would
+            // If the job has closed the old bell, a new bell can have the same number, and would
             // look like the old bell.
             let old = place.get().filter(|old| !taken.contains(&old.unchecked()));
             let bell = match old.and_then(OwnDescriptor::number) {

@@ -14,12 +14,12 @@ use crate::os;
 
 /// The most streams whose lanes a thread can remember.
 const PLACES: usize = 64;
-/// The number of places that a stream may have. The places of two streams are nearly independent.
+/// The number of places that a stream can have. The places of two streams are nearly independent.
 /// So a stream that loses its place finds another place at its next launch. Cuckoo hashing is
 /// similar, but moves the entries.
 const PROBES: usize = 4;
 
-/// A number that changes when a stream or context ends, because a remembered lane may then serve
+/// A number that changes when a stream or context ends, because a remembered lane can then serve
 /// another stream. While the number stays, a thread owns each lane that it remembers.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
@@ -56,7 +56,7 @@ thread_local! {
     };
 }
 
-/// Returns the places that a stream may have, the likeliest first.
+/// Returns the places that a stream can have, the likeliest first.
 #[inline(always)]
 fn places_of(stream: Stream) -> impl Iterator<Item = usize> {
     let spread = mixed(stream.0 as u64);
@@ -147,7 +147,7 @@ pub fn close_lanes(calls: &Calls) {
 }
 
 fn close(calls: &Calls, thread: &Thread, place: Place) {
-    // If a stream or context has ended, the lane may belong to another thread or stream by now.
+    // If a stream or context has ended, the lane can belong to another thread or stream by now.
     let still = |lane: LaneOwner| lane.lane().owned_by(thread.id.get(), Stream(place.stream));
     let Some(lane) = place.lane.and_then(still) else { return };
     if lane.is_open() && !lane.context.is_dead() {

@@ -1,11 +1,11 @@
 //! Connections that a forked child does not keep. When a connection ends, the daemon ends the
 //! session. A copy in a child would keep the connection alive.
 //!
-//! A thread may fork at any moment. So the interposer keeps a note of each socket, from the call
+//! A thread can fork at any moment. So the interposer keeps a note of each socket, from the call
 //! that makes the socket to the call that closes it. No fork may come between the making of a
 //! socket and of its note, or between the end of a socket and of its note. So the thread that makes
 //! a socket and the thread that forks wait for each other. Both wait only for a bounded time,
-//! because a signal handler may fork after it interrupted the thread that makes a socket.
+//! because a signal handler can fork after it interrupted the thread that makes a socket.
 
 use std::io;
 use std::mem::ManuallyDrop;
@@ -98,7 +98,7 @@ impl Drop for Unshared {
         }
         let Some(number) = self.0.number() else { return };
         // SAFETY: the socket belongs to the interposer, and no thread uses it any more. A child
-        // that the job made without fork may still have a copy. The shutdown ends the connection
+        // that the job made without fork can still have a copy. The shutdown ends the connection
         // for such a child too.
         unsafe {
             libc::shutdown(number, libc::SHUT_RDWR);
@@ -133,7 +133,7 @@ impl Drop for Making {
     }
 }
 
-/// Decrements the count, but not below zero. A child begins at zero, and may return into code that
+/// Decrements the count, but not below zero. A child begins at zero, and can return into code that
 /// its parent had begun.
 fn count_down(count: &AtomicU32) {
     let _ = count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |count| count.checked_sub(1));

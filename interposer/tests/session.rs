@@ -297,7 +297,7 @@ fn what_nvml_reports_beyond_the_account_is_charged_and_given_back_as_the_figures
             account.held_bytes() == held_mib * MIB
         });
     };
-    // Two of the 8 MiB are managed memory, which may be on the host.
+    // Two of the 8 MiB are managed memory, which can be on the host.
     told("it grew", 100, 100);
     assert!(account.tenant_held_bytes() > LIMIT_BYTES, "nothing is taken back");
     told("it shrank", 30, 32);

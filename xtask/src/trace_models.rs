@@ -160,7 +160,7 @@ impl Work {
     fn keep_after_the_pause(&mut self) -> Result<()> {
         let is_launch = |call: &&(u64, u32, Call)| matches!(call.2, Call::Launch { .. });
         let launches: Vec<u64> = self.calls.iter().filter(is_launch).map(|(at_ns, ..)| *at_ns).collect();
-        // The first steps may pause as long, while the driver loads code.
+        // The first steps can pause as long, while the driver loads code.
         let last = launches.windows(2).rfind(|pair| pair[1] - pair[0] >= PAUSE_NS);
         let from_ns = last.context("the script's pause is missing")?[0];
         // A wait for the warm-up lasts into the pause. The first copies of the work come at its

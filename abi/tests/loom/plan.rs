@@ -14,7 +14,7 @@ use super::{Sleepers, beside};
 
 const NUMBER: u32 = 1;
 const TENANTS: usize = 2;
-const HEAD: PlanHead = PlanHead { tenant: 0, bound_ns: u64::MAX };
+const HEAD: PlanHead = PlanHead { tenant: 0, wait_limit_ns: u64::MAX };
 const CUT: Cut = Cut { tenant: 0, kernel: 0, other: 1, until: 1 };
 const THERE: Place = Place::At { iterations: 0, kernel: 1 };
 
@@ -113,7 +113,7 @@ fn a_session_never_reads_a_mixture_of_two_plans() {
         let slot = Arc::new(PlanSlot::default());
         let install = |slot: &PlanSlot, number: u32| {
             let keys = [u64::from(number); 2];
-            let head = PlanHead { tenant: 0, bound_ns: u64::from(number) };
+            let head = PlanHead { tenant: 0, wait_limit_ns: u64::from(number) };
             assert!(slot.install(number, head, TENANTS, keys.into_iter(), [].into_iter()));
         };
         install(&slot, 1);
@@ -121,7 +121,7 @@ fn a_session_never_reads_a_mixture_of_two_plans() {
         let number = slot.number();
         let mut keys = Vec::new();
         if let Some(head) = slot.read(number, |key| keys.push(key), |_| {}) {
-            assert_eq!((head.bound_ns, keys), (u64::from(number), vec![u64::from(number); 2]));
+            assert_eq!((head.wait_limit_ns, keys), (u64::from(number), vec![u64::from(number); 2]));
         }
         daemon.join().unwrap();
     });

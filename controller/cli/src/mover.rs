@@ -72,7 +72,7 @@ fn ignore_signals() {
 
 /// The driver's checkpoint functions, and the processes that the command moves.
 struct Driver {
-    /// The processes that lived when the command began. Later, another process may have the id of
+    /// The processes that lived when the command began. Later, another process can have the id of
     /// such a process.
     processes: BTreeMap<i32, ProcessKey>,
     lock: pfn::cuCheckpointProcessLock,

@@ -118,7 +118,7 @@ pub fn run(args: &Args) -> Result<()> {
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
             written => written?,
         }
-        // The daemon may be about to return.
+        // The daemon can be about to return.
         if let Some(error) = failed {
             eprintln!("deepres: {}", super::explain(&error));
         }
@@ -179,7 +179,7 @@ fn show<T: serde::Serialize, W: Write>(
 }
 
 /// Returns a user's name; `None` if this machine does not know the user. Asks the machine once for
-/// each user: a directory of users may answer slowly, and `deepres top` looks each second.
+/// each user: a directory of users can answer slowly, and `deepres top` looks each second.
 fn name_of(uid: u32) -> Option<String> {
     static KNOWN: Mutex<BTreeMap<u32, Option<String>>> = Mutex::new(BTreeMap::new());
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -371,7 +371,7 @@ fn print_overdue(status: &Status, out: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
-/// Prints the processes whose launches may bypass deepres.
+/// Prints the processes whose launches can bypass deepres.
 fn print_lost(status: &Status, out: &mut impl Write) -> io::Result<()> {
     for tenant in &status.tenants {
         for session in tenant.sessions.iter().filter(|session| session.lost_ways > 0) {

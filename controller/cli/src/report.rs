@@ -253,7 +253,7 @@ fn end_of(path: &Path) -> io::Result<String> {
     let mut bytes = Vec::new();
     file.take(LOG_BYTES).read_to_end(&mut bytes)?;
     let text = String::from_utf8_lossy(&bytes).into_owned();
-    // The first line may lack its beginning, and so the names of its fields.
+    // The first line can lack its beginning, and so the names of its fields.
     let is_cut = start > 0;
     Ok(text.split_once('\n').filter(|_| is_cut).map_or(text.as_str(), |(_, lines)| lines).to_owned())
 }

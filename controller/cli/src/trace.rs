@@ -269,7 +269,7 @@ struct Tracer {
 }
 
 impl Tracer {
-    /// Shows some of the waiting events, and reports lost events. Returns whether more events may
+    /// Shows some of the waiting events, and reports lost events. Returns whether more events can
     /// wait.
     fn read(&mut self, ring: &mut Ring<Event>, kernel: &Kernel) -> std::io::Result<bool> {
         let mut shown = 0;

@@ -6,7 +6,7 @@
 //! differ.
 
 use deepres_daemon::probes::devices::Devices;
-use deepres_daemon::probes::kernel::{Asked, Kernel, KernelError, Way};
+use deepres_daemon::probes::kernel::{Asked, AttachPoint, Kernel, KernelError};
 use deepres_daemon::probes::metering::{programs::Programs, symbols};
 use deepres_daemon::probes::{Before, Watcher};
 use deepres_model::config::ProbesKeys;
@@ -120,8 +120,8 @@ fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
     let (part, further) = (arguments.next(), arguments.next());
     let measured = match (part.as_deref(), further) {
-        (Some("tracepoints"), None) => measure(Way::Tracepoints).map(|report| json!(report)),
-        (Some("raw-tracepoints"), None) => measure(Way::RawTracepoints).map(|report| json!(report)),
+        (Some("tracepoints"), None) => measure(AttachPoint::Tracepoints).map(|report| json!(report)),
+        (Some("raw-tracepoints"), None) => measure(AttachPoint::RawTracepoints).map(|report| json!(report)),
         (Some("launch"), None) => launch_probe_ns().map(|ns| json!(ns)),
         (Some("trace"), None) => traced().map(|traced| json!(traced)),
         (Some("idle"), None) => idle_percent().map(|percent| json!(percent)),
@@ -261,7 +261,7 @@ struct Costs {
     watched: f64,
 }
 
-fn measure(way: Way) -> Result<Report, KernelError> {
+fn measure(point: AttachPoint) -> Result<Report, KernelError> {
     const MOST: f64 = f64::INFINITY;
     let mut least: Vec<(Case, File, Costs)> = Vec::new();
     for case in cases() {
@@ -274,19 +274,19 @@ fn measure(way: Way) -> Result<Report, KernelError> {
             costs.bare = costs.bare.min(ioctl_ns(file, case));
         }
         unrelated_bare = unrelated_bare.min(unrelated_ns());
-        let empty = Kernel::attach_empty(way)?;
+        let empty = Kernel::attach_empty(point)?;
         for (case, file, costs) in &mut least {
             costs.empty = costs.empty.min(ioctl_ns(file, case));
         }
         unrelated_empty = unrelated_empty.min(unrelated_ns());
         drop(empty);
-        let other = Kernel::attach(&devices(&OTHERS), Asked::None, Some(way))?;
+        let other = Kernel::attach(&devices(&OTHERS), Asked::None, Some(point))?;
         for (case, file, costs) in &mut least {
             costs.other = costs.other.min(ioctl_ns(file, case));
         }
         unrelated_ours = unrelated_ours.min(unrelated_ns());
         drop(other);
-        let watched = Kernel::attach(&devices(&[REFUSING_KEY, ACCEPTING_KEY]), Asked::None, Some(way))?;
+        let watched = Kernel::attach(&devices(&[REFUSING_KEY, ACCEPTING_KEY]), Asked::None, Some(point))?;
         for (case, file, costs) in &mut least {
             costs.watched = costs.watched.min(ioctl_ns(file, case));
         }
@@ -298,7 +298,7 @@ fn measure(way: Way) -> Result<Report, KernelError> {
         return Err(KernelError::Refused("nothing was measured".to_owned()));
     };
     Ok(Report {
-        way: way.name(),
+        way: point.name(),
         bare_ns: first.bare,
         empty_other_ns: first.empty,
         ours_other_ns: first.other,
@@ -310,8 +310,8 @@ fn measure(way: Way) -> Result<Report, KernelError> {
         unrelated_syscall_tax_ns: unrelated_ours - unrelated_bare,
         dearest: dearest.name,
         watched: least.iter().map(|(case, _, costs)| (case.name, above(costs))).collect(),
-        lost_at_1e5_per_s: lost_when_paced(refusing, way)?,
-        drop_counter_exact: counts_drops_exactly(refusing, way)?,
+        lost_at_1e5_per_s: lost_when_paced(refusing, point)?,
+        drop_counter_exact: counts_drops_exactly(refusing, point)?,
     })
 }
 
@@ -347,8 +347,8 @@ fn least_mean_ns(call: impl Fn()) -> f64 {
 
 /// Returns the number of events that are missing at the end. Events that the programs counted as
 /// lost are included.
-fn lost_when_paced(file: &File, way: Way) -> Result<u64, KernelError> {
-    let mut kernel = following(RING_BYTES, way)?;
+fn lost_when_paced(file: &File, point: AttachPoint) -> Result<u64, KernelError> {
+    let mut kernel = following(RING_BYTES, point)?;
     let mut ring = kernel.take_events().ok_or(KernelError::NotBuilt)?;
     let is_done = AtomicBool::new(false);
     let received = std::thread::scope(|scope| {
@@ -435,8 +435,8 @@ fn lost_by_the_command(call_them: fn(&File)) -> Result<(u64, bool), KernelError>
     Ok((missing, missing == lost))
 }
 
-fn counts_drops_exactly(file: &File, way: Way) -> Result<bool, KernelError> {
-    let mut kernel = following(SMALL_RING_BYTES, way)?;
+fn counts_drops_exactly(file: &File, point: AttachPoint) -> Result<bool, KernelError> {
+    let mut kernel = following(SMALL_RING_BYTES, point)?;
     let mut ring = kernel.take_events().ok_or(KernelError::NotBuilt)?;
     std::thread::scope(|scope| {
         for _ in 0..FLOOD_THREADS {
@@ -448,8 +448,8 @@ fn counts_drops_exactly(file: &File, way: Way) -> Result<bool, KernelError> {
     Ok(lost > 0 && lost == FLOOD_THREADS * FLOOD_CALLS - received)
 }
 
-fn following(ring_bytes: u32, way: Way) -> Result<Kernel, KernelError> {
-    let mut kernel = Kernel::attach(&devices(&[REFUSING_KEY]), Asked::Some(ring_bytes), Some(way))?;
+fn following(ring_bytes: u32, point: AttachPoint) -> Result<Kernel, KernelError> {
+    let mut kernel = Kernel::attach(&devices(&[REFUSING_KEY]), Asked::Some(ring_bytes), Some(point))?;
     kernel.follow(own()?)?;
     Ok(kernel)
 }

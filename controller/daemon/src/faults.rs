@@ -44,7 +44,7 @@ const NEEDS: [Option<&str>; 5] = [
 /// The need of a GPU if the number is not in [`NEEDS`].
 const UNKNOWN_NEED: Option<&str> = Some("the driver asks for a recovery that deepres does not know");
 /// The number of answers in a row that a GPU needs nothing after which its Xid is no fault. The
-/// driver may tell the Xid before it knows what the GPU needs.
+/// driver can tell the Xid before it knows what the GPU needs.
 const CALM_ANSWERS: u32 = 10;
 /// The fault of a GPU of which NVML told nothing when the daemon started.
 pub const LOST: &str =
@@ -166,8 +166,8 @@ struct Place {
 }
 
 impl Place {
-    /// Returns whether an event may concern the watched GPU. If NVML does not tell a GPU or an
-    /// instance, it may be each of them.
+    /// Returns whether an event can concern the watched GPU. If NVML does not tell a GPU or an
+    /// instance, it can be each of them.
     fn is_concerned(&self, event: &Event) -> bool {
         let is_gpu = event.gpu.as_ref().is_none_or(|gpu| *gpu == self.whole);
         let mut instances = self.instance.iter().zip(&event.instance);

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 const SHARED_DIRECTORY_MODE: u32 = 0o755;
 /// Mode of the directory of another user's daemon, which serves only this user.
 const OWN_DIRECTORY_MODE: u32 = 0o700;
-/// Mode of the tenant socket's directory. A container that mounts the directory may look the socket
+/// Mode of the tenant socket's directory. A container that mounts the directory can look the socket
 /// up. The socket has a mode of its own.
 const TENANT_DIRECTORY_MODE: u32 = 0o755;
 /// Mode of the tenant socket of root's daemon, to which every user may connect.
@@ -283,7 +283,7 @@ fn make_admin_socket(
 
 /// Removes the socket of a dead daemon, and returns the path.
 fn free(path: PathBuf) -> Result<PathBuf, FilesError> {
-    // After SIGKILL, a daemon may still be exiting.
+    // After SIGKILL, a daemon can still be exiting.
     let until = Instant::now() + LISTENED_LIMIT;
     while path.exists() && is_listened_at(&path) {
         if Instant::now() >= until {
@@ -303,7 +303,7 @@ fn is_listened_at(path: &Path) -> bool {
     let Ok(table) = std::fs::read(UNIX_SOCKETS) else { return false };
     let wanted = path.as_os_str().as_bytes();
     table.split(|byte| *byte == b'\n').any(|line| {
-        // The fields are: Num RefCount Protocol Flags Type St Inode Path. The path may contain
+        // The fields are: Num RefCount Protocol Flags Type St Inode Path. The path can contain
         // blanks.
         let mut rest = line;
         let mut field = || {
@@ -324,7 +324,7 @@ fn is_listened_at(path: &Path) -> bool {
 impl Drop for Files {
     fn drop(&mut self) {
         for made in self.own_sockets().filter(|made| made.is_there()) {
-            // The call may fail, because the socket may be removed already.
+            // The call can fail, because the socket can be removed already.
             let _ = std::fs::remove_file(&made.path);
         }
         // A child process that another thread has just forked still holds the descriptor, so the
@@ -444,7 +444,7 @@ mod tests {
         packet::connection(&directory.tenant_socket()).unwrap();
         drop(first);
         assert!(!directory.tenant_socket().exists());
-        // A killed daemon leaves its socket like this. A child process of another test may hold the
+        // A killed daemon leaves its socket like this. A child process of another test can hold the
         // descriptor for a moment more.
         let killed = UnixListener::bind(directory.tenant_socket()).unwrap();
         shutdown(&killed, Shutdown::Both).unwrap();

@@ -325,7 +325,7 @@ mod tests {
 
         let roots = take(&places).unwrap();
         assert_eq!(roots.len(), 2);
-        // The lock in the other place may be out of sight, for example in a private `/tmp`.
+        // The lock in the other place can be out of sight, for example in a private `/tmp`.
         std::fs::remove_file(lock_file(&open, "GPU-x")).unwrap();
         let refused = as_user(NOBODY, NOBODY, || take(&places).map(drop)).unwrap();
         let lock = lock_file(&shut, "GPU-x");

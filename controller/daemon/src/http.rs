@@ -45,7 +45,7 @@ const CONNECTION_LIMIT: Duration = Duration::from_secs(10);
 const MAX_HEAD_BYTES: usize = 8 << 10;
 /// Pause after a failed accept, so that the failure does not become a busy loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// Pause between two tries to listen at the address, which another program may have.
+/// Pause between two tries to listen at the address, which another program can have.
 const BIND_PAUSE: Duration = Duration::from_secs(3);
 /// The priority of the thread. The daemon's other threads and the jobs come first.
 const NICE: i32 = 10;
@@ -456,7 +456,7 @@ pub fn exchange(input: &[u8], is_page: bool, token: &str) -> (Vec<u8>, Vec<deepr
         };
         let mut answer = Vec::new();
         let client = async {
-            // The server may end the connection before it has read everything.
+            // The server can end the connection before it has read everything.
             let _ = client.write_all(input).await;
             let _ = client.shutdown().await;
             let _ = client.read_to_end(&mut answer).await;

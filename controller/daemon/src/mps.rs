@@ -53,7 +53,7 @@ const OWN_PIPES: &str = "mps";
 const OWN_LOGS: &str = "mps-log";
 /// Variables of this daemon that are not for MPS.
 const NOT_FOR_MPS: [&str; 4] = ["LD_PRELOAD", "NOTIFY_SOCKET", "WATCHDOG_USEC", "LISTEN_FDS"];
-/// The beginning of the variables of CUDA. These variables may come from the first job, and would
+/// The beginning of the variables of CUDA. These variables can come from the first job, and would
 /// bind the clients of all jobs. For example, they limit the visible GPUs.
 const OF_CUDA: &str = "CUDA_";
 /// A directory that only its user can read.
@@ -357,7 +357,7 @@ fn make(directory: &Path) -> io::Result<()> {
 }
 
 /// Returns a file for the errors of a control daemon. The file does not grow, because a control
-/// daemon may write for years, and may outlive this daemon.
+/// daemon can write for years, and can outlive this daemon.
 fn errors() -> io::Result<File> {
     let file = File::from(memfd_create("mps-errors", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
     file.set_len(ERRORS_BYTES as u64)?;
@@ -541,7 +541,7 @@ mod tests {
         hanging(&mut mps, Some(Instant::now().checked_sub(2 * HANGS_AFTER).unwrap()));
         assert_eq!((mps.child.is_none(), mps.deaths(), mps.starting), (true, 1, None));
         assert!(mps.next > Instant::now() && mps.pause > FIRST_PAUSE, "the next start is put off");
-        // One that served once may still serve its last clients.
+        // One that served once can still serve its last clients.
         hanging(&mut mps, None);
         end(&mut mps.child.take().expect("it goes on"));
     }

@@ -86,7 +86,7 @@ async fn apply(shared: &Rc<Shared>) -> Reply {
             Ok(next) => next,
             Err(error) => return kept(error),
         };
-        // An editor may be about to write the file. Without it, jobs that run would lose their
+        // An editor can be about to write the file. Without it, jobs that run would lose their
         // caps.
         if let Some(file) = configuration.loaded.lost_file(&next) {
             let file = file.display();

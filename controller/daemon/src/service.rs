@@ -1,5 +1,5 @@
 //! The service manager: notifications of the daemon's state (sd_notify), and the sockets that the
-//! service manager may pass.
+//! service manager can pass.
 
 use crate::Inherited;
 use rustix::io::ioctl_fionbio;

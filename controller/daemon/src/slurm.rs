@@ -35,7 +35,7 @@ use tokio::time::timeout;
 const SCONTROL: &str = "scontrol";
 /// The file with the host's name.
 const HOST_NAME: &str = "/proc/sys/kernel/hostname";
-/// The longest wait for an answer. The controller of a busy cluster may need a second.
+/// The longest wait for an answer. The controller of a busy cluster can need a second.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 /// The time for which the daemon does not ask again after Slurm gave no answer in time. Otherwise
 /// each process of a job would wait for [`ANSWER_LIMIT`]. Also the time between two looks for jobs
@@ -164,7 +164,7 @@ impl NoAnswer {
 /// Slurm's answer about a job: the job's number, and what `scontrol` shows.
 type Answer = Result<(u32, String), NoAnswer>;
 
-/// Asks Slurm about a job in a thread of its own. The thread may wait for a stuck `scontrol` for
+/// Asks Slurm about a job in a thread of its own. The thread can wait for a stuck `scontrol` for
 /// ever, and the daemon can end meanwhile. Returns the answer with the lock.
 async fn hear(job: JobName, asking: OwnedMutexGuard<()>) -> (Answer, Option<OwnedMutexGuard<()>>) {
     let (tell, told) = oneshot::channel();
@@ -222,7 +222,7 @@ fn allotment(allocation: Option<&JobGpus>, files: &[usize], memory_bytes: &[u64]
     Allotment { job: None, share_ppm, memory_bytes, elsewhere_bytes, class, gpus: own }
 }
 
-/// Returns the names by which Slurm may know this node.
+/// Returns the names by which Slurm can know this node.
 fn nodes(of_cgroup: Option<&str>) -> Vec<String> {
     let host = std::fs::read_to_string(HOST_NAME).unwrap_or_default().trim().to_owned();
     let short = host.split('.').next().unwrap_or_default().to_owned();

@@ -224,7 +224,7 @@ pub struct ClaimResource {
     pub cdi_devices: Vec<CdiDevice>,
 }
 
-/// A container's devices of one resource. The kubelet may list a resource in several parts.
+/// A container's devices of one resource. The kubelet can list a resource in several parts.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ContainerDevices {
     /// The resource's name.

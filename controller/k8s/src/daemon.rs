@@ -19,7 +19,7 @@ pub enum DaemonError {
 }
 
 /// The daemon of this node. Each connection is one conversation with one daemon; when the
-/// connection breaks, another daemon may come.
+/// connection breaks, another daemon can come.
 #[derive(Debug, Clone)]
 pub struct Daemon {
     directory: Directory,

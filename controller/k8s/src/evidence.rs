@@ -63,7 +63,7 @@ impl Evidence {
     /// stands for a kubelet that has written no checkpoint.
     ///
     /// # Errors
-    /// The text is no checkpoint. The checkpoint may be damaged, and then says nothing about
+    /// The text is no checkpoint. The checkpoint can be damaged, and then says nothing about
     /// containers.
     pub fn new(
         listed: ListPodResourcesResponse,

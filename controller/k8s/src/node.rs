@@ -190,7 +190,7 @@ impl State {
         self.faults.keys().chain(whole).cloned().collect()
     }
 
-    /// Returns why a GPU that is set aside takes no container; `None` if it does. A GPU may have
+    /// Returns why a GPU that is set aside takes no container; `None` if it does. A GPU can have
     /// containers with shares from before it was set aside.
     fn obstacle_of_whole(&self, gpu: &str) -> Option<&'static str> {
         let has_shares = |Held { record, .. }: &Held| {
@@ -512,7 +512,7 @@ impl Node {
 
     /// Compares the records with `evidence`, the kubelet's answer to a question at `asked`. Ends
     /// the allocations of containers that are gone, and learns the names of new containers. The
-    /// answer does not cover containers that came later. Such a container may have the devices of
+    /// answer does not cover containers that came later. Such a container can have the devices of
     /// an ended one.
     async fn compare(&self, state: &mut State, evidence: Evidence, asked: Instant) {
         state.records.sort_by_key(|held| Reverse(held.since));
@@ -526,7 +526,7 @@ impl Node {
             let ids = held.record.ids();
             let newer = seen.entry(ids.clone()).or_default();
             let is_there = *newer < evidence.count(&ids);
-            // The checkpoint may still have a container that had these devices before.
+            // The checkpoint can still have a container that had these devices before.
             held.is_seen |= *newer < evidence.count_listed(&ids);
             *newer += 1;
             let is_claim = held.record.claim.is_some();
@@ -617,7 +617,7 @@ impl Node {
     fn publish(&self, state: &mut State) {
         let timing = &self.options.timing;
         let mut used: Slots = state.records.iter().filter_map(|held| held.record.slots.as_ref()).collect();
-        // The evidence may have ids of an earlier release.
+        // The evidence can have ids of an earlier release.
         for listed in state.evidence.ids().filter_map(|id| Slots::of_ids([id]).ok()) {
             used.add(&listed);
         }
@@ -725,7 +725,7 @@ impl Node {
         let memory = *memory.ok_or_else(|| Refusal::Impossible("the kubelet named no devices".to_owned()))?;
         let mut record = Record::new(gpus, slots, memory).map_err(unavailable)?;
         if waits {
-            // The kubelet never asks again, so the container gets the files of all GPUs that may
+            // The kubelet never asks again, so the container gets the files of all GPUs that can
             // have room later.
             record.phase = Phase::Waits;
             record.among = state.shares.open_gpus().cloned().collect();
@@ -797,7 +797,7 @@ impl Node {
         };
         let record = &state.records[place].record;
         let (count, phase) = (record.slots.as_ref().map_or(0, Slots::count), record.phase);
-        // A container that waits may still get another GPU, if one is open.
+        // A container that waits can still get another GPU, if one is open.
         let has_hope =
             phase == Phase::Waits && state.shares.open_gpus().any(|gpu| record.among.contains(gpu));
         if !has_hope && let Some(fault) = state.fault(record) {
@@ -849,7 +849,7 @@ impl Node {
     }
 }
 
-/// Returns the refusal for a failure of this machine, which may pass.
+/// Returns the refusal for a failure of this machine, which can pass.
 fn unavailable(error: anyhow::Error) -> Refusal {
     Refusal::Unavailable(format!("{error:#}"))
 }

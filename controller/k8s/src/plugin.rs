@@ -1,7 +1,7 @@
 //! The device plugin of one resource: registers at the kubelet, and answers the kubelet's calls.
 //!
 //! A kubelet that starts removes all sockets of its folder, so the plugin makes its socket again
-//! and registers again. The new kubelet's socket may have the old inode number, so the plugin
+//! and registers again. The new kubelet's socket can have the old inode number, so the plugin
 //! compares the time of its making too.
 
 use crate::api::{

@@ -47,7 +47,7 @@ const OVER_VARIABLE: &str = "DEEPRES_OVER";
 /// The state of a container with a part of a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Phase {
-    /// The container has its part, and may start at any time.
+    /// The container has its part, and can start at any time.
     #[default]
     Runs,
     /// The container waits until a GPU has room.
@@ -214,7 +214,7 @@ impl Record {
     /// The file cannot be written.
     pub fn write(&self, folder: &Path, library: &Path, directory: &Directory) -> Result<()> {
         let Allocation { token, share_ppm, memory_bytes, gpus, .. } = &self.allocation;
-        // The driver in the container may come without a daemon for a time. The process then keeps
+        // The driver in the container can come without a daemon for a time. The process then keeps
         // these limits by itself.
         let fallback = Fallback {
             share_ppm: Some(*share_ppm),

@@ -3,7 +3,7 @@
 //! A job can only ask. The configuration bounds the wishes of jobs. An administrator overrules
 //! wishes and configuration.
 //!
-//! A job may ask for more than the daemon can grant. **If such a job has not started, the daemon
+//! A job can ask for more than the daemon can grant. **If such a job has not started, the daemon
 //! refuses the job. If the job already runs, the daemon grants as much as it can.**
 //!
 //! `deepres run` asks before its job starts. If the daemon refuses ([`refuse`]), `deepres run`

@@ -81,7 +81,7 @@ impl Directory {
         rule::Directory::System.into()
     }
 
-    /// Returns the directories in which a daemon may be, the best first. If the environment names a
+    /// Returns the directories in which a daemon can be, the best first. If the environment names a
     /// directory, the result has only that directory. Otherwise the system's directory comes before
     /// the user's.
     pub fn candidates() -> Vec<Self> {

@@ -85,11 +85,11 @@ pub fn control_daemon(directory: &Path) -> Option<u32> {
     let text = noted(&directory.join(PID_FILE)).unwrap_or_default();
     let number = text.trim().parse::<u32>().ok()?;
     let pid = Pid::from_raw(i32::try_from(number).ok()?)?;
-    // Another process may have the number of a daemon that was killed. All users may write to the
-    // file, because NVIDIA's daemon makes it so. The system may hide another user's process.
+    // Another process can have the number of a daemon that was killed. All users may write to the
+    // file, because NVIDIA's daemon makes it so. The system can hide another user's process.
     let name = fs::read_to_string(format!("/proc/{number}/comm"));
     let owner = fs::metadata(format!("/proc/{number}"));
-    // The daemon may be root's.
+    // The daemon can be root's.
     let lives = name.map_or(true, |name| name.trim_end() == CONTROL_NAME)
         && owner.map_or(true, |owner| is_trusted(&owner))
         && matches!(test_kill_process(pid), Ok(()) | Err(Errno::PERM));

@@ -57,7 +57,7 @@ impl Peer {
             // SAFETY: the kernel has just created the descriptor for this process.
             Ok(_) if descriptor[0] >= 0 => Ok(Some(unsafe { OwnedFd::from_raw_fd(descriptor[0]) })),
             Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(None),
-            // Kernels before 6.5 lack the option. Another process may have the id by now, but only
+            // Kernels before 6.5 lack the option. Another process can have the id by now, but only
             // if the peer died while it connected.
             _ => self.open(),
         }

@@ -14,7 +14,7 @@ status! {
     pub struct ProbesStatus {
         /// `starting`, `attached`, `waiting` for a device to appear, `unavailable` or `off`.
         pub state: String,
-        /// The way in which the daemon attached the probes, or the reason why it did not.
+        /// Where the daemon attached the probes and why, or the reason why it did not.
         pub detail: String,
         /// Ioctls on the GPU's devices since the probes were attached.
         pub calls: u64,
@@ -162,7 +162,7 @@ pub struct Adopted {
 }
 
 /// [`MeteredStatus::state`] of a process that has ended. The status lists such a process for a
-/// while. Another process may have its id by then.
+/// while. Another process can have its id by then.
 pub const ENDED: &str = "ended";
 
 status! {

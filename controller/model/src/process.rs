@@ -16,7 +16,7 @@ const THREADS_FIELD: usize = 17;
 const START_FIELD: usize = 19;
 
 /// The most threads of a process whose states are read. A stop signal stops all threads of a
-/// process, except those that wait for a device. A process may have any number of threads.
+/// process, except those that wait for a device. A process can have any number of threads.
 const MOST_THREADS: usize = 16;
 /// The text that the kernel appends to the path of a program whose file is gone.
 const GONE: &[u8] = b" (deleted)";
@@ -95,7 +95,7 @@ pub fn stat(pid: u32) -> Option<String> {
 }
 
 /// Returns the text of a file of /proc/PID; `None` if the file cannot be read. Names of commands
-/// and cgroups may have any bytes, so the conversion to text is lossy.
+/// and cgroups can have any bytes, so the conversion to text is lossy.
 pub fn text(pid: u32, file: &str) -> Option<String> {
     std::fs::read(format!("/proc/{pid}/{file}"))
         .ok()
@@ -122,7 +122,7 @@ fn state(stat: &str) -> Option<&str> {
 /// Returns the start time in a stat line. Returns `None` for a zombie: a dead process for which its
 /// parent has not waited.
 fn start_ticks(stat: &str) -> Option<u64> {
-    // The name of the command may hold spaces and parentheses, but no later field does.
+    // The name of the command can hold spaces and parentheses, but no later field does.
     let (_, fields) = stat.rsplit_once(')')?;
     let mut fields = fields.split_ascii_whitespace();
     let state = fields.nth(STATE_FIELD)?;

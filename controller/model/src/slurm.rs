@@ -124,7 +124,7 @@ pub enum SlurmError {
     NoNode {
         /// The job.
         job: u32,
-        /// The names by which the node may be known.
+        /// The names by which the node can be known.
         nodes: String,
     },
     /// The text has resources in an unknown form.
@@ -138,7 +138,7 @@ pub enum SlurmError {
 }
 
 impl JobGpus {
-    /// Reads the output of `scontrol show job -d JOB`. `nodes` are the names by which this node may
+    /// Reads the output of `scontrol show job -d JOB`. `nodes` are the names by which this node can
     /// be known. The names matter only for a job on several nodes. Returns `None` if the job has no
     /// GPU on this node.
     ///
@@ -320,7 +320,7 @@ fn matches(pattern: &str, name: &str) -> bool {
     let Some((ranges, after)) = rest.split_once(']') else { return false };
     let Some(name) = name.strip_prefix(before) else { return false };
     let digits = name.bytes().take_while(u8::is_ascii_digit).count();
-    // The pattern `a[1-2]3` may need fewer digits than the name has in a row.
+    // The pattern `a[1-2]3` can need fewer digits than the name has in a row.
     (1..=digits).any(|end| {
         let (number, rest) = name.split_at(end);
         let has = |part: &str| {

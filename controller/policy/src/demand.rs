@@ -65,7 +65,7 @@ mod tests {
         assert!(demand.ppm() > PPM / 10 * 9, "{}", demand.ppm());
     }
 
-    /// Times of a review, or any times that a broken clock or meter may give.
+    /// Times of a review, or any times that a broken clock or meter can give.
     fn seen() -> impl Strategy<Value = (u64, u64)> {
         let ns = || prop_oneof![0..SECOND, Just(0), Just(u64::MAX), any::<u64>()];
         (ns(), ns())

@@ -7,9 +7,9 @@
 //! only after a *turn*. While memory moves, neither of the two tenants computes, so turns are long
 //! compared with a move.
 //!
-//! A suspended tenant that was idle may want the GPU again without showing it. A thread of its job
-//! may wait in the driver, where the daemon does not see the thread. So the daemon brings the
-//! tenant back after a turn. The tenant may then do nothing and be suspended again. In this case,
+//! A suspended tenant that was idle can want the GPU again without showing it. A thread of its job
+//! can wait in the driver, where the daemon does not see the thread. So the daemon brings the
+//! tenant back after a turn. The tenant can then do nothing and be suspended again. In this case,
 //! the daemon brings the tenant back after two turns, after four, and then after eight each time.
 
 use super::TenantId;
@@ -80,7 +80,7 @@ pub struct Move {
     /// The tenants that the daemon suspends first, in this order.
     pub leave: Vec<TenantId>,
     /// The tenant that the daemon brings back afterwards. If this tenant is on the GPUs already,
-    /// its waiting thread may ask the driver for the memory again.
+    /// its waiting thread can ask the driver for the memory again.
     pub enter: TenantId,
 }
 
@@ -108,7 +108,7 @@ pub fn decide(now_ns: u64, free: &Bytes, tenants: &[Seen], times: Times) -> Opti
         if !is_denied && !missing(&[]) {
             // There is enough free memory. A suspended tenant comes back. If the tenant is on the
             // GPUs and the driver refused it memory, its thread asks again. If the driver refused
-            // several times (`is_denied`), the free memory may be in too many pieces, and asking
+            // several times (`is_denied`), the free memory can be in too many pieces, and asking
             // again does not help.
             return Some(Move { leave: Vec::new(), enter: applicant.id });
         }
@@ -151,7 +151,7 @@ pub fn decide(now_ns: u64, free: &Bytes, tenants: &[Seen], times: Times) -> Opti
 }
 
 impl Seen {
-    /// Returns the memory of a GPU for which a thread of the tenant may wait, bytes: `free_bytes`,
+    /// Returns the memory of a GPU for which a thread of the tenant can wait, bytes: `free_bytes`,
     /// and the memory of other tenants that the daemon may suspend. Returns 0 if the memory cannot
     /// become free by waiting.
     pub fn obtainable_bytes(&self, gpu: GpuIndex, free_bytes: u64, tenants: &[Self]) -> u64 {

@@ -214,7 +214,7 @@ pub struct Shares {
     healthy: Slots,
     /// The devices of containers on shut GPUs.
     lost: Slots,
-    /// The number of devices. Containers may have more than the GPUs now have, after the loss of a
+    /// The number of devices. Containers can have more than the GPUs now have, after the loss of a
     /// GPU.
     count: usize,
     surplus: Option<Surplus>,
@@ -223,7 +223,7 @@ pub struct Shares {
 }
 
 /// Returns the devices of containers on a GPU. An init container and a later container of its pod,
-/// which never run together, may have the same devices.
+/// which never run together, can have the same devices.
 fn load<'a>(gpu: &str, parts: impl Iterator<Item = Part<'a>>) -> Slots {
     parts.filter(|part| part.gpu == gpu).map(|part| part.slots).collect()
 }
@@ -335,9 +335,9 @@ impl Shares {
     }
 
     /// Chooses `size` of the available devices for a container, among them those that it must get.
-    /// Devices without a record come before devices with a record (`held`). The kubelet may offer
+    /// Devices without a record come before devices with a record (`held`). The kubelet can offer
     /// devices with a record, because the kubelet learns of a container's end before the plugin.
-    /// After a fault of its own, the kubelet may offer devices of running containers (`owned`).
+    /// After a fault of its own, the kubelet can offer devices of running containers (`owned`).
     /// Beyond the devices that the container must get, this method chooses none of these.
     ///
     /// # Errors

@@ -41,7 +41,7 @@ impl DriverSums {
         }
     }
 
-    // The sum saturates, because the bytes are a program's argument and may be any number.
+    // The sum saturates, because the bytes are a program's argument and can be any number.
     fn plus(self, other: Self) -> Self {
         self.with(other, u64::saturating_add)
     }

@@ -51,7 +51,7 @@ const MAX_KERNEL_WINDOW_NS: u64 = ns(Duration::from_millis(20));
 /// such a window the GPU does not idle while the guest's threads wake up.
 const HANDOFFS_PER_GUEST_WINDOW: u64 = 2;
 
-/// The shortest time for which an idle holder keeps the GPU, because the holder may be between two
+/// The shortest time for which an idle holder keeps the GPU, because the holder can be between two
 /// launches.
 const MIN_GRACE_NS: u64 = ns(Duration::from_micros(50));
 /// The longest time for which an idle holder keeps the GPU.

@@ -200,7 +200,7 @@ impl Calls {
     }
 
     /// Writes the UUIDs of the devices to `out`, in the process's order, at most `out.len()` of
-    /// them. Returns the number of devices, which may be greater.
+    /// them. Returns the number of devices, which can be greater.
     pub fn uuids(&self, out: &mut [Uuid]) -> usize {
         let mut count = 0;
         // SAFETY: the result has room.
@@ -256,7 +256,7 @@ impl Calls {
         (0..ATTEMPTS).any(|_| is_told()).then_some(uuid.bytes)
     }
 
-    /// Returns whether work on `stream` may be part of a capture. If the driver does not answer,
+    /// Returns whether work on `stream` can be part of a capture. If the driver does not answer,
     /// returns true.
     pub fn may_be_capturing(&self, stream: Stream) -> bool {
         self.is_capturing(stream) != Some(false)

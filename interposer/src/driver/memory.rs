@@ -18,7 +18,7 @@ use deepres_abi::driver::types::{
 use super::calls::{Calls, Context};
 use super::{nodes, real};
 
-/// Attempts at a driver call. A free may return the error of earlier asynchronous work.
+/// Attempts at a driver call. A free can return the error of earlier asynchronous work.
 const ATTEMPTS: u32 = 3;
 
 /// Returns the ordinal of the device that has the memory at `address`. Returns `None` for memory of
@@ -158,7 +158,7 @@ impl PoolHandle {
                     let kind = self.attribute(CU_MEMPOOL_ATTR_ALLOCATION_TYPE);
                     kind == Some(u64::from(CU_MEM_ALLOCATION_TYPE_MANAGED))
                 };
-                // Managed memory may lie anywhere, so the interposer charges it to the likely
+                // Managed memory can lie anywhere, so the interposer charges it to the likely
                 // device.
                 ordinal_at(location).or_else(|| is_managed().then_some(likely))
             }

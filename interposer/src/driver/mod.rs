@@ -213,11 +213,11 @@ pub fn place_answer(id: ApiId, found: usize) -> Found {
 /// Handles a look-up of the driver's function `found` while the hook calls a forwarding library.
 /// Returns the relation that decides the answer.
 ///
-/// The look-up may come from that library, in the middle of a call that the hook made. The case
+/// The look-up can come from that library, in the middle of a call that the hook made. The case
 /// happens if the library asks through a `dlsym` wrapper or `cuGetProcAddress`. So the first
 /// look-up gets the driver's function.
 ///
-/// Later look-ups get the hook. But a later look-up may come from the forwarding library, and then
+/// Later look-ups get the hook. But a later look-up can come from the forwarding library, and then
 /// hook and library would call each other for ever. So the hook calls the driver itself from now
 /// on. A loader's own look-ups never come here ([`place`]).
 fn tell(id: ApiId, found: usize) -> Found {

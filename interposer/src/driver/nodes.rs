@@ -8,7 +8,7 @@ use deepres_abi::driver::types::{CU_GRAPH_NODE_TYPE_GRAPH, CUgraph, CUgraphNode}
 use super::real;
 
 /// Calls `each` with the nodes of a graph and of all its child graphs, and with their kinds. The
-/// function keeps the graphs still to visit on the heap, so they may nest to any depth. The walk
+/// function keeps the graphs still to visit on the heap, so they can nest to any depth. The walk
 /// leaves out the bodies of conditional nodes. Returns whether the driver told every other node.
 pub fn walk(graph: CUgraph, each: &mut dyn FnMut(CUgraphNode, u32)) -> bool {
     let Some((type_of, child_of)) = real!(cuGraphNodeGetType).zip(real!(cuGraphChildGraphNodeGetGraph))

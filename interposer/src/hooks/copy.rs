@@ -7,7 +7,7 @@
 //! Each hook names the stream and the number of bytes of its copy. If copies by the same call have
 //! the same number of bytes, they take the same time.
 //!
-//! A batch may have copies of both kinds. The hook of a batch then makes a batch of each kind.
+//! A batch can have copies of both kinds. The hook of a batch then makes a batch of each kind.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -32,7 +32,7 @@ use crate::record;
 /// The size of a copy whose description has an unknown form.
 pub const UNKNOWN_BYTES: u64 = 0;
 
-/// Returns the product of the numbers, or the greatest `u64`. The numbers may be arbitrary, because
+/// Returns the product of the numbers, or the greatest `u64`. The numbers can be arbitrary, because
 /// the driver refuses a copy that is too large.
 fn product<const N: usize>(factors: [u64; N]) -> u64 {
     factors.into_iter().fold(1, u64::saturating_mul)
@@ -113,7 +113,7 @@ fn between_by(
 }
 
 /// The devices of the allocations that a batch uses. The driver tells the device of each allocation
-/// once, because a batch may have thousands of copies between few allocations.
+/// once, because a batch can have thousands of copies between few allocations.
 #[derive(Default)]
 struct Devices {
     /// The end and the device of each allocation, by its first address.
@@ -389,7 +389,7 @@ copies! {
         cuMemcpyHtoDAsync_v2_ptsz;
 }
 
-// Copies that may be within a device.
+// Copies that can be within a device.
 copies! {
     { between(Side::Address(target), Side::Address(source), Kind::SyncCopy) } (target, source, bytes)
         => bytes as u64, cuMemcpy cuMemcpy_ptds;

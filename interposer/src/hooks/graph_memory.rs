@@ -1,6 +1,6 @@
 //! Hooks of the calls that make graphs. The hooks find out which graphs allocate memory, the amount
-//! that their launches may need, and the amount that an upload takes in advance. The hooks also
-//! find out the widths of graphs, and whether kernels may launch graphs.
+//! that their launches can need, and the amount that an upload takes in advance. The hooks also
+//! find out the widths of graphs, and whether kernels can launch graphs.
 
 use deepres_abi::driver::ApiId;
 use deepres_abi::driver::result::CUDA_SUCCESS;
@@ -40,7 +40,7 @@ instantiate! {
     instantiate_with_flags: cuGraphInstantiateWithFlags(flags: u64), flags;
 }
 
-/// Heeds the flags of an instantiation. If kernels may launch the graph, launches of graphs may
+/// Heeds the flags of an instantiation. If kernels can launch the graph, launches of graphs can
 /// differ from now on: a launch ends when all graphs have ended that its kernels launched.
 fn heed(flags: u64) {
     if flags & u64::from(CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) != 0 {
@@ -130,7 +130,7 @@ upload!(upload_ptsz, cuGraphUpload_ptsz, true);
 pub unsafe extern "C" fn destroy_exec(exec: CUgraphExec) -> CUresult {
     let (call, _inside) = entered!(cuGraphExecDestroy(exec));
     let process = process::current().filter(|_| graphs::is_used());
-    // The hook forgets the graph before the call. As soon as the handle is free, the driver may
+    // The hook forgets the graph before the call. As soon as the handle is free, the driver can
     // give it to another graph.
     let forgotten = process.and_then(|process| process.memory.graphs.forget(ExecHandle(exec as usize)));
     let result = call();
@@ -195,7 +195,7 @@ unsafe fn added(params: *const CUgraphNodeParams) {
     }
 }
 
-/// Returns whether a node with these parameters allocates memory, or may do so.
+/// Returns whether a node with these parameters allocates memory, or can do so.
 fn may_allocate(params: *const CUgraphNodeParams) -> bool {
     // SAFETY: the pointer is null, or the caller passes it as parameters for the driver to read.
     let kind = unsafe { params.as_ref() }.map(|params| params.r#type);

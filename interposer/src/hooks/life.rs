@@ -252,7 +252,7 @@ fn end_primary(device: CUdevice, is_reset: bool, call: impl FnOnce() -> CUresult
 fn destroy_stream(stream: CUstream, call: impl FnOnce() -> CUresult) -> CUresult {
     let stream = Stream::new(stream, false);
     let Some(process) = process::current().filter(|_| !stream.is_default()) else { return call() };
-    // The hook closes the lanes before the call, because another thread's new stream may have the
+    // The hook closes the lanes before the call, because another thread's new stream can have the
     // same handle after the call. If the stream lives on, its launches make new lanes.
     process.close_stream(stream, true);
     let leaving = capture::leave(stream);

@@ -286,7 +286,7 @@ fn ordinal_of_pool(
     location: CUmemLocation,
     kind: CUmemAllocationType,
 ) -> Option<usize> {
-    // Managed memory may lie anywhere. So the interposer charges a managed pool without a device to
+    // Managed memory can lie anywhere. So the interposer charges a managed pool without a device to
     // the current device, or to the first device if no context is current.
     let is_managed = kind == CU_MEM_ALLOCATION_TYPE_MANAGED;
     let current = || process.current_context().map_or(0, |context| context.ordinal);
@@ -341,7 +341,7 @@ pub unsafe extern "C" fn import_pool(
     result
 }
 
-/// Hook of `cuDeviceGraphMemTrim`, after which the process may hold less memory.
+/// Hook of `cuDeviceGraphMemTrim`, after which the process can hold less memory.
 pub unsafe extern "C" fn trim_graphs(device: CUdevice) -> CUresult {
     let (call, _inside) = entered!(cuDeviceGraphMemTrim(device));
     let _blocked = blocked_calls::begin();
@@ -606,7 +606,7 @@ const MOST_TEXEL_BITS: u64 = 128;
 /// makes no such arrays.
 fn texel_bits(format: CUarray_format, channels: u32) -> u64 {
     use deepres_abi::driver::constants as f;
-    // Video formats have planes instead of channels, and may have three planes.
+    // Video formats have planes instead of channels, and can have three planes.
     let planes = if channels > 4 { 0 } else { u64::from(channels) };
     let channels = if planes == 3 { 0 } else { planes };
     match format {

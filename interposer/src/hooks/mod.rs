@@ -101,7 +101,7 @@ macro_rules! entered {
 /// and may leave out arguments that the body does not use. `of` is the [`Hooked`] function. `call`
 /// makes the real call with the caller's arguments. The body gives the result. A module that uses
 /// the macro imports the driver's types. With `unguarded:` first, the hooks also do their work
-/// inside other hooks. Such hooks are those of launches and look-ups, which a library may make in a
+/// inside other hooks. Such hooks are those of launches and look-ups, which a library can make in a
 /// call that a hook forwards to it.
 macro_rules! hook {
     (unguarded: $([$($symbol:ident)+] $pattern:tt |$of:tt, $call:ident| $body:expr;)+) => {

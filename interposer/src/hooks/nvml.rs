@@ -192,7 +192,7 @@ hooks! {
         if let Some(memory) = unsafe { memory.as_mut() }
             && let Some((total, free, used)) = part.memory(memory.total, memory.free)
         {
-            // Other tenants may hold memory of this tenant's part, which is then not available to
+            // Other tenants can hold memory of this tenant's part, which is then not available to
             // this tenant. The hook reports such memory as reserved, so that the sum is the total.
             let reserved = total.saturating_sub(free).saturating_sub(used);
             *memory = MemoryV2 { version: memory.version, total, reserved, free, used };

@@ -41,7 +41,8 @@ pub struct Leaving {
 }
 
 impl Account {
-    /// Returns the account with these parts.
+    /// Makes an account from the session's slot in the daemon's `ledger`. While no daemon runs, the
+    /// account has a second slot, in the tenant's `file`.
     pub fn new(ledger: ledger::Account<'static>, file: Option<ledger::Account<'static>>) -> Self {
         Self { ledger, file }
     }

@@ -3,7 +3,7 @@
 //! launch, and ends when the driver trims the memory.
 //!
 //! When the job makes a graph executable, the interposer computes the most memory that an upload or
-//! launch of the graph may need ([`super::needs`]). Before the upload or launch, the interposer
+//! launch of the graph can need ([`super::needs`]). Before the upload or launch, the interposer
 //! reserves that amount, less the driver's spare memory and the memory that the graph itself left
 //! allocated. Afterwards the driver reports the actual amount.
 //!
@@ -53,7 +53,7 @@ fn place(exec: ExecHandle) -> &'static AtomicU32 {
     &NEEDY[hash as usize & (PLACES - 1)]
 }
 
-/// Returns whether launches of an executable graph may need memory.
+/// Returns whether launches of an executable graph can need memory.
 #[inline(always)]
 pub fn may_need(exec: ExecHandle) -> bool {
     place(exec).load(Ordering::Relaxed) != 0
@@ -157,7 +157,7 @@ impl Graphs {
     pub fn instantiated(&self, graph: CUgraph, exec: ExecHandle) {
         let needs = needs_of(graph);
         let mut all = lock(&self.needs);
-        // `exec` may be the reused handle of a destroyed graph.
+        // `exec` can be the reused handle of a destroyed graph.
         remove(&mut all, exec);
         if !needs.is_empty() {
             insert(&mut all, exec, needs);
@@ -337,7 +337,7 @@ impl Graphs {
         Ok(result)
     }
 
-    /// Reserves the most memory that a launch or upload may need. Returns the reservations, and a
+    /// Reserves the most memory that a launch or upload can need. Returns the reservations, and a
     /// claim if the launch got one.
     fn promise<'p>(
         &self,
@@ -386,7 +386,8 @@ impl Graphs {
         Ok(promises)
     }
 
-    /// Adjusts the charge after the driver has answered.
+    /// Sets the charge to the memory that the driver now reports for the graphs of the GPU. Without
+    /// a report, the charge grows by the promised bytes.
     fn settle(
         &self,
         process: &Process,

@@ -71,7 +71,7 @@ impl Held {
         let settled = site.settle(promise, more);
         if let Some((ledger, account)) = account(site.session, site.gpu) {
             // If the daemon died or came back meanwhile, the old amount, the settled growth, or
-            // both may be in a former ledger.
+            // both can be in a former ledger.
             self.move_to(site.session, &ledger, account);
             account.take_over(more, settled);
             if less != 0 {
@@ -140,7 +140,7 @@ impl Held {
     }
 
     /// Takes the charge out of its account, even if the account is in a former ledger. A session
-    /// that connects to the same daemon again may get the same ledger. The daemon emptied the slot
+    /// that connects to the same daemon again can get the same ledger. The daemon emptied the slot
     /// when the session ended, so it contains only charges since then.
     fn release(&self, session: &Session) {
         if let Some(account) = self.mapped_account(session) {

@@ -2,7 +2,7 @@
 //! daemons before it.
 //!
 //! A call must settle its reservation in the ledger in which it made the reservation, and a call
-//! may take long. So a ledger stays mapped while later daemons come, until the interposer reuses
+//! can take long. So a ledger stays mapped while later daemons come, until the interposer reuses
 //! its place among [`PLACES`]. The interposer does not count the calls that use a ledger. Instead,
 //! a call carries its ledger along ([`Ledger`]), and asks [`Ledgers::has`] before it settles.
 //!
@@ -147,7 +147,7 @@ impl Ledgers {
         let page = Mapped::<LedgerPage>::new(memory, BOTH)?;
         let generation = self.next();
         let place = self.place(generation);
-        // The process may need the file again, so no other page comes to lie over the file.
+        // The process can need the file again, so no other page comes to lie over the file.
         let is_files = |page: &LedgerPage| self.file().is_some_and(|file| ptr::eq(file.page.ledger(), page));
         // SAFETY: the pointer is null or a page that stays mapped for good.
         match unsafe { place.page.load(Ordering::Relaxed).as_ref() }.filter(|page| !is_files(page)) {

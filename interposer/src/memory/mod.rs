@@ -111,7 +111,7 @@ struct Entry {
     context: usize,
     /// For physical memory: the number of handles and mappings that keep the memory alive.
     uses: u32,
-    /// Whether the process exported the memory. If so, other processes may keep it alive too.
+    /// Whether the process exported the memory. If so, other processes can keep it alive too.
     is_exported: bool,
 }
 
@@ -266,7 +266,7 @@ impl Accounts {
         let Some((Name::Address(address), bytes)) = named.filter(|_| result == CUDA_SUCCESS) else {
             return Some(self.answered(site, request, result));
         };
-        // The driver may use a new block, although an existing block has room.
+        // The driver can use a new block, although an existing block has room.
         let promise = if self.slabs.knows(address) { Ok(None) } else { site.reserve(BLOCK_BYTES) };
         match promise {
             Ok(promise) => {
@@ -428,7 +428,7 @@ impl Accounts {
     }
 
     /// Runs `free`, and gives back the charge of `name` if `free` succeeds. Returns the result of
-    /// `free`. Removes the entry before `free` runs, because the driver may afterwards give the
+    /// `free`. Removes the entry before `free` runs, because the driver can afterwards give the
     /// same name to another thread.
     pub fn free(&self, process: &Process, name: Name, free: impl FnOnce() -> u32) -> u32 {
         let entry = self.entries().remove(&name);

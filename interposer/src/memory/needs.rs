@@ -2,7 +2,7 @@
 //!
 //! When the job adds an allocation node, the driver fixes the node's address. The driver gives an
 //! address out again only to a node that is ordered behind the free of the earlier memory. A launch
-//! maps memory at all these addresses, and may reuse memory that another graph no longer uses.
+//! maps memory at all these addresses, and can reuse memory that another graph no longer uses.
 //!
 //! So a graph never needs more than its addresses cover, in whole blocks. The memory that the graph
 //! has mapped already, and the spare memory of the device's graphs, reduce the need.
@@ -24,12 +24,12 @@ pub struct Need {
     kept: Vec<(u64, Range<u64>)>,
 }
 
-/// The memory that launches of one graph may need on each device, and the addresses that they free.
+/// The memory that launches of one graph can need on each device, and the addresses that they free.
 #[derive(Debug, Clone, Default)]
 pub struct Needs {
     /// The needs on each device.
     pub devices: Vec<Need>,
-    /// The addresses that a launch may free.
+    /// The addresses that a launch can free.
     pub freed: Vec<u64>,
 }
 
@@ -99,7 +99,7 @@ impl Needs {
 }
 
 impl Need {
-    /// Returns the most bytes by which a launch of this graph may increase the memory that the
+    /// Returns the most bytes by which a launch of this graph can increase the memory that the
     /// device's graphs have reserved. `stock` is the present memory of the device's graphs; `None`
     /// if the launch must not rely on spare memory. `is_live` returns whether the memory at an
     /// address is allocated.

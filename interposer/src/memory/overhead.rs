@@ -264,7 +264,8 @@ impl Accounts {
         result
     }
 
-    /// Adjusts the charge after the end of a context.
+    /// Sets the charge on the GPU of an ended context to NVML's figure, or to 0 if the process has
+    /// no other context.
     pub(super) fn end_overhead_of(&self, process: &Process, context: usize) {
         let Some(Known { ordinal, grown_bytes, .. }) = self.overhead.forget(context) else { return };
         if self.overhead.ordinals().contains(&ordinal) {
@@ -421,8 +422,8 @@ impl Accounts {
 }
 
 /// Returns the range of the memory beyond the other charges, if NVML reports `seen_bytes` while the
-/// other charges are between `least` and `most` bytes. Of these, `managed_bytes` may be on the GPU
-/// or not, as may `beside_bytes` that are in no account. So the range may be wide even if both
+/// other charges are between `least` and `most` bytes. Of these, `managed_bytes` can be on the GPU
+/// or not, as can `beside_bytes` that are in no account. So the range can be wide even if both
 /// bounds are equal.
 fn range_of(seen_bytes: u64, [least, most]: [u64; 2], managed_bytes: u64, beside_bytes: u64) -> (u64, u64) {
     let least_bytes = seen_bytes.saturating_sub(most.saturating_add(beside_bytes));
@@ -491,7 +492,7 @@ impl Appraisals {
 
 impl Accounts {
     /// Adjusts the charge by an appraisal, if the charge fits neither this appraisal nor the one
-    /// before. A single figure may contain an allocation that the account learns of a moment later.
+    /// before. A single figure can contain an allocation that the account learns of a moment later.
     /// Returns the time and the range of the appraisal, or `None` if it is not of the present
     /// charge.
     fn follow(

@@ -191,7 +191,7 @@ impl Oversubscription {
         Some(Counted(gpu, bytes))
     }
 
-    /// Reserves `bytes` of the host's memory, because the driver may move the allocation there.
+    /// Reserves `bytes` of the host's memory, because the driver can move the allocation there.
     /// Returns `None` if the host has no room for so many bytes of the tenant's processes together.
     /// The inner value is `None` if no ledger contains the reservation.
     fn promise_by_host(&self, site: &Site<'_>, bytes: u64) -> Option<Promise> {
@@ -243,7 +243,7 @@ impl Oversubscription {
 
     /// Frees the allocation at `address` by `free`, and returns the result of `free`. If this
     /// module does not know the address, returns `free` itself as the error. Removes the entry
-    /// before `free` runs, because the driver may give the same address to another thread as soon
+    /// before `free` runs, because the driver can give the same address to another thread as soon
     /// as `free` has run.
     pub fn free<F: FnOnce() -> u32>(&self, process: &Process, address: u64, free: F) -> Result<u32, F> {
         let Some(piece) = lock(&self.pieces).remove(&address) else { return Err(free) };

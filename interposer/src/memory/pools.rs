@@ -7,7 +7,7 @@
 //! because the pool may have returned memory.
 //!
 //! If the limit leaves no room for growth, the interposer first makes pools return unused memory.
-//! After that, an allocation may still succeed if it fits into the pool without growth.
+//! After that, an allocation can still succeed if it fits into the pool without growth.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -38,9 +38,9 @@ pub struct Pool {
     /// The device of the pool's memory, or `None` if the memory is the host's or another process's.
     ordinal: Option<usize>,
     /// Whether the job has destroyed the pool. The interposer can then no longer ask the pool, and
-    /// the handle may belong to another pool.
+    /// the handle can belong to another pool.
     is_destroyed: AtomicBool,
-    /// The charge of the pool. A thread holds this lock while the pool may be growing, and while
+    /// The charge of the pool. A thread holds this lock while the pool can be growing, and while
     /// the thread destroys the pool.
     state: Mutex<{ Rank::PoolCharge as u8 }, Held>,
     /// The live allocations of the pool, with their sizes. The allocations belong to no context and
@@ -73,7 +73,7 @@ impl Default for Pools {
 /// An allocation of a pool that the job is freeing.
 pub struct Freed(Arc<Pool>, u64, u64);
 
-/// Returns the most bytes by which an allocation of `bytes` may make a pool grow.
+/// Returns the most bytes by which an allocation of `bytes` can make a pool grow.
 fn growth(bytes: u64) -> u64 {
     charge::blocks(bytes).max(GROWTH_BYTES)
 }
@@ -104,7 +104,7 @@ impl Pool {
         held.set(site, bytes, promise);
     }
 
-    /// Returns the most bytes of the pool's reserved memory that its live allocations may use.
+    /// Returns the most bytes of the pool's reserved memory that its live allocations can use.
     fn used_bytes(&self) -> u64 {
         lock(&self.live).values().map(|bytes| growth(*bytes)).sum()
     }
@@ -257,7 +257,7 @@ impl Pools {
         }
     }
 
-    /// Forgets a pool that was unknown before a failed allocation. The handle of such a pool may be
+    /// Forgets a pool that was unknown before a failed allocation. The handle of such a pool can be
     /// invalid.
     fn forget_unused(&self, pool: &Arc<Pool>) {
         /// Number of references to a pool that no other thread is about to use: the reference of
@@ -383,7 +383,8 @@ impl Pools {
         lock(&pool.live).insert(address, bytes);
     }
 
-    /// Adjusts the charge of each pool, because some pools may have returned memory.
+    /// Sets the charge of each pool to the memory that the driver now reports for it, because a
+    /// pool may have returned memory.
     pub fn refresh(&self, process: &Process) {
         for pool in self.all() {
             let Some((mut state, (_, site))) = pool.try_state().zip(pool.site(process)) else { continue };
@@ -449,7 +450,7 @@ impl Pools {
 
     /// Trims a pool by `call`, and returns the result of `call`. `is_of_all` says whether `call`
     /// trims all unused memory or a part. While `call` runs, the lock keeps other threads from
-    /// allocating, because they may rely on spare memory.
+    /// allocating, because they can rely on spare memory.
     pub fn trim_one(
         &self,
         process: &Process,

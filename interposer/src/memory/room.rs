@@ -1,4 +1,4 @@
-//! Waits for memory that the tenant may have but the GPU lacks. Other tenants hold the memory, and
+//! Waits for memory that the tenant can have but the GPU lacks. Other tenants hold the memory, and
 //! the daemon can suspend them to make room.
 
 use super::account::Account;
@@ -15,7 +15,7 @@ const LOOK_EVERY_NS: u64 = 1_000_000;
 /// room twice.
 ///
 /// Returns false if the daemon can make no room. After any wait, returns true, even if the wait
-/// ended early. The caller then asks the driver again, because the tenant that held the memory may
+/// ended early. The caller then asks the driver again, because the tenant that held the memory can
 /// be gone.
 #[cold]
 pub fn wait(session: &Session, gpu: &Gpu, (ledger, account): (&Ledger, Account), bytes: u64) -> bool {

@@ -2,7 +2,7 @@
 //! its last handle and removed its last mapping.
 //!
 //! The account counts the handles and mappings of this process that it knows. Memory that the
-//! process exported may live on by an import. So after each release that may matter, the interposer
+//! process exported can live on by an import. So after each release that can matter, the interposer
 //! asks NVML whether the memory is still there ([`super::overhead`]).
 
 use std::collections::{BTreeMap, btree_map};
@@ -71,7 +71,7 @@ impl Accounts {
         self.admit_everywhere(process, ApiId::cuMemImportFromShareableHandle, release)
     }
 
-    /// Returns whether imported memory may be the process's own.
+    /// Returns whether imported memory can be the process's own.
     pub fn has_exported(&self) -> bool {
         self.has_exported.load(Ordering::Acquire)
     }
@@ -81,7 +81,7 @@ impl Accounts {
     }
 
     /// Maps `handle` at `address` by `map`, and returns the result of `map`. Counts the use before
-    /// `map` runs, because another thread may release the handle as soon as the driver has mapped
+    /// `map` runs, because another thread can release the handle as soon as the driver has mapped
     /// it.
     pub fn map(
         &self,
@@ -122,7 +122,7 @@ impl Accounts {
 
     /// Gets another handle of the memory at `address` by `retain`, which also returns the handle.
     /// Returns the result of `retain`. Counts the use before `retain` runs, because another thread
-    /// may unmap the memory as soon as the driver has returned the handle.
+    /// can unmap the memory as soon as the driver has returned the handle.
     pub fn retain(
         &self,
         process: &Process,

@@ -16,7 +16,7 @@ use crate::process::Process;
 use crate::session::Session;
 
 /// The time for which a request waits for unfinished requests of other threads and processes of the
-/// tenant, ns. A driver call takes 1 µs to 1 ms. But a free may take until the GPU has finished its
+/// tenant, ns. A driver call takes 1 µs to 1 ms. But a free can take until the GPU has finished its
 /// work.
 const PATIENCE_NS: u64 = 1_000_000_000;
 
@@ -167,7 +167,7 @@ impl<'p> Site<'p> {
         }
     }
 
-    /// Records that the driver allocated `bytes`, which may be more or less than the reserved
+    /// Records that the driver allocated `bytes`, which can be more or less than the reserved
     /// bytes. Returns the account that contains the bytes. If the ledger is no longer mapped,
     /// withdraws the reservation and returns `None`.
     pub fn settle(&self, promise: Promise, bytes: u64) -> Option<Account> {

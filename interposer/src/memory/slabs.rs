@@ -4,8 +4,8 @@
 //! The interposer knows a block by its addresses. The charge of a block lasts from its first
 //! allocation until the job has freed its last allocation.
 //!
-//! A request normally reserves a whole block, because the driver may need a new block. If the limit
-//! leaves no room for a block, the request may still fit into an existing block. Such a request
+//! A request normally reserves a whole block, because the driver can need a new block. If the limit
+//! leaves no room for a block, the request can still fit into an existing block. Such a request
 //! runs alone ([`Slabs::alone`]). This request waits until no other request of the process has a
 //! reservation, and later small requests wait for this request ([`Slabs::reserve`]). So no other
 //! request can take the free place that this request found.
@@ -30,7 +30,7 @@ use crate::session::Session;
 /// The number of places in a block.
 const UNITS: u64 = BLOCK_BYTES / UNIT_BYTES;
 /// The time for which a small request waits until no other request of the process has a
-/// reservation, ns. A free may stay in the driver until the GPU has finished its work.
+/// reservation, ns. A free can stay in the driver until the GPU has finished its work.
 const ALONE_NS: u64 = 20_000_000;
 
 /// A block that contains at least one allocation.
@@ -173,7 +173,7 @@ impl Slabs {
         let (number, place) = place_of(address);
         let units = bytes.div_ceil(UNIT_BYTES).clamp(1, UNITS);
         let mut blocks = self.blocks();
-        // If a block has no allocation left, the job is freeing the block. Its addresses may be
+        // If a block has no allocation left, the job is freeing the block. Its addresses can be
         // another GPU's by now.
         let is_others = |block: &Block| block.pieces.is_empty() && block.held.ordinal() != request.ordinal;
         if blocks.get(&number).is_some_and(is_others)
@@ -229,7 +229,7 @@ impl Slabs {
         let Some(at) = block.leaving.iter().position(|one| *one == piece) else { return };
         block.leaving.swap_remove(at);
         if !is_freed {
-            // Another allocation may have this place by now.
+            // Another allocation can have this place by now.
             block.pieces.entry(piece.0).or_insert(piece.1);
             block.stay(process);
         } else if block.pieces.is_empty()

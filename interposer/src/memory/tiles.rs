@@ -42,7 +42,7 @@ impl Accounts {
     }
 
     /// Runs `call`, which carries out `operations` on arrays of `context`. Returns the result of
-    /// `call`. Retains the memory before `call` runs, because another thread may release its handle
+    /// `call`. Retains the memory before `call` runs, because another thread can release its handle
     /// as soon as the driver has mapped it.
     pub fn map_tiles(
         &self,
@@ -72,7 +72,7 @@ impl Accounts {
     /// Destroys an array by `destroy`, and releases the memory that is mapped into the array.
     /// Returns the result of `destroy`.
     pub fn destroy_array(&self, process: &Process, array: u64, destroy: impl FnOnce() -> u32) -> u32 {
-        // The method removes the tiles before `destroy` runs, because the driver may afterwards
+        // The method removes the tiles before `destroy` runs, because the driver can afterwards
         // give the same handle to another thread.
         let gone = self.take_tiles(|tile| tile.array == array);
         let result = self.free(process, Name::Array(array), destroy);

@@ -21,7 +21,7 @@ const OVERLAP_OVER_NS: u64 = ns(Duration::from_millis(20));
 /// fill, percent. If the launches fill less, the account gives them no place on the time line.
 const DENSE_PERCENT: u64 = 90;
 /// A single launch of at least this length gets a place on the time line, even outside spells.
-/// There are two reasons. A spell is too short to cover the whole launch. And other launches may
+/// There are two reasons. A spell is too short to cover the whole launch. And other launches can
 /// wait for the SMs that this launch occupies: their events then seem to show that they run beside
 /// this launch.
 const LONG_NS: u64 = ns(Duration::from_micros(500));
@@ -31,7 +31,7 @@ const SPELL_EVERY_NS: u64 = ns(Duration::from_millis(8));
 /// The number by which [`SPELL_EVERY_NS`] is divided to get the length of a spell.
 const SPELL_PART: u64 = 5;
 /// The length of the first part of a spell, ns. The spell ignores work in this part. Launches of
-/// older segments may run at the same time, and the meter did not measure these launches one by
+/// older segments can run at the same time, and the meter did not measure these launches one by
 /// one.
 const SETTLING_NS: u64 = ns(Duration::from_micros(500));
 /// The length of the last part of a spell, ns. The spell ignores work in this part, because the
@@ -77,7 +77,7 @@ pub struct Account {
     pub ended_ns: u64,
     /// Whether work of this process is in flight, copies included.
     pub is_occupied: bool,
-    /// Whether a lane may soon have no room for another segment.
+    /// Whether a lane can soon have no room for another segment.
     pub is_crowded: bool,
     /// The number of streams with kernels or graphs in flight.
     pub computing_streams: u32,

@@ -21,7 +21,7 @@ pub const RECORD: &str = "deepres-record";
 static OURS: [AtomicU32; 2] = [AtomicU32::new(0), AtomicU32::new(0)];
 
 /// The folder of the process's threads, `/proc/self/task`. deepres opens the folder early. The job
-/// may later lose sight of `/proc`, or use up all descriptors.
+/// can later lose sight of `/proc`, or use up all descriptors.
 static FOLDER: Place = Place::none();
 
 /// Counts the calling thread as one of deepres's own threads, until the thread calls [`count_out`].
@@ -155,7 +155,7 @@ mod tests {
         count_out();
         assert!(!is_ours(other));
         let ended = thread::spawn(os::thread_id).join().unwrap();
-        // `join` may return shortly before the kernel has removed the thread.
+        // `join` can return shortly before the kernel has removed the thread.
         let until = Instant::now() + Duration::from_secs(10);
         while (!has_ended(folder, ended) || sees(ended)) && Instant::now() < until {
             thread::yield_now();

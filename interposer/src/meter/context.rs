@@ -21,7 +21,7 @@ const UNREACHABLE_NS: u64 = 1_000_000_000;
 
 /// The state of a context of the driver. The state lives as long as the process, because threads
 /// keep references to its lanes. After the end of the context, the state serves another context,
-/// with all its lanes. So a job may make any number of contexts.
+/// with all its lanes. So a job can make any number of contexts.
 #[derive(Debug)]
 pub struct ContextState {
     handle: AtomicUsize,
@@ -32,7 +32,7 @@ pub struct ContextState {
     pub gpu: &'static Gpu,
     /// The GPU's ordinal in this process.
     pub ordinal: usize,
-    /// Whether the context is destroyed. The driver may then give the same handle to another
+    /// Whether the context is destroyed. The driver can then give the same handle to another
     /// context.
     is_dead: AtomicBool,
     /// The number of lanes that belong to a stream.
@@ -144,7 +144,7 @@ impl ContextState {
         self.inner.try_lock()
     }
 
-    /// Returns whether any work of the context may be unfinished. If another thread has the lock,
+    /// Returns whether any work of the context can be unfinished. If another thread has the lock,
     /// returns true.
     pub fn may_have_work(&self) -> bool {
         self.try_lock().is_none_or(|inner| inner.lanes.iter().any(|lane| lane.is_busy()))
@@ -152,7 +152,7 @@ impl ContextState {
 
     /// Records that all streams of the context, of all threads, are about to wait for something
     /// else than their own work. If `handle` no longer names this context, does nothing.
-    /// `awaits_host`: the streams may wait for the host.
+    /// `awaits_host`: the streams can wait for the host.
     pub fn interrupt(&self, handle: Context, calls: &Calls, thread_id: u32, awaits_host: bool) {
         let inner = self.lock();
         if !self.is_alive_as(handle) {
@@ -176,7 +176,7 @@ impl ContextState {
                 let Some(contents) = lane.oldest(inner).map(Segment::contents) else { break };
                 let place = newest.and_then(|newest| inner.locate(calls, lane, newest, seen_ns));
                 if !contents.is_copy {
-                    // The measured time may include pauses, so the lower of measured and estimated
+                    // The measured time can include pauses, so the lower of measured and estimated
                     // time counts, if there is an estimate.
                     let took_ns =
                         place.filter(|_| !contents.is_end_only).map(|(start, end)| end.abs_diff(start));
@@ -199,12 +199,12 @@ impl ContextState {
         inner.lanes.iter().for_each(|lane| lane.forget_events(inner, &mut end));
         inner.base.take().into_iter().for_each(|base| end(base.event));
         *inner = Inner { lanes: std::mem::take(&mut inner.lanes), ..Inner::default() };
-        // From now on, another context may get this state.
+        // From now on, another context can get this state.
         self.is_dead.store(true, Ordering::Release);
     }
 
     /// Records that the driver does not make the context current for the meter thread at `now_ns`.
-    /// The refusal may be temporary. So for one second, the context's work stays in flight, and the
+    /// The refusal can be temporary. So for one second, the context's work stays in flight, and the
     /// method returns false. After that second, the method charges the work by its estimates and
     /// returns true.
     pub fn is_given_up(&self, _meter: MeterThread, inner: &mut Inner, now_ns: u64) -> bool {
@@ -212,7 +212,7 @@ impl ContextState {
         if now_ns.saturating_sub(since_ns) < UNREACHABLE_NS {
             return false;
         }
-        // The lanes keep their events, because the driver may still have them.
+        // The lanes keep their events, because the driver can still have them.
         inner.lanes.iter().for_each(|lane| lane.discard(inner));
         self.charge_unseen(inner);
         true
@@ -243,7 +243,7 @@ impl ContextState {
         self.gpu.add_late(expected_ns.min(most_ns));
     }
 
-    /// Runs `call`, which may add a user of the context, and returns its result. Meanwhile no user
+    /// Runs `call`, which can add a user of the context, and returns its result. Meanwhile no user
     /// leaves.
     pub fn attach<T>(&self, call: impl FnOnce() -> T, is_attached: impl FnOnce(&T) -> bool) -> T {
         let _uncancelled = os::uncancelled();

@@ -15,7 +15,7 @@ const BUCKETS: usize = 1024;
 /// The number of places in a bucket.
 const WAYS: usize = 4;
 /// The number of measurements and bounds after which an estimate is settled. The first launch of a
-/// kernel may include the time in which the driver loads the kernel, and one more may be
+/// kernel can include the time in which the driver loads the kernel, and one more can be
 /// interrupted.
 const SETTLED: u8 = 3;
 /// The bit that marks an estimate that is not settled.
@@ -191,7 +191,7 @@ impl Estimates {
         }
     }
 
-    /// Records that a launch took `took_ns`, beside other tenants' work. The time may include their
+    /// Records that a launch took `took_ns`, beside other tenants' work. The time can include their
     /// turns, so it is a bound. The least of [`BESIDE`] times includes no turn of others as a rule.
     /// If it is above the mean, it counts as a measurement, because the launch takes longer than
     /// before.

@@ -1,5 +1,5 @@
 //! The properties of executable graphs beside their times: the count of changes of each graph, its
-//! width, and whether launches of the same graph may differ.
+//! width, and whether launches of the same graph can differ.
 //!
 //! The key of a graph's launch includes the count of changes. So after a change of the graph, the
 //! meter never uses an estimate from before the change. This rule also covers an estimate that the
@@ -20,7 +20,7 @@ const SAME_BITS: u32 = 5;
 
 static CHANGES: [AtomicU32; PLACES] = [const { AtomicU32::new(0) }; PLACES];
 /// Whether the process makes graphs with conditional nodes, or graphs that kernels can launch. Both
-/// decide at run time, so launches of a graph may differ. The interposer does not examine which
+/// decide at run time, so launches of a graph can differ. The interposer does not examine which
 /// graphs have such nodes or kernels. From the first such node or graph on, the meter times all
 /// graphs.
 static VARIES: AtomicBool = AtomicBool::new(false);
@@ -68,7 +68,7 @@ pub fn changed(graph: usize) {
     }
 }
 
-/// Records that from now on, the job's graphs may have conditional nodes, or kernels that launch
+/// Records that from now on, the job's graphs can have conditional nodes, or kernels that launch
 /// graphs.
 pub fn vary() {
     VARIES.store(true, Ordering::Relaxed);

@@ -8,7 +8,7 @@
 //!
 //! A segment lasts about half a millisecond, and each launch adds its estimate. So the meter need
 //! not time gaps between launches ([`super::measure`]). Three kinds of launch get a segment of
-//! their own: a launch without a settled estimate, a long graph, and a sample. A sample may be any
+//! their own: a launch without a settled estimate, a long graph, and a sample. A sample can be any
 //! launch. The fewer samples contradict the estimates, the fewer samples the lane takes.
 //!
 //! A segment belongs to the gate word at which it was opened. Under a lease, its estimates stay

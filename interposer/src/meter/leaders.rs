@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// launch later than necessary.
 const MARKS: usize = 4096;
 
-/// A set of keys. The set may also report keys that no thread added.
+/// A set of keys. The set can also report keys that no thread added.
 #[derive(Debug)]
 pub struct Leaders([AtomicU64; MARKS / u64::BITS as usize]);
 

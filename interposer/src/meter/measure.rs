@@ -19,7 +19,7 @@
 pub const EDGE_NS: i64 = 2_000;
 /// The longest time that one record of an event and one launch take together on the host, on every
 /// driver. If the two calls took longer, or longer than [`TIMES_USUAL`] times their usual time, the
-/// meter takes the thread as interrupted. The interruption may lie between a call and the reading
+/// meter takes the thread as interrupted. The interruption can lie between a call and the reading
 /// of the clock.
 const UNINTERRUPTED_NS: i64 = 20_000;
 /// The meter takes the thread for interrupted if an event's record and the launch together took
@@ -119,7 +119,7 @@ impl Observed {
             self.previous_end_ns.is_none_or(|end_ns| self.start_ns - end_ns > EDGE_NS) && !self.has_waited();
         let before_first_ns = self.before_first_ns();
         let usual_ns = self.usual_ns.map_or(UNINTERRUPTED_NS, |usual_ns| usual_ns * TIMES_USUAL);
-        // The call of a copy may go on long after the driver has accepted the copy.
+        // The call of a copy can go on long after the driver has accepted the copy.
         let is_uninterrupted = !self.is_copy && before_first_ns <= usual_ns.min(UNINTERRUPTED_NS);
         // The least and the greatest time from the first event to the beginning of the first
         // launch.
@@ -145,7 +145,7 @@ impl Observed {
         };
         let took_ns = if self.expected_ns > 0 { self.expected_ns.clamp(least_ns, most_ns) } else { most_ns };
         // One launch has no gaps, so the rest of the time lies before the launch. If the rest is
-        // longer than a late submission explains, the launch may lie anywhere.
+        // longer than a late submission explains, the launch can lie anywhere.
         let runs_up_to_end = self.is_alone && whole_ns - took_ns <= lead_most_ns + ROUNDING_NS;
         let start_ns = if runs_up_to_end { self.end_ns - took_ns } else { self.start_ns + lead_least_ns };
         Measured {
@@ -161,7 +161,7 @@ impl Observed {
     }
 }
 
-/// The median of the latest values. An interruption may make a single value wrong, and the measured
+/// The median of the latest values. An interruption can make a single value wrong, and the measured
 /// quantity drifts.
 #[derive(Debug, Default)]
 pub struct Middle {

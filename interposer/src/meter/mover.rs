@@ -55,7 +55,7 @@ const TRIED_NS: u64 = 500_000_000;
 const FIRST_KEEP_NS: u64 = 1_000_000_000;
 /// The longest time for which the mover makes no room after several attempts in vain, ns.
 const LAST_KEEP_NS: u64 = 8_000_000_000;
-/// Bytes that may be on their way to or from the GPU while the mover reads the free memory.
+/// Bytes that can be on their way to or from the GPU while the mover reads the free memory.
 const UNDER_WAY_BYTES: u64 = 2 * PART_BYTES;
 
 /// Decides whether other processes take the room that the mover makes. The decision rests on the
@@ -116,7 +116,7 @@ pub struct Mover {
 
 impl Mover {
     /// Does one part of the work for the GPU `ordinal`. Returns the amount of work that is left.
-    /// `is_busy`: this process has work in flight on the GPU. `is_relaxed`: the meter thread may
+    /// `is_busy`: this process has work in flight on the GPU. `is_relaxed`: the meter thread can
     /// call the driver while other threads capture; the method sets this flag once the driver
     /// agrees.
     pub fn step(
@@ -222,7 +222,7 @@ impl Mover {
             contexts.iter().map(|context| (context.handle().0, context.ordinal)).collect();
         let Some(carrier) = carrier(&known, part.context, ordinal) else { return Moves::Rest };
         let (context, handle) = (contexts[carrier], Context(known[carrier].0));
-        // While a thread destroys the context, it may hold the lock as long as the context's work
+        // While a thread destroys the context, it can hold the lock as long as the context's work
         // takes.
         let Some(mut inner) = context.try_lock() else { return Moves::Rest };
         if !context.is_alive_as(handle) || !process.calls.set_current(handle) {

@@ -8,7 +8,7 @@ use crate::log::say;
 use crate::process::Process;
 
 /// The shortest and the longest pause between two attempts to find a daemon, ns. A daemon that came
-/// back may wait for a tenant as long as the longest pause.
+/// back can wait for a tenant as long as the longest pause.
 const PAUSE_NS: (u64, u64) = (50_000_000, 250_000_000);
 /// The longest pause, ns, in a process that never had a session with a daemon, because there may
 /// never be a daemon.

@@ -10,12 +10,12 @@ use crate::driver::calls::Event;
 pub enum Kind {
     /// A kernel, a memory set, or a copy within a device.
     Kernel,
-    /// A kernel with an attribute of programmatic dependent launch. The kernel may begin before the
+    /// A kernel with an attribute of programmatic dependent launch. The kernel can begin before the
     /// kernel before it in its stream has ended. A marker between the two would end their overlap.
     Dependent,
     /// A graph without conditional nodes.
     Graph,
-    /// A graph with conditional nodes. Different launches of such a graph may do different work.
+    /// A graph with conditional nodes. Different launches of such a graph can do different work.
     VaryingGraph,
     /// A copy whose call returns before the copy is complete.
     Copy,

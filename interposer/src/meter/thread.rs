@@ -31,7 +31,7 @@ use crate::reentry;
 use crate::session::Session;
 
 /// Pause between two looks of the meter thread while the gate of any GPU is leased or closed. A
-/// hand-off may take up to twice this time longer.
+/// hand-off can take up to twice this time longer.
 const TICK_CONTENDED_NS: u64 = 50_000;
 /// Pause between two looks once the gate has closed and the work in flight is about to end. Between
 /// the end of the work and the next look, the GPU idles.
@@ -89,7 +89,7 @@ pub fn start(process: &'static Process) -> io::Result<()> {
         libc::sigfillset(&mut all);
         libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut previous);
     }
-    // The caller opens the folder here, because the process may soon lose sight of `/proc`.
+    // The caller opens the folder here, because the process can soon lose sight of `/proc`.
     alone::keep_folder();
     let started =
         thread::Builder::new().name(alone::METER.to_owned()).stack_size(STACK_BYTES).spawn(move || {
@@ -151,7 +151,7 @@ struct Meter {
     /// Of the launches that the process submitted along plans, the number of first ones that have
     /// all finished, as the present look shows. 0 if the look cannot see a context.
     finished: u64,
-    /// Whether another tenant of the plan may wait for the end of a launch under way.
+    /// Whether another tenant of the plan can wait for the end of a launch under way.
     is_awaited: bool,
 }
 
@@ -353,7 +353,7 @@ impl Meter {
     /// Reads the lanes of a context, and charges their complete segments.
     fn read(&mut self, context: &'static ContextState, now_ns: u64) {
         let calls = &self.process.calls;
-        // While a thread destroys the context, it may hold the lock as long as the context's work
+        // While a thread destroys the context, it can hold the lock as long as the context's work
         // takes. The meter thread must see the work of other contexts meanwhile.
         let Some(mut inner) = context.try_lock() else {
             let is_busy = context.gpu.meter().is_some_and(|meter| meter.in_flight().is_some());
@@ -495,7 +495,7 @@ impl Meter {
             return;
         }
         let took_ns = measured.took_ns.unsigned_abs();
-        // The estimate limits `longest_ns`. The time of a kernel's first launch may include the
+        // The estimate limits `longest_ns`. The time of a kernel's first launch can include the
         // time in which the driver loads the kernel. A single launch may have been interrupted.
         let mut known_ns = 0;
         if let Some(key) = contents.only_key() {
@@ -547,7 +547,7 @@ impl Meter {
     ) {
         lane.set_previous_end(inner, Some(end_ns));
         if contents.launches > 1 {
-            // The segment may have gaps, because it grew while the ring had no room for more
+            // The segment can have gaps, because it grew while the ring had no room for more
             // segments.
             return self.charge_lost(context, contents);
         }
@@ -566,7 +566,7 @@ impl Meter {
     }
 
     /// Records the time by which launches took longer than their estimates. If several streams of
-    /// the process run, their launches may be the reason, so the method then records nothing.
+    /// the process run, their launches can be the reason, so the method then records nothing.
     fn note_stretched(&self, context: &ContextState, stretched_ns: u64) {
         let Some(account) = self.accounts.get(context.ordinal) else { return };
         if stretched_ns > 0
@@ -722,7 +722,7 @@ impl Meter {
         }
         let mut is_deep = !is_busy && sleep_ns > TICK_LINGER_NS;
         if is_deep && !self.process.prepare_sleep(self.here) {
-            // Work may be in flight after all, so the sleep is short. The sleep is not 0, because
+            // Work can be in flight after all, so the sleep is short. The sleep is not 0, because
             // the thread must not loop without a pause.
             (is_deep, sleep_ns) = (false, TICK_ALONE_NS.min(sleep_ns));
         }

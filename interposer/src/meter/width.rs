@@ -28,7 +28,7 @@ use crate::driver::kernels::{self, Geometry};
 use crate::process::Process;
 
 /// The shortest period, ns. A report falls after two periods, so a wide launch counts for at least
-/// a second. Each change of a report may change the set of owners, and so costs drains. With one
+/// a second. Each change of a report can change the set of owners, and so costs drains. With one
 /// fall a second, drains of some milliseconds cost less than a hundredth of the time.
 const PERIOD_NS: u64 = 500_000_000;
 /// The number of classes of widths.
@@ -68,7 +68,7 @@ impl Class {
     }
 
     /// Returns the class of a kernel on a GPU with `sms` SMs, in the current context. Returns
-    /// `None` if the class is unknown. The driver may load the kernel's function first, as it would
+    /// `None` if the class is unknown. The driver can load the kernel's function first, as it would
     /// for the launch.
     pub fn of_kernel(calls: &Calls, kernel: &Geometry, sms: u32) -> Option<Self> {
         let product =
@@ -110,7 +110,7 @@ pub enum Shape {
 /// The widths of the process's launches on one GPU.
 #[derive(Debug)]
 pub struct Widths {
-    /// The number of SMs that the driver reports for the GPU. Under MPS with a limit, this may be
+    /// The number of SMs that the driver reports for the GPU. Under MPS with a limit, this can be
     /// the number of SMs within the limit. A width is then too large, and never too small.
     sms: u32,
     /// The classes of launches, each in a word with the launch's key. Without MPS, the process
@@ -240,7 +240,7 @@ impl Widths {
         Class(self.reported.load(Ordering::SeqCst)).ppm()
     }
 
-    /// Writes the report to `word` of the meter page. Several threads may do so at once, and the
+    /// Writes the report to `word` of the meter page. Several threads can do so at once, and the
     /// word then has the latest report.
     pub fn publish(&self, word: &AtomicU32) {
         loop {

@@ -219,7 +219,7 @@ impl OwnProcesses {
                     list.truncate(kept);
                     return Ok(list);
                 }
-                // Other processes may start meanwhile, so the room grows beyond the number that
+                // Other processes can start meanwhile, so the room grows beyond the number that
                 // NVML gives.
                 INSUFFICIENT_SIZE if room < MOST_ROOM => {
                     room = count.saturating_mul(2).max(room.saturating_mul(2)).min(MOST_ROOM)
@@ -279,7 +279,7 @@ static FAILED_IN: AtomicU32 = AtomicU32::new(0);
 
 fn view(uuid: Uuid) -> Option<View> {
     let (now_ns, pid) = (os::now_ns(), std::process::id());
-    // The process never waits for the lock, because it may be a forked child whose parent had
+    // The process never waits for the lock, because it can be a forked child whose parent had
     // another thread with the lock.
     if let Ok(answers) = ANSWERS.try_lock()
         && let Some(answer) = answers.iter().find(|answer| answer.uuid == uuid && answer.pid == pid)
@@ -293,7 +293,7 @@ fn view(uuid: Uuid) -> Option<View> {
         return None;
     }
     let answer = handshake::view(config(), &[uuid], failed_ns != 0);
-    // The time is read after the answer, because the question may take longer than an answer stays
+    // The time is read after the answer, because the question can take longer than an answer stays
     // valid.
     let at_ns = os::now_ns();
     let Ok(view) = answer else {

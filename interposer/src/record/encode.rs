@@ -13,7 +13,7 @@ use super::ring::Event;
 use crate::driver::calls::Stream;
 use crate::meter::estimates;
 
-/// The most time, ns, by which a call may be earlier than the first call of its chunk. The
+/// The most time, ns, by which a call can be earlier than the first call of its chunk. The
 /// recording thread reads one ring after the other, so calls of a chunk are not in order.
 const BEFORE_NS: u64 = 1_000_000_000;
 
@@ -208,7 +208,7 @@ impl Encoder {
             // The call is of an earlier recording.
             return;
         }
-        // A thread's call may be a little earlier than the call of another thread that came into
+        // A thread's call can be a little earlier than the call of another thread that came into
         // the chunk first.
         let base_ns = *self.base_ns.get_or_insert(call_ns.saturating_sub(BEFORE_NS));
         let at_ns = call_ns.saturating_sub(base_ns);

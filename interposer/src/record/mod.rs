@@ -289,7 +289,7 @@ pub fn follow(stream: Stream) {
 }
 
 /// Records a function's name and the number of its blocks that run at once, when this thread first
-/// launches the function with this block. The question for the name may load the function, but the
+/// launches the function with this block. The question for the name can load the function, but the
 /// launch would load it anyway.
 fn describe(api: ApiId, function: CUfunction, block: [u32; 3], shared_bytes: u32) {
     let Some(recording) = current() else { return };

@@ -78,7 +78,7 @@ impl Ring {
 }
 
 /// A ring in the hands of the thread that fills it. When the thread ends, it drops this value. Once
-/// the ring is empty, another thread may have the ring.
+/// the ring is empty, another thread can have the ring.
 #[derive(Debug)]
 pub struct RingOwner<'a> {
     ring: &'a Ring,

@@ -1,7 +1,7 @@
 //! Maps an address that `cuGetProcAddress` returned to the hook of exactly that function.
 //!
 //! The drivers that the authors know return the addresses of their exports, so that the address
-//! names the function. A driver may return other addresses, for example of internal functions, or
+//! names the function. A driver can return other addresses, for example of internal functions, or
 //! of a library behind it. The name and the version then name the function.
 
 use deepres_abi::driver::{self as table, ApiId, StreamKind};

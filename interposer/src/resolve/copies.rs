@@ -1,5 +1,5 @@
-//! Other copies of this library in the process. For example, the machine may preload one copy
-//! everywhere, and a container or a job may bring another copy. The first copy in the search order
+//! Other copies of this library in the process. For example, the machine can preload one copy
+//! everywhere, and a container or a job can bring another copy. The first copy in the search order
 //! does the work, and passes over the other copies. The other copies let every call through.
 
 use std::ffi::CStr;

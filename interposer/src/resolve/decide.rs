@@ -89,7 +89,7 @@ impl Hooked {
 pub struct Answer {
     /// The address to which the entry point jumps, or 0.
     jump: usize,
-    /// The value that the entry point returns if there is no jump. The value may be null.
+    /// The value that the entry point returns if there is no jump. The value can be null.
     value: usize,
 }
 
@@ -118,7 +118,7 @@ static C_DLVSYM: AtomicUsize = AtomicUsize::new(0);
 const C_LIBRARIES: [&CStr; 2] = [c"libc.so.6", c"libdl.so.2"];
 
 /// Returns the definition that a look-up would find without this library: the next definition after
-/// this library in the search order. The definition may belong to another preloaded library.
+/// this library in the search order. The definition can belong to another preloaded library.
 fn next(cache: &AtomicUsize, name: &CStr) -> usize {
     let known = cache.load(Ordering::Relaxed);
     if known != 0 {
@@ -263,7 +263,7 @@ impl Lookup {
     ///
     /// The C library's function calls no other library. So an entry of deepres in front of it
     /// cannot lead in a circle. If the caller comes after this library, it gets `found` itself, for
-    /// two reasons. The interposer's own look-ups may go through that caller. Or the caller may
+    /// two reasons. The interposer's own look-ups can go through that caller. Or the caller can
     /// implement a function that hooks call.
     fn found_by(&self, caller: usize, found: usize) -> Answer {
         if found == 0 || !is_c_library(found) || is_disabled() {

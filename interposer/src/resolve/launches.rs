@@ -22,7 +22,7 @@ type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 type ProcAddress = [usize; 2];
 
 /// Returns the names of the ways of look-up by which the process gets the driver's own
-/// `cuLaunchKernel`. A library that the process loaded before this one may give a function of its
+/// `cuLaunchKernel`. A library that the process loaded before this one can give a function of its
 /// own, which calls the hook. Behind a library that forwards to the driver, the answer depends on
 /// the asker, so the function tries nothing.
 pub fn lost_ways() -> Vec<&'static str> {

@@ -174,7 +174,7 @@ impl TenantFile {
     }
 
     /// Returns whether the process still has its slot. If the job has closed the descriptor, the
-    /// slot may be another process's by now.
+    /// slot can be another process's by now.
     pub fn is_joined(&self) -> bool {
         self.descriptor.is_ours()
     }
@@ -286,7 +286,7 @@ fn open_directory(path: &Path) -> io::Result<OwnedFd> {
 }
 
 /// Opens `name` in the folder, and returns the descriptor. `O_NONBLOCK` prevents a wait, because
-/// the name may belong to a pipe.
+/// the name can belong to a pipe.
 fn open_file(at: &OwnedFd, name: &CStr, flags: i32) -> io::Result<OwnedFd> {
     let flags = flags | libc::O_RDWR | libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NONBLOCK;
     // SAFETY: the name ends with a null byte.
@@ -372,7 +372,7 @@ fn join(at: &OwnedFd, name: &CStr, descriptor: OwnedFd) -> Result<Option<Joined>
         return Err(FileError::Foreign);
     }
     if lock(descriptor.as_raw_fd(), libc::F_WRLCK, 0, TO_THE_END).is_ok() {
-        // No living process uses the file. Times in the file may come from an earlier boot.
+        // No living process uses the file. Times in the file can come from an earlier boot.
         if !is_ours(&descriptor) {
             return Err(FileError::Garbage);
         }
@@ -410,7 +410,7 @@ fn join(at: &OwnedFd, name: &CStr, descriptor: OwnedFd) -> Result<Option<Joined>
 /// Makes the file under another name, and gives it its name when it is complete. Returns `None` if
 /// another process was first.
 fn make(at: &OwnedFd, name: &CStr) -> Result<Option<Joined>, FileError> {
-    // A process in another namespace may have the same id, so the name also contains the time.
+    // A process in another namespace can have the same id, so the name also contains the time.
     let temporary = format!("{UNFINISHED}{}.{}", std::process::id(), os::now_ns());
     let temporary = CString::new(temporary).map_err(|_| FileError::Garbage)?;
     let descriptor = match open_file(at, &temporary, libc::O_CREAT | libc::O_EXCL) {

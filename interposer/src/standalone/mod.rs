@@ -92,7 +92,7 @@ impl Local {
         Ok(local)
     }
 
-    /// Returns a session without limits, for a process that a daemon may take over later.
+    /// Returns a session without limits, for a process that a daemon can take over later.
     ///
     /// # Errors
     /// The system's error, if there is no memory for the pages.

@@ -1,7 +1,7 @@
 //! This process's rank on one GPU: whether it spins for a rank on another GPU, and whether it can
 //! go on.
 //!
-//! A kernel may spin until a rank on another GPU launches its part. If the gate of the other rank
+//! A kernel can spin until a rank on another GPU launches its part. If the gate of the other rank
 //! is closed, the spin would last as long as the tenant's pause, and be charged as used time. So
 //! the other rank gets a lease of one launch at a time, until no rank spins. Ranks that depend on
 //! each other then pause together ([`StandalonePage::due_ns`]).

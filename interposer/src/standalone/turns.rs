@@ -15,13 +15,13 @@ const QUANTUM_NS: u64 = 10_000_000;
 /// The time after which a turn ends by itself, ns. If a process is killed or stopped, its meter
 /// thread cannot renew the turn.
 const HOLD_NS: u64 = 20_000_000;
-/// The time after which the turn of a process without work ends by itself, ns. Such a process may
+/// The time after which the turn of a process without work ends by itself, ns. Such a process can
 /// be between two launches.
 const GRACE_NS: u64 = 1_000_000;
 /// The time for which a process's wish for the GPU stays valid after its next check is due, ns. A
-/// check may come late.
+/// check can come late.
 const SLACK_NS: u64 = 2_000_000;
-/// The longest time in which the work in flight may drain after the quantum, ns. The work may wait
+/// The longest time in which the work in flight may drain after the quantum, ns. The work can wait
 /// for a launch of another process of the tenant.
 const DRAIN_NS: u64 = 1_000_000_000;
 

@@ -269,7 +269,7 @@ impl World {
     }
 
     /// Removes an address like [`Self::lose`]. The program does not remember the address as dead,
-    /// because the driver may give it out again.
+    /// because the driver can give it out again.
     fn forget(&mut self, of: Kind, call: Call, address: u64) -> Call {
         if call.1 == CUDA_SUCCESS {
             self.held[of].retain(|kept| *kept != address);
@@ -347,7 +347,7 @@ impl World {
         CUmemLocation { r#type: CU_MEM_LOCATION_TYPE_DEVICE, id: self.random.below(8) as i32 / 7 * 99 }
     }
 
-    /// Returns an array's description, of up to three dimensions. The description may be invalid.
+    /// Returns an array's description, of up to three dimensions. The description can be invalid.
     fn array(&mut self) -> CUDA_ARRAY3D_DESCRIPTOR {
         CUDA_ARRAY3D_DESCRIPTOR {
             Width: self.size().min(4096),
@@ -800,7 +800,7 @@ impl World {
             }
             0..=2 => {
                 let call = call!(cuMemRelease(handle));
-                // Another handle of the memory may be left, so only one entry is removed.
+                // Another handle of the memory can be left, so only one entry is removed.
                 if call.1 == CUDA_SUCCESS
                     && let Some(place) = self.held[Physical].iter().position(|kept| *kept == handle)
                 {

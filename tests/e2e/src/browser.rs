@@ -252,7 +252,7 @@ impl Browser {
 
 /// Gives a child process its pipes.
 fn give(pipes: &[OwnedFd; 2]) -> io::Result<()> {
-    // The pipes may lie at each other's places, so they first go to places above.
+    // The pipes can lie at each other's places, so they first go to places above.
     let [from, to] = pipes.each_ref().map(|pipe| {
         // SAFETY: the call only makes another descriptor of an open one.
         unsafe { libc::fcntl(pipe.as_raw_fd(), libc::F_DUPFD_CLOEXEC, PIPES[1] + 1) }

@@ -165,7 +165,7 @@ impl<'host> Containers<'host> {
         let number = self.started.fetch_add(1, Ordering::Relaxed);
         let name = format!("{}-{number}", self.prefix);
         let mut podman = self.podman(&["run", "--rm", "--name", &name, "--network=none"]);
-        // The limits of the machine that runs the tests may be tighter than podman's defaults.
+        // The limits of the machine that runs the tests can be tighter than podman's defaults.
         podman.args(["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1000:1000"]);
         podman.args(options);
         if users == Users::Apart {

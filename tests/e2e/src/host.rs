@@ -77,7 +77,7 @@ pub struct Host {
 }
 
 impl Host {
-    /// Returns a host for a test that does not measure precisely. The test may run beside others of
+    /// Returns a host for a test that does not measure precisely. The test can run beside others of
     /// its kind.
     pub fn new() -> Self {
         Self::with(FlockOperation::LockShared)
@@ -600,7 +600,7 @@ fn processes_with(folder: &Path) -> Vec<u32> {
 }
 
 fn kill_all(folder: &Path) {
-    // A dying process may start another process in its last moment. The next round finds that
+    // A dying process can start another process in its last moment. The next round finds that
     // process.
     for _ in 0..10 {
         let left = processes_with(folder);

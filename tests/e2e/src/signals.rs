@@ -5,7 +5,7 @@ use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
 /// Makes the program of this command heed SIGHUP, SIGINT and SIGQUIT. If a shell runs the tests in
-/// the background, the shell may make them ignore these signals, and children inherit that.
+/// the background, the shell can make them ignore these signals, and children inherit that.
 pub fn heeded(command: &mut Command) -> &mut Command {
     // SAFETY: signal() is async-signal-safe, and nothing is allocated.
     unsafe { command.pre_exec(heed) }

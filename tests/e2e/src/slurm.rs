@@ -68,7 +68,7 @@ impl<'host> Cluster<'host> {
         if !skip::root_or_skipped() {
             return None;
         }
-        // Several clusters may run on the machine.
+        // Several clusters can run on the machine.
         let prefix = format!("deepres-{}-", std::process::id());
         let nodes = hosts.iter().zip(1..).map(|(host, number)| Node {
             name: format!("{prefix}{number}"),

@@ -67,7 +67,7 @@ const CHANGED_SINCE_12: [&str; 14] = [
     "cudaStreamUpdateCaptureDependencies",
 ];
 /// The file of an environment that lists what PyTorch uses: a library, a version or `-`, and a
-/// function on each line. A list may have a library without a function.
+/// function on each line. A list can have a library without a function.
 const IMPORTS: &str = "nvidia-imports.txt";
 /// The file beside the facades that says of what they were made.
 const MADE_OF: &str = "made-of.txt";

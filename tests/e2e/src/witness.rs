@@ -73,7 +73,7 @@ pub struct Client<'a> {
     pub libraries: &'a str,
     /// Libraries of the program that define functions with the driver's names. Such a library
     /// itself looks up the driver's functions that it calls. Because the hooks of deepres come
-    /// before the library's functions, such a look-up may get the driver's own function.
+    /// before the library's functions, such a look-up can get the driver's own function.
     pub forwarders: &'a [&'a str],
     /// The time limit of the program.
     pub within: Duration,

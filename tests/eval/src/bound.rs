@@ -23,7 +23,7 @@
 //!   a slice on the device. If two owners had such kernels there, a third owner would wait for both
 //!   slices.
 //!
-//! So the bound is the result of a scheduler on this model, and no proof: another scheduler may do
+//! So the bound is the result of a scheduler on this model, and no proof: another scheduler can do
 //! better. For example, no scheduler of the family idles for a longer pause. Guests do not run at
 //! all, because the bound is about owners. The family shares no code with the scheduler of deepres.
 
@@ -333,7 +333,7 @@ impl<'a> Fair<'a> {
         seat.left_ns -= length_ns as f64;
         if self.holder == Some(tenant) {
             self.request_left_ns -= length_ns as f64;
-            // At the end of a burst, the next burst may follow at once.
+            // At the end of a burst, the next burst can follow at once.
             if self.request_left_ns <= 0.0 && self.seats[tenant].left_ns > NOTHING_NS {
                 self.choose(now_ns);
             }

@@ -92,7 +92,7 @@ fn however_long_its_kernels_are_a_guest_has_as_many_as_fit_into_every_pause() {
         let tenants = [("production", "", production.as_str()), ("guest", Scenario::GUEST, &guest)];
         let row = ours(&Scenario::of("duration_s = 100\nwarmup_s = 40", &tenants));
         let (speed, harvested) = (row.production_speed.unwrap(), row.harvested_fraction.unwrap());
-        // A pause may be a tenth shorter, and a kernel a tenth longer.
+        // A pause can be a tenth shorter, and a kernel a tenth longer.
         let fit: f64 = (pause_ms * 0.9 / (kernel_ms * 1.1_f64)).floor() * kernel_ms / pause_ms;
         assert!(
             speed >= 0.99 && harvested >= 0.97 * fit,

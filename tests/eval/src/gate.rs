@@ -26,7 +26,7 @@ pub trait Gate {
     /// Tells the gate that one of the tenant's kernels is done. `is_idle` says that no launched
     /// kernel of the tenant is left.
     fn done(&mut self, now_ns: u64, tenant: Tenant, length_ns: u64, is_idle: bool);
-    /// Tells the gate that a batch of the tenant is done. The tenant's next batch may be available
+    /// Tells the gate that a batch of the tenant is done. The tenant's next batch can be available
     /// already.
     fn batch_done(&mut self, _now_ns: u64, _tenant: Tenant) {}
     /// Tells the gate that the tenant has nothing to launch and no running kernel at this moment.

@@ -213,7 +213,7 @@ impl Program {
 
     /// Returns the first moment from `at_ns` on in which the program is active, and its load then.
     fn active_from(&self, at_ns: u64) -> Option<(u64, f64)> {
-        // The phases are in order, and a binary search is needed: a day may have a phase for each
+        // The phases are in order, and a binary search is needed: a day can have a phase for each
         // second.
         let phase = self.phases.get(self.phases.partition_point(|phase| phase.to_ns <= at_ns))?;
         Some((at_ns.max(phase.from_ns), phase.load))
@@ -293,7 +293,7 @@ mod tests {
         let said = |batch: &Batch| (batch.arrived_ns, batch.due_ns);
         assert_eq!(waited.iter().map(said).collect::<Vec<_>>(), at_once.iter().map(said).collect::<Vec<_>>());
         assert_eq!(queued, waited[1..].iter().map(said).collect::<Vec<_>>());
-        // The size matters, because on a machine with few GiB tens of millions of requests may
+        // The size matters, because on a machine with few GiB tens of millions of requests can
         // wait.
         assert!(size_of::<Waiting>() <= 16);
     }

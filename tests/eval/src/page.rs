@@ -136,7 +136,7 @@ const COMPARISONS: &[Comparison] = &[
         figures: &[Figure { name: "p99, × alone", of: p99_ratio, decimals: 3 }, GUEST],
         not_shown: "All requests take 25 ms. A wait for a guest's kernel is a larger\n\
                     part of a shorter request. Tally cuts kernels into pieces, and deepres does not. So under deepres,\n\
-                    guests with longer kernels delay production more.",
+                    production waits longer the longer a guest's kernels are. Tally avoids this delay.",
     },
     Comparison {
         system: "HAMi-core",

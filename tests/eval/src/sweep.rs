@@ -2,8 +2,8 @@
 //! mixes stand for cases of which nobody thought when writing the scenarios.
 //!
 //! Each tenant of a mix is an owner. A tenant's kernels take 20 us to 30 ms, its bursts 0.1 to 300
-//! ms, and its pauses up to 3 s. All three are drawn evenly over their orders of magnitude. Shares
-//! are in the ratio of weights from 1 to 10, and together are the whole GPU.
+//! ms, and its pauses up to 3 s. All three are log-uniform. Shares are in the ratio of weights from
+//! 1 to 10, and together are the whole GPU.
 //!
 //! A run ends at some moment of each program's step. One step more or less would be a large part of
 //! a slow program's work. So in a sweep, the progress of a tenant is a difference of two means of

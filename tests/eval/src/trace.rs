@@ -93,7 +93,7 @@ impl Trace {
     pub fn stretches(&self) -> Result<Vec<Stretch>> {
         let stretches = self.busiest().map(stretches).unwrap_or_default();
         if stretches.is_empty() {
-            // Missing data may be the reason, so the error names the defects.
+            // Missing data can be the reason, so the error names the defects.
             let flaws = self.flaws().into_iter().map(|flaw| format!("; {flaw}")).collect::<String>();
             bail!("no kernel was launched in it{flaws}");
         }
@@ -330,7 +330,7 @@ mod tests {
             }),
             (number(), number()).prop_map(|(key, ns)| bytes_of(&Record::Took(key, ns))),
             number().prop_map(|count| bytes_of(&Record::Lost(count))),
-            // Bytes that may be any record, or no record.
+            // Bytes that can be any record, or no record.
             prop::collection::vec(0..12u8, 1..20).prop_map(|body| {
                 let mut record = vec![body.len() as u8];
                 record.extend(body);

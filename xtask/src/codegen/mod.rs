@@ -42,7 +42,7 @@ const HEADERS: &[&str] = &[
 ];
 /// The headers that declare the runtime's functions and structures.
 const RUNTIME_HEADERS: &[&str] = &["cuda_runtime_api.h", "cuda_profiler_api.h"];
-/// Headers that `HEADERS` and `RUNTIME_HEADERS` name or include and that a build machine may lack.
+/// Headers that `HEADERS` and `RUNTIME_HEADERS` name or include and that a build machine can lack.
 /// The text contains only the types and macros that declarations need, and the profiler's
 /// functions.
 const STAND_IN_HEADERS: &[(&str, &str)] = &[
@@ -164,7 +164,7 @@ fn runtime(root: &Path, include: &Path, named: &BTreeSet<String>) -> Result<Gene
     Ok(Generated { folder, files, functions: plain.functions.len() })
 }
 
-/// Returns whether the sources or the new files name a type or constant. A new function may have
+/// Returns whether the sources or the new files name a type or constant. A new function can have
 /// types that no source names yet.
 fn with_new_names(named: &BTreeSet<String>, files: &BTreeMap<&str, String>) -> impl Fn(&str) -> bool {
     let new: BTreeSet<String> = files.values().flat_map(|text| words(text)).collect();

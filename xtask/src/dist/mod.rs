@@ -158,7 +158,7 @@ fn remapped(target: &Path) -> Result<Vec<String>> {
         None => env::home_dir().context("there is no home folder")?.join(".cargo"),
     };
     let flag = |(from, to): (&Path, &str)| format!("--remap-path-prefix={}={to}", from.display());
-    // rustc applies the last flag that fits, and the target folder may lie in the workspace.
+    // rustc applies the last flag that fits, and the target folder can lie in the workspace.
     let prefixes =
         [(&*cargo_home, "/cargo"), (&*crate::workspace(), "/deepres"), (target, "/deepres/target")];
     Ok(prefixes.map(flag).into())

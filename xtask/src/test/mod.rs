@@ -206,7 +206,7 @@ fn style(tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// Runs the loom models. The arguments may include the models of the deep track.
+/// Runs the loom models. The arguments can include the models of the deep track.
 fn models(tally: &mut Tally, arguments: &[&str]) -> Result<()> {
     let mut models = build::cargo();
     models

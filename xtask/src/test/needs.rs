@@ -33,7 +33,7 @@ const LIBRARIES: [(&str, &str); 5] = [
     ("musl", "/lib/ld-musl-x86_64.so.1"),
 ];
 
-/// Installs the needs that a machine with a Rust toolchain may lack. The needs leave out a C
+/// Installs the needs that a machine with a Rust toolchain can lack. The needs leave out a C
 /// compiler, because rustc already needs a C compiler to link.
 pub fn install(is_deep: bool) -> Result<()> {
     let mut lacking = Vec::new();

@@ -2,7 +2,7 @@
 //! and gives up the job's priority, processors and limits. The daemon serves later jobs too, and
 //! must not die with the first job.
 //!
-//! Each step may fail, because only root may take some of the steps. If a step fails, the daemon
+//! Each step can fail, because only root may take some of the steps. If a step fails, the daemon
 //! goes on without it. If the daemon dies, a `deepres run` that still lives starts the next daemon.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setpriority_process, setrlimit};

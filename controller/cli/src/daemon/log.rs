@@ -1,6 +1,6 @@
 //! The daemon's log: lines on stderr for a person or the journal, or lines in a file.
 //!
-//! A thread of its own writes the lines, because the reader or the disk may be slow or stuck. So
+//! A thread of its own writes the lines, because the reader or the disk can be slow or stuck. So
 //! neither tenants nor arbiters wait for the log.
 
 use super::log_file::LogFile;
@@ -28,7 +28,7 @@ const JOURNAL_VARIABLE: &str = "JOURNAL_STREAM";
 /// MiB. The log loses further lines, and says how many.
 const WAITING_LINES: usize = 8192;
 /// Time for which the daemon waits at its end for the last lines. The log's guard gives up after
-/// about a second, but may block while it reports that it gave up.
+/// about a second, but can block while it reports that it gave up.
 const END_LIMIT: Duration = Duration::from_millis(1500);
 
 /// The daemon's log. Drop writes the remaining lines. Logging ends when this value is dropped.
@@ -241,7 +241,7 @@ mod tests {
         // The thread may have taken one line from the queue already. So the log may write one line
         // more than the queue holds.
         assert!((WAITING..=WAITING + 1).contains(&written), "{text}");
-        // Whenever the thread takes a line, it may first say how many are lost until then.
+        // Whenever the thread takes a line, it can first say how many are lost until then.
         let told = |line: &str| {
             let (number, rest) = line.strip_prefix("<4>")?.split_once(' ')?;
             rest.contains("of this log").then(|| number.parse::<usize>().ok()).flatten()

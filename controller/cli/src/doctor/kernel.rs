@@ -152,7 +152,7 @@ fn attaches() -> Check {
             "probes",
             format!(
                 "the kernel loads the programs; they attach by {}, because {}",
-                kernel.way().name(),
+                kernel.attach_point().name(),
                 kernel.why()
             ),
         ),

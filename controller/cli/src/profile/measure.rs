@@ -279,7 +279,7 @@ impl Running {
     }
 
     fn kill(&mut self) -> Result<ExitStatus> {
-        // The group may be gone already.
+        // The group can be gone already.
         let _ = kill_process_group(self.group, Signal::KILL);
         self.child.wait().context("cannot wait for `deepres run`")
     }
@@ -287,7 +287,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // After `end`, the child has no process any more, and its number may be another's.
+        // After `end`, the child has no process any more, and its number can be another's.
         if self.has_ended().is_ok() {
             let _ = self.kill();
         }

@@ -105,7 +105,7 @@ pub fn run(args: &Args) -> Result<()> {
     if let Some(slo_ns) = args.slo {
         profile.slo_ms = Some(slo_ns as f64 / NS_PER_MS);
     }
-    // The daemon may start MPS.
+    // The daemon can start MPS.
     run::ensure()?;
     // The knee needs the time on all SMs.
     let mut parts = vec![WHOLE_PERCENT];

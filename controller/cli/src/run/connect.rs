@@ -110,7 +110,7 @@ enum Reply {
 /// The outcome of a request to keep a tenant.
 enum Answer {
     Kept(Keeper),
-    /// The daemon has no room for the job now, but may have room after other tenants have ended.
+    /// The daemon has no room for the job now, but can have room after other tenants have ended.
     /// The text is the daemon's reason.
     NoRoom(String),
 }
@@ -188,7 +188,7 @@ fn find(sockets: Vec<PathBuf>) -> Result<Option<(PathBuf, OwnedFd)>> {
     Ok(None)
 }
 
-/// Returns the sockets at which a daemon may listen, the best first.
+/// Returns the sockets at which a daemon can listen, the best first.
 fn sockets() -> Vec<PathBuf> {
     match named_socket() {
         Some(named) => vec![named],
@@ -305,7 +305,7 @@ impl Keeper {
             let mut polled = [PollFd::new(&self.connection, PollFlags::IN)];
             while poll(&mut polled, None) == Err(rustix::io::Errno::INTR) {}
             let Ok(Some(packet)) = Packet::receive(&self.connection) else { return };
-            // A later daemon may send other frames.
+            // A later daemon can send other frames.
             if let Ok(notice) = wire::decode::<Notice>(packet.bytes()) {
                 eprintln!("deepres: {}", wire::text(&notice.text).unwrap_or("the daemon sent no text"));
             }
@@ -318,7 +318,7 @@ impl Keeper {
             self.tell_until_the_end();
             loop {
                 std::thread::sleep(std::mem::replace(&mut pause, RETURN_EVERY));
-                // If the socket is missing or untrusted, a later daemon may replace it by a good
+                // If the socket is missing or untrusted, a later daemon can replace it by a good
                 // one.
                 let Ok(found) = connect(&self.socket) else { continue };
                 let Some(connection) = found else {

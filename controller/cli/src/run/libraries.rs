@@ -81,7 +81,7 @@ pub fn find_interposer() -> Result<PathBuf> {
 
 /// Returns the value of `LD_PRELOAD` with the interposer after the libraries of `others`.
 ///
-/// A preloaded tool may itself have some of the driver's functions, and pass calls on to the next
+/// A preloaded tool can itself have some of the driver's functions, and pass calls on to the next
 /// library. If the interposer came first, calls would skip this tool. But the interposer comes
 /// before other copies of itself, because the first copy does the work.
 pub fn preload_with(library: &Path, others: Option<OsString>) -> OsString {
@@ -153,7 +153,7 @@ pub fn has_library(args: &HasLibraryArgs) -> ExitCode {
     }
     // SAFETY: the library's initialisers affect only this process, which then ends.
     let library = match unsafe { Library::open(Some(&args.name), RTLD_LAZY | RTLD_LOCAL) } {
-        // The library stays open, because its finalisers may block.
+        // The library stays open, because its finalisers can block.
         Ok(library) => ManuallyDrop::new(library),
         Err(error) => {
             println!("{error}");

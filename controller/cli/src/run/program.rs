@@ -101,7 +101,7 @@ fn of_image<'data>(data: impl ReadRef<'data>, file: &Path) -> Option<Obstacle> {
             let name = linker.rsplit(|byte| *byte == b'/').next().unwrap_or(linker);
             name.starts_with(MUSL).then_some(Obstacle::Musl)
         }
-        // A user may start the dynamic linker itself as a program. The dynamic linker's own file
+        // A user can start the dynamic linker itself as a program. The dynamic linker's own file
         // names no linker.
         None if header.e_type(endian) == ET_DYN && is_linker(file) => None,
         None => Some(Obstacle::Static),

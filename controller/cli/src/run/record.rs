@@ -13,7 +13,7 @@ pub const VARIABLE: &str = "DEEPRES_RECORD";
 /// Permissions: only the owner may read the file, because it shows what the owner runs.
 const MODE: u32 = 0o600;
 
-/// Creates or empties the file and writes its head. Returns the absolute path, because the job may
+/// Creates or empties the file and writes its head. Returns the absolute path, because the job can
 /// change its directory.
 pub fn begin(path: &Path) -> Result<PathBuf> {
     let cannot = || format!("cannot record into {}", path.display());

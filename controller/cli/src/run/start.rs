@@ -55,7 +55,7 @@ pub fn daemon(directory: &Directory, is_running: impl Fn() -> Result<bool>) -> R
             // caller's descriptors. Otherwise the daemon would hold locks and pipes of the caller
             // as long as it lives. A kernel without this call leaves the descriptors open.
             rustix::process::setsid()?;
-            // The caller may be a thread that gets no signals.
+            // The caller can be a thread that gets no signals.
             let mut none = std::mem::zeroed::<libc::sigset_t>();
             libc::sigemptyset(&mut none);
             libc::pthread_sigmask(libc::SIG_SETMASK, &none, std::ptr::null_mut());

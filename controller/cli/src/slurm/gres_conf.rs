@@ -183,7 +183,7 @@ mod tests {
         write("node/possible".to_owned(), "0-1\n");
         for cpu in 0..8 {
             let topology = format!("cpu/cpu{cpu}/topology");
-            // Numbers of cores may have gaps.
+            // Numbers of cores can have gaps.
             write(format!("{topology}/core_id"), &format!("{}\n", cpu % 2 * 4));
             write(format!("{topology}/physical_package_id"), &format!("{}\n", cpu / 2 % 2));
         }

@@ -27,7 +27,7 @@ const SHARDS_VARIABLE: &str = "SLURM_SHARDS_ON_NODE";
 /// the variable.
 const GPUS_VARIABLE: &str = "SLURM_GPUS_ON_NODE";
 /// Variables with the places of a task's GPUs in Slurm's list of the node's GPUs: of its step, and
-/// of its job. The list has the order of the device files, whose numbers may have gaps.
+/// of its job. The list has the order of the device files, whose numbers can have gaps.
 const PLACES_VARIABLES: [&str; 2] = ["SLURM_STEP_GPUS", "SLURM_JOB_GPUS"];
 /// Variable with the number of a task's step. The batch script of a job is no numbered step.
 const STEP_VARIABLE: &str = "SLURM_STEP_ID";
@@ -97,7 +97,7 @@ struct Task {
     /// The share of each GPU that the job has by Slurm's answer, parts per million; `None` without
     /// an answer.
     share_ppm: Option<u32>,
-    /// Whether the task belongs to a numbered step, which may have only a part of the job's shards.
+    /// Whether the task belongs to a numbered step, which can have only a part of the job's shards.
     is_step: bool,
     /// The places of the GPUs of a task with shards in Slurm's list; empty if they are not known.
     places: Vec<usize>,
@@ -148,7 +148,7 @@ impl Task {
         }))
     }
 
-    /// Returns the task with the part of its whole job, if the environment may tell another part.
+    /// Returns the task with the part of its whole job, if the environment can tell another part.
     /// `answer` is Slurm's answer about a job.
     ///
     /// The environment of a step tells the shards of the step, and all steps of a job are one
@@ -183,11 +183,11 @@ impl Task {
     /// Returns the changes of the task's environment, in Slurm's form.
     fn changes(&self) -> Result<Vec<String>> {
         let library = run::find_interposer()?;
-        // A job may bring its own driver, for example in a container. So a driver that is not found
+        // A job can bring its own driver, for example in a container. So a driver that is not found
         // here is no error.
         let library = run::require_driver(&library).unwrap_or(library);
         let preload = run::preload_with(&library, std::env::var_os(TASK_PRELOAD_VARIABLE));
-        // The environment may be that of a shell on another machine, and name the daemon there. A
+        // The environment can be that of a shell on another machine, and name the daemon there. A
         // task that starts before root's daemon connects to it later.
         let of_root = || Directory::system().tenant_socket();
         let socket = run::running_before_named()?.unwrap_or_else(of_root);

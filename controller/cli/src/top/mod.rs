@@ -149,7 +149,7 @@ fn show(
                         app.say(String::new());
                     }
                 }
-                // The daemon may be about to return.
+                // The daemon can be about to return.
                 Err(error) => {
                     is_away = true;
                     app.say(super::explain(&error));
@@ -190,7 +190,7 @@ fn show(
 }
 
 /// Pauses a tenant, or ends its pause. The tenant's state at this time decides, because the screen
-/// may be old. Returns the answer for people.
+/// can be old. Returns the answer for people.
 fn pause(tenant: &str) -> Result<String> {
     ask(&app::pause(&ps::ask()?, tenant).context("the tenant is gone")?)
 }

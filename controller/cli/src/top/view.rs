@@ -402,7 +402,7 @@ pub mod tests {
             now_ns: 1_000 * NS_PER_S,
             daemon: DaemonStatus { pid: 4711, version: "0.1.0".to_owned(), ..DaemonStatus::default() },
             gpus: vec![gpu],
-            tenants: vec![tenant("finetune", 300_000, 317_000), nightly, tenant("train", 700_000, 520_000)],
+            tenants: vec![tenant("finetune", 300_000, 317_000), nightly, tenant("train", 700_000, 679_000)],
             ..Status::default()
         }
     }

@@ -499,7 +499,7 @@ fn the_jobs_status_is_passed_on() {
 
 /// Starts a job that creates a file when it is ready. Returns the job and the file.
 ///
-/// The job gets a process group of its own, as from a shell. The tests' own group may be orphaned,
+/// The job gets a process group of its own, as from a shell. The tests' own group can be orphaned,
 /// because no shell waits for it. In an orphaned group, the kernel would discard SIGTSTP.
 fn start(place: &Place, script: &str) -> (Child, PathBuf) {
     let ready = place.scratch.path().join("ready");

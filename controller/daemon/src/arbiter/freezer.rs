@@ -58,7 +58,7 @@ fn events_say_so(events: &str) -> bool {
     events.lines().any(|line| line == "frozen 1")
 }
 
-/// Returns whether the state is `FROZEN`. In the state `FREEZING`, some threads may still run.
+/// Returns whether the state is `FROZEN`. In the state `FREEZING`, some threads can still run.
 fn state_says_so(state: &str) -> bool {
     state.trim_end() == "FROZEN"
 }

@@ -86,7 +86,7 @@ pub struct Restored {
     pub counters: Counters,
     /// The tenants with their accounts on this GPU.
     pub accounts: Vec<(TenantSeat, SavedAccount)>,
-    /// For each process that may come back: the point up to which the previous daemon charged it.
+    /// For each process that can come back: the point up to which the previous daemon charged it.
     pub baselines: Vec<(TenantId, ProcessKey, Baseline)>,
 }
 
@@ -209,7 +209,7 @@ enum Command {
 const SLICE_NS: u64 = 100_000;
 
 /// Asks the system to run this thread soon whenever it wakes, for short times. An arbiter works for
-/// some ten microseconds at a time, and the GPU may idle until it does. From version 6.12 on, Linux
+/// some ten microseconds at a time, and the GPU can idle until it does. From version 6.12 on, Linux
 /// lets a thread that asks for a shorter time than the running thread take its place at once. Other
 /// versions ignore the question.
 fn ask_for_short_slices() {

@@ -40,7 +40,7 @@ impl Session {
     ) {
         let page = self.seat.meter.page();
         let Some(slot) = page.slot(gpu) else { return };
-        // A session may report a wider launch before its meter shows the launch.
+        // A session can report a wider launch before its meter shows the launch.
         let mps_server = page.mps_server(gpu).map_or(0, |word| word.load(Ordering::Relaxed));
         let part = (page.part_ppm(gpu), mps_server);
         let is_new = mem::replace(&mut self.part, part) != part;

@@ -247,7 +247,7 @@ impl Worker {
         }
     }
 
-    /// Asks the system about the processes about which the core asks. One tenant may have hundreds
+    /// Asks the system about the processes about which the core asks. One tenant can have hundreds
     /// of sessions. So one look takes at most [`ASK_BUDGET`], and the next look goes on with the
     /// other processes. Until the next look, the earlier answer holds.
     fn ask_about_stopped(&mut self) {

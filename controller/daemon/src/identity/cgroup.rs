@@ -104,7 +104,7 @@ impl Place {
     }
 
     /// Returns the name under which Slurm knows this node, if the cgroup's path has it. The path
-    /// has the name if several Slurm daemons may run on one host.
+    /// has the name if several Slurm daemons can run on one host.
     pub fn slurm_node(&self) -> Option<&str> {
         let mut components = self.path.split('/').filter(|_| self.job().is_some());
         components.find_map(|component| {

@@ -16,7 +16,7 @@
 //! configuration turns the check of claims off. Names then apply only in a job that has whole GPUs
 //! by Slurm's answer, and only in this job.
 //!
-//! A process of root may start a process of another user, for example by `setpriv` or `gosu`. Such
+//! A process of root can start a process of another user, for example by `setpriv` or `gosu`. Such
 //! a process is a descendant of root's tenant, and keeps the tenant's name. In a user namespace,
 //! the users of processes are made up. So a descendant within a namespace keeps the tenant's name,
 //! however often it changes its user.

@@ -71,7 +71,7 @@ impl Process {
     /// Returns the process that the text of `/proc/PID/stat` describes. The text does not contain
     /// the `user`.
     pub fn parse(stat: &str, user: u32) -> Option<Self> {
-        // The name is in parentheses, and may itself contain parentheses.
+        // The name is in parentheses, and can itself contain parentheses.
         let (head, tail) = stat.rsplit_once(')')?;
         let (pid, command) = head.split_once('(')?;
         // proc_pid_stat(5) counts fields from 1. The first field after the name, `state`, is the

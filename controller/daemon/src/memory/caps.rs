@@ -56,7 +56,7 @@ pub fn share_out(tenants: &mut Tenants, gpus: usize, user: u32) -> BTreeSet<Stri
     changed
 }
 
-/// Returns, for each of a user's tenants with caps, its part on each GPU that it uses or may use.
+/// Returns, for each of a user's tenants with caps, its part on each GPU that it uses or can use.
 fn parts(tenants: &Tenants, gpus: usize, user: u32) -> BTreeMap<TenantId, Vec<Part>> {
     let mut parts = BTreeMap::<TenantId, Vec<Part>>::new();
     for gpu in 0..gpus.max(1) {
@@ -100,7 +100,7 @@ fn bound(tenants: &mut Tenants, user: u32, gpu: usize) -> Vec<String> {
         .collect()
 }
 
-/// Returns a user's tenants that are on a GPU or may come to it, in the order in which they asked.
+/// Returns a user's tenants that are on a GPU or can come to it, in the order in which they asked.
 fn of_user(tenants: &Tenants, user: u32, gpu: usize) -> Vec<&Tenant> {
     let living = tenants.living().map(|(_, tenant)| tenant);
     let mut there: Vec<&Tenant> =

@@ -14,7 +14,7 @@ use deepres_model::quantity::Bytes;
 /// Returns the memory that the host can still give to tenants, bytes. `promised_bytes` is memory
 /// that tenants reserved and do not use yet. `away_bytes` is the memory of suspended tenants.
 fn room_of(host: &HostMemory, promised_bytes: u64, suspended_bytes: u64) -> u64 {
-    // The driver may count the memory of suspended tenants late, or not as used.
+    // The driver can count the memory of suspended tenants late, or not as used.
     let beside_bytes = host.total_bytes.saturating_sub(host.reserve_bytes()).saturating_sub(suspended_bytes);
     host.room_bytes().min(beside_bytes).saturating_sub(promised_bytes)
 }

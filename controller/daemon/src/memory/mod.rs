@@ -72,7 +72,7 @@ impl Memory {
             self.unmanaged_bytes.insert(*gpu, on_gpu.used_bytes.saturating_sub(own_bytes));
         }
         for (_, tenant) in tenants.iter_mut() {
-            // If the tenant came, went or came back during the question, NVML's figures may be of
+            // If the tenant came, went or came back during the question, NVML's figures can be of
             // another moment than the accounts. Such a tenant gets no figures.
             let said = tenant.gpus().iter().filter(|gpu| found.contains_key(gpu)).filter_map(|gpu| {
                 let place = (tenant.id, *gpu);

@@ -18,7 +18,7 @@ pub async fn serve(shared: Rc<Shared>) {
         let before = held(shared.registry.borrow().tenancy.tenants());
         let accounts = appraisal::Before::of(shared.registry.borrow().tenancy.tenants());
         let uuids = shared.registry.borrow().tenancy.gpus().uuids();
-        // Without tenants, the daemon does not ask NVML, and forgets NVML's figures. A driver may
+        // Without tenants, the daemon does not ask NVML, and forgets NVML's figures. A driver can
         // answer slowly, and tenants come and go meanwhile.
         let found = if is_empty { BTreeMap::new() } else { nvml::usage(uuids).await };
         shared.registry.borrow_mut().tenancy.reconcile(&found, &before);

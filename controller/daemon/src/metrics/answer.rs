@@ -48,7 +48,7 @@ impl Asked {
     /// Returns the time at which the next request probably comes, and the time after which the
     /// requests repeat. The first request tells neither.
     ///
-    /// Two clients may take turns, because Prometheus often runs twice. So the requests repeat
+    /// Two clients can take turns, because Prometheus often runs twice. So the requests repeat
     /// after two of them: also those of one client.
     fn next(&self) -> Option<(Instant, Duration)> {
         match *self {

@@ -19,7 +19,7 @@ pub const STUCK: Duration = Duration::from_secs(10);
 /// The most threads at a time that the mailbox has given up.
 pub const MAX_STUCK: usize = 4;
 
-/// The function that answers a question. The function may keep data of type `K` from question to
+/// The function that answers a question. The function can keep data of type `K` from question to
 /// question.
 type Answer<Q, A, K> = fn(&mut K, &Q) -> A;
 

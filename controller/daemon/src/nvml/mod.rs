@@ -27,9 +27,9 @@ pub const LIBRARY: &str = "libnvidia-ml.so.1";
 /// The time for which the daemon's tasks wait for an answer. NVML answers within milliseconds.
 const LIMIT: Duration = Duration::from_secs(2);
 /// The time for which the daemon waits for NVML when a process asks for its own memory. The
-/// interposer waits for a second. One other question may be under way.
+/// interposer waits for a second. One other question can be under way.
 const VIEWER_LIMIT: Duration = Duration::from_millis(900);
-/// The time for which the daemon's start waits for the list of GPUs. NVML may first load the
+/// The time for which the daemon's start waits for the list of GPUs. NVML can first load the
 /// driver, which takes seconds for each GPU.
 const START_LIMIT: Duration = Duration::from_secs(120);
 
@@ -65,7 +65,7 @@ enum Answer {
     Topology(Result<Topology, GpuError>),
 }
 
-/// NVML, once the thread could open the library; `None` before. An administrator may load the
+/// NVML, once the thread could open the library; `None` before. An administrator can load the
 /// driver later.
 type Kept = Option<Library>;
 
@@ -245,7 +245,7 @@ fn parts(
 /// its number. Of a GPU that fell off the bus, drivers often report an unknown error.
 ///
 /// # Errors
-/// The first other error, which may pass until the next start. The first error, if all GPUs are
+/// The first other error, which can pass until the next start. The first error, if all GPUs are
 /// lost.
 fn numbered(described: Vec<Result<Gpu, GpuError>>) -> Result<Vec<Gpu>, GpuError> {
     if !described.iter().any(Result::is_ok) {

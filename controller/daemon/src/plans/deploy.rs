@@ -278,10 +278,10 @@ impl Installation {
     fn begin(number: u32, plan: &Plan, of: &[Known], parties: Vec<Party>) -> Result<Self, String> {
         let installation = Self { number, parties, is_over: Arc::default() };
         // Within this time, each tenant can finish an iteration even if the others run first.
-        let bound_ns = plan.sequential_ns.min(MOST_BOUND_NS) as u64;
+        let wait_limit_ns = plan.sequential_ns.min(MOST_BOUND_NS) as u64;
         for (tenant, (party, (_, learned))) in installation.parties.iter().zip(of).enumerate() {
             let keys = learned.kernels.iter().map(|kernel| kernel.key);
-            let head = PlanHead { tenant, bound_ns };
+            let head = PlanHead { tenant, wait_limit_ns };
             let slot = party.grant.page().plan();
             if !slot.install(number, head, of.len(), keys, plan.cuts.iter().copied()) {
                 return Err(format!("the plan has no room in the page of `{}`", party.name));
@@ -313,7 +313,7 @@ impl Installation {
                         wake(page);
                     }
                 }
-                // A session may change its page without pause. A place that lasts for less than a
+                // A session can change its page without pause. A place that lasts for less than a
                 // switch serves no cut.
                 thread::sleep(Duration::from_nanos(Search::default().switch_ns));
                 // The wait ends early if the place has changed since the reading.

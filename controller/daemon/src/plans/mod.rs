@@ -2,7 +2,7 @@
 //! follow a plan ([`deploy`]; docs/granularity.md).
 //!
 //! An administrator asks the daemon to learn a tenant. The daemon then asks the tenant's sessions
-//! for an excerpt of their calls ([`deepres_abi::excerpt`]). A session may write any excerpt. So
+//! for an excerpt of their calls ([`deepres_abi::excerpt`]). A session can write any excerpt. So
 //! the daemon reads excerpts of a bounded size, from a bounded number of sessions, on another
 //! thread.
 
@@ -52,7 +52,7 @@ const NAME_SHOWN: usize = 100;
 const MOST_KERNELS: usize = deepres_abi::plan::MOST_KERNELS;
 /// The width of a kernel whose width is not known, percent.
 const WHOLE_PERCENT: f64 = 100.0;
-/// The largest part of an iteration's kernels whose times may be unknown in a search: one in so
+/// The largest part of an iteration's kernels whose times can be unknown in a search: one in so
 /// many.
 const UNKNOWN_PART: usize = 10;
 
@@ -66,7 +66,7 @@ struct Learned {
 
 #[derive(Debug)]
 struct Lesson {
-    /// The tenant, because another tenant may get the name later.
+    /// The tenant, because another tenant can get the name later.
     tenant: TenantId,
     is_recording: bool,
     /// The iteration, or why there is none; `None` before the first excerpt.
@@ -127,7 +127,7 @@ impl Plans {
     }
 
     /// Returns the iterations that the daemon knows, and the plans that tenants follow, for the
-    /// state file. Leaves out forgotten tenants, because another tenant may have a name by now.
+    /// state file. Leaves out forgotten tenants, because another tenant can have a name by now.
     pub(crate) fn saved(&self, registry: &Registry) -> (Vec<SavedIteration>, Vec<SavedPlan>) {
         let is_known = |name: &String| self.lessons.get(name).is_some_and(|of| of.is_of(name, registry));
         let iteration = |(name, lesson): (&String, &Lesson)| {

@@ -120,7 +120,7 @@ pub fn join(sum: &mut StatValue, more: &StatValue) {
     sum.time_ns = sum.time_ns.saturating_add(more.time_ns);
     sum.longest_ns = sum.longest_ns.max(more.longest_ns);
     sum.memory_calls += more.memory_calls;
-    // The amounts come from a program's argument and may be any numbers.
+    // The amounts come from a program's argument and can be any numbers.
     sum.allocated_bytes = sum.allocated_bytes.saturating_add(more.allocated_bytes);
     sum.mapped_bytes = sum.mapped_bytes.saturating_add(more.mapped_bytes);
     sum.last_ns = sum.last_ns.max(more.last_ns);

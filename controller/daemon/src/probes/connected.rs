@@ -30,7 +30,7 @@ struct State {
     /// The MPS control daemon for the jobs. The servers of this MPS control daemon work for the
     /// jobs.
     mps: Option<ProcessKey>,
-    /// The MPS servers for the jobs. A server may outlive its control daemon.
+    /// The MPS servers for the jobs. A server can outlive its control daemon.
     mps_servers: BTreeSet<ProcessKey>,
     bell: Option<Arc<OwnedFd>>,
 }

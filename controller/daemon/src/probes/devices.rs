@@ -82,13 +82,13 @@ impl Devices {
         self.watches.is_empty()
     }
 
-    /// Returns whether the configuration names some devices by number. These devices may belong to
+    /// Returns whether the configuration names some devices by number. These devices can belong to
     /// another driver.
     pub fn are_stand_ins(&self) -> bool {
         self.are_stand_ins
     }
 
-    /// Returns whether block devices may have the same numbers. Block devices are other devices.
+    /// Returns whether block devices can have the same numbers. Block devices are other devices.
     pub fn have_twins(&self) -> bool {
         self.have_twins
     }

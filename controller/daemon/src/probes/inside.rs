@@ -40,7 +40,7 @@ pub fn missed(kernel: &Kernel) -> Vec<(u32, Inflight)> {
 }
 
 /// Returns whether the thread is still in this call. The kernel may have missed the return, and
-/// another thread may have the id by now.
+/// another thread can have the id by now.
 fn is_inside(tid: u32, call: &Inflight) -> bool {
     let Some(doing) = text(tid, "syscall") else { return false };
     let mut words = doing.split_ascii_whitespace();

@@ -1,12 +1,12 @@
 //! Loads and attaches the kernel programs, and reads their maps. When a `Kernel` is dropped, its
 //! programs are detached.
 
+pub use super::attach_point::AttachPoint;
+use super::attach_point::{Choice, Facts, choices};
 use super::btf::{self, BtfError};
 use super::devices::Devices;
 use super::room::Room;
 use super::rows::{self, Rows};
-pub use super::way::Way;
-use super::way::{Choice, Facts, choices};
 use aya::maps::{Array, HashMap, MapData, PerCpuArray, RingBuf};
 use aya::programs::{KProbe, Program, RawTracePoint, TracePoint};
 use aya::{Ebpf, EbpfLoader, include_bytes_aligned};
@@ -95,13 +95,13 @@ pub struct Kernel {
 
 impl Kernel {
     /// Loads the programs, and attaches the programs that count ioctls on `devices`. Returns the
-    /// attached programs. If `way` is `None`, the function takes the best way that the kernel
-    /// offers.
+    /// attached programs. If `point` is `None`, the function takes the best attach point that
+    /// the kernel offers.
     ///
     /// # Errors
     /// [`KernelError`], which says what is missing.
-    pub fn attach(devices: &Devices, asked: Asked, way: Option<Way>) -> Result<Self, KernelError> {
-        Self::attach_within(room()?, devices, asked, way)
+    pub fn attach(devices: &Devices, asked: Asked, point: Option<AttachPoint>) -> Result<Self, KernelError> {
+        Self::attach_within(room()?, devices, asked, point)
     }
 
     /// Attaches the programs as [`Self::attach`] does, with `room` for counters.
@@ -112,31 +112,31 @@ impl Kernel {
         room: Room,
         devices: &Devices,
         asked: Asked,
-        way: Option<Way>,
+        point: Option<AttachPoint>,
     ) -> Result<Self, KernelError> {
         let facts = Facts::read(devices);
-        let ways = match way {
-            Some(way) => vec![Choice { way, why: "the caller asked for this way".to_owned() }],
+        let points = match point {
+            Some(point) => vec![Choice { point, why: "the caller asked for this attach point".to_owned() }],
             None => choices(&facts),
         };
         let mut obstacles = Vec::new();
-        let mut refusal = KernelError::Refused("no way was left to try".to_owned());
-        for Choice { way, why } in ways {
+        let mut refusal = KernelError::Refused("no attach point was left to try".to_owned());
+        for Choice { point, why } in points {
             // If a try fails, the drop of `ebpf` detaches the programs that the try attached.
             let mut ebpf = load(devices, asked, room, &[])?;
-            let attached = match way {
-                Way::DriverFunctions => attach_driver(&mut ebpf, &facts),
-                Way::Tracepoints => with_tracing(|| attach_tracepoints(&mut ebpf)),
-                Way::RawTracepoints => attach_raw(&mut ebpf, "raw_exit", "sys_exit")
+            let attached = match point {
+                AttachPoint::DriverFunctions => attach_driver(&mut ebpf, &facts),
+                AttachPoint::Tracepoints => with_tracing(|| attach_tracepoints(&mut ebpf)),
+                AttachPoint::RawTracepoints => attach_raw(&mut ebpf, "raw_exit", "sys_exit")
                     .and_then(|()| attach_raw(&mut ebpf, "raw_enter", "sys_enter")),
             };
             let why = obstacles.iter().fold(why, |why, obstacle| format!("{why}; {obstacle}"));
             let rows = Rows::take(&mut ebpf, room)?;
-            let kernel = Self { ebpf, rows, choice: Choice { way, why }, room, skipped: 0 };
+            let kernel = Self { ebpf, rows, choice: Choice { point, why }, room, skipped: 0 };
             match attached.and_then(|()| kernel.prove()) {
                 Ok(()) => return Ok(kernel),
                 Err(error) => {
-                    obstacles.push(format!("{} failed: {error}", way.name()));
+                    obstacles.push(format!("{} failed: {error}", point.name()));
                     refusal = error;
                 }
             }
@@ -148,7 +148,7 @@ impl Kernel {
     /// checks that the programs counted it. The kernel guarantees the tracepoints, so they need no
     /// proof.
     fn prove(&self) -> Result<(), KernelError> {
-        if self.choice.way != Way::DriverFunctions {
+        if self.choice.point != AttachPoint::DriverFunctions {
             return Ok(());
         }
         let unproved = |what: &str| Err(KernelError::Refused(format!("{what} {CONTROL_NODE}")));
@@ -170,12 +170,12 @@ impl Kernel {
     ///
     /// # Errors
     /// The same errors as [`Self::attach`].
-    pub fn attach_empty(way: Way) -> Result<Self, KernelError> {
+    pub fn attach_empty(point: AttachPoint) -> Result<Self, KernelError> {
         let room = room()?;
         let mut ebpf = load(&Devices::none(), Asked::None, room, &[])?;
-        match way {
-            Way::DriverFunctions => {}
-            Way::Tracepoints => with_tracing(|| {
+        match point {
+            AttachPoint::DriverFunctions => {}
+            AttachPoint::Tracepoints => with_tracing(|| {
                 let program: &mut TracePoint = program_of(&mut ebpf, "empty_tracepoint")?;
                 program.load().map_err(refused)?;
                 for tracepoint in ["sys_enter_ioctl", "sys_exit_ioctl"] {
@@ -183,7 +183,7 @@ impl Kernel {
                 }
                 Ok(())
             })?,
-            Way::RawTracepoints => {
+            AttachPoint::RawTracepoints => {
                 let program: &mut RawTracePoint = program_of(&mut ebpf, "empty_raw")?;
                 program.load().map_err(refused)?;
                 for tracepoint in ["sys_enter", "sys_exit"] {
@@ -192,7 +192,7 @@ impl Kernel {
             }
         }
         let rows = Rows::take(&mut ebpf, room)?;
-        let choice = Choice { way, why: "to measure".to_owned() };
+        let choice = Choice { point, why: "to measure".to_owned() };
         Ok(Self { ebpf, rows, choice, room, skipped: 0 })
     }
 
@@ -238,12 +238,12 @@ impl Kernel {
         self.room.rows
     }
 
-    /// Returns the way in which the kernel reports ioctls.
-    pub fn way(&self) -> Way {
-        self.choice.way
+    /// Returns where the programs are attached.
+    pub fn attach_point(&self) -> AttachPoint {
+        self.choice.point
     }
 
-    /// Returns the reason for this way, as a text.
+    /// Returns the reason for this attach point, as a text.
     pub fn why(&self) -> &str {
         &self.choice.why
     }
@@ -360,7 +360,7 @@ impl Kernel {
         let followed = followed.map(|(pid, start_ticks)| ProcessKey { pid, start_ticks });
         let gone: Vec<ProcessKey> = followed.filter(|who| !who.is_alive()).collect();
         for who in gone {
-            // Another process may have the id by now, and the daemon may follow this process too.
+            // Another process can have the id by now, and the daemon can follow this process too.
             if map.get(&who.pid, 0).is_ok_and(|start_ticks| start_ticks == who.start_ticks) {
                 // If the removal fails, the entry does not exist any more.
                 let _ = map.remove(&who.pid);

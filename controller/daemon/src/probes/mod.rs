@@ -6,7 +6,7 @@
 //! | [`kernel`] | loads and attaches the kernel programs, reads their maps |
 //! | `btf` | finds the fields of the running kernel's structs |
 //! | [`devices`] | finds the GPU's devices |
-//! | [`way`] | pure: chooses how the kernel reports ioctls |
+//! | [`attach_point`] | pure: chooses where the daemon attaches the probes |
 //! | [`metering`] | counts the launches of programs that cannot load the interposer |
 //! | [`watch`] | the thread that reads all reports and keeps the list of unmanaged processes |
 //! | [`users`] | pure: decides which processes the daemon reports as unmanaged, and when |
@@ -21,6 +21,7 @@
 //! | [`connected`] | the processes that have sessions |
 
 pub mod activity;
+pub mod attach_point;
 pub mod btf;
 pub mod connected;
 pub mod devices;
@@ -35,7 +36,6 @@ mod rows;
 pub mod scan;
 pub mod users;
 pub mod watch;
-pub mod way;
 
 pub use connected::{Announced, Connected, Presence};
 pub use watch::{Before, Watcher};

@@ -33,7 +33,7 @@ struct State {
 pub struct Readers(Arc<(Mutex<State>, Condvar)>);
 
 impl Readers {
-    /// Queues a reading. The reading delivers its result itself, and may take for ever. If too many
+    /// Queues a reading. The reading delivers its result itself, and can take for ever. If too many
     /// readings wait, the pool drops the reading.
     pub fn start(&self, reading: impl FnOnce() + Send + 'static) {
         let (state, more) = &*self.0;

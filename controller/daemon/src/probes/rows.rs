@@ -43,7 +43,7 @@ pub(super) struct Rows {
     values: PerCpuArray<MapData, StatValueBytes>,
     free: Stack<MapData, u32>,
     /// Rows that the daemon took from their keys, with their values at that time. A program that
-    /// found such a row just before may still count in it.
+    /// found such a row just before can still count in it.
     retired: Vec<(StatKey, u32, StatValue)>,
 }
 

@@ -21,7 +21,7 @@ pub struct Use {
     pub is_compute: bool,
 }
 
-/// The most descriptors of one process that a quick look reads. A process may have millions.
+/// The most descriptors of one process that a quick look reads. A process can have millions.
 pub const GLANCE: usize = 4096;
 
 /// The result of a look at a process's descriptors.
@@ -68,7 +68,7 @@ pub fn glance(pid: u32, devices: &Devices) -> Look {
     look(pid, devices, GLANCE)
 }
 
-/// Looks at all descriptors of a process, which may take seconds. Returns the use of the devices;
+/// Looks at all descriptors of a process, which can take seconds. Returns the use of the devices;
 /// `None` without use.
 pub fn open(pid: u32, devices: &Devices) -> Option<Use> {
     look(pid, devices, usize::MAX).found
@@ -130,7 +130,7 @@ fn has_lost_its_leader(pid: u32) -> bool {
     stat.rsplit_once(')').is_some_and(|(_, fields)| fields.trim_start().starts_with('Z'))
 }
 
-/// Returns whether a process is ending, with all of its threads. The kernel may take long to free
+/// Returns whether a process is ending, with all of its threads. The kernel can take long to free
 /// its memory and files, but the process no longer uses the GPU.
 pub fn is_dying(pid: u32) -> bool {
     /// Index of a thread's flags among the fields after the thread's name.

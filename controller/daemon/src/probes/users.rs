@@ -244,7 +244,7 @@ mod tests {
         let mut users = seen(Evidence::Ioctl);
         assert_eq!(users.settle(GRACE_NS, |_, _| false, |_| false), [Change::Passed(WHO)]);
         assert_eq!(users.due_ns(), None, "and told once");
-        // NVML's list may be old.
+        // NVML's list can be old.
         assert_eq!(seen(Evidence::Nvml).settle(GRACE_NS, |_, _| false, |_| false), []);
         let mut tenant = seen(Evidence::Ioctl);
         tenant.was_managed(WHO.pid);

@@ -3,6 +3,7 @@
 //! the configuration says.
 
 use super::activity::{Activity, MAX_REMEMBERED, bound, evicted, process_of};
+use super::attach_point::{AttachPoint, Modules};
 use super::connected::Connected;
 use super::devices::Devices;
 use super::hold::Held;
@@ -12,7 +13,6 @@ use super::large::Large;
 use super::reader::{Reader, Readers, bell, command_line, ring, thread_ns};
 use super::scan::{self, Description, Found, Look, Use};
 use super::users::{Change, Evidence, Users};
-use super::way::{Modules, Way};
 use crate::identity::source::Source;
 use crate::lines::Lines;
 use crate::nvml;
@@ -70,7 +70,7 @@ const RETURN_NS: u64 = 10_000 * MS;
 /// The time for which one round waits for the command lines of new processes. After this time, the
 /// log shows the names of the processes instead.
 const DESCRIBE_LIMIT: Duration = Duration::from_millis(20);
-/// The time for which `drop` waits for the watching thread, which may itself wait for a driver.
+/// The time for which `drop` waits for the watching thread, which can itself wait for a driver.
 const END_LIMIT: Duration = Duration::from_millis(500);
 /// The most time that counts for reading one process's mappings.
 const MAX_SPENT_NS: u64 = 10 * MS;
@@ -357,8 +357,9 @@ impl Watch {
         match attached.map(|mut kernel| (kernel.take_news(), kernel)) {
             Ok((Some(news), kernel)) => {
                 self.state.state = "attached".to_owned();
-                self.state.detail = format!("{} on {} ({})", kernel.way().name(), self.devices, kernel.why());
-                tracing::info!(way = kernel.way().name(), why = kernel.why(), devices = %self.devices, "the daemon watches ioctls");
+                self.state.detail =
+                    format!("{} on {} ({})", kernel.attach_point().name(), self.devices, kernel.why());
+                tracing::info!(attach_point = kernel.attach_point().name(), why = kernel.why(), devices = %self.devices, "the daemon watches ioctls");
                 self.kernel = Some((kernel, news));
             }
             Ok((None, _)) => self.unavailable("the kernel programs have no ring".to_owned(), &told),
@@ -501,7 +502,7 @@ impl Watch {
         }
     }
 
-    /// Looks at the processes whose sessions ended, because such a process may go on to use the
+    /// Looks at the processes whose sessions ended, because such a process can go on to use the
     /// GPU.
     fn see_who_left(&mut self, now_ns: u64) {
         let ended = self.connected.take_ended();
@@ -632,7 +633,7 @@ impl Watch {
     fn look_for_missed(&mut self) {
         let Some((kernel, _)) = &mut self.kernel else { return };
         self.state.skipped = self.skipped + kernel.skipped();
-        if kernel.way() != Way::DriverFunctions {
+        if kernel.attach_point() != AttachPoint::DriverFunctions {
             return;
         }
         let missed = inside::missed(kernel);
@@ -641,7 +642,7 @@ impl Watch {
         self.missed += dead.filter(|(tid, _)| kernel.forget_call(*tid)).count() as u64;
     }
 
-    /// Asks which processes NVML lists. The function does not wait, because NVML may wait for the
+    /// Asks which processes NVML lists. The function does not wait, because NVML can wait for the
     /// driver for ever.
     fn ask_nvml(&self) {
         let (answers, bell) = (self.answers.0.clone(), Arc::clone(&self.bell));
@@ -653,7 +654,7 @@ impl Watch {
     }
 
     /// Records the processes that NVML lists as users of a GPU. In this pid namespace, NVML's ids
-    /// may mean other processes, so each process must also have a device open by /proc.
+    /// can mean other processes, so each process must also have a device open by /proc.
     fn confirm(&mut self, mut listed: BTreeSet<u32>, now_ns: u64) {
         if is_in_host_pid_namespace() {
             return self.see_listed(listed, now_ns);
@@ -873,7 +874,7 @@ impl Watch {
         }
     }
 
-    /// Stops a process that computes. If the process is adopted, may reconnect, or has no device
+    /// Stops a process that computes. If the process is adopted, can reconnect, or has no device
     /// open or mapped, does not stop the process.
     fn hold(&mut self, who: ProcessKey, now_ns: u64) {
         let is_coming_back = self.returning.get(&who).is_some_and(|until_ns| now_ns < *until_ns);

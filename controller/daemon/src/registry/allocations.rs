@@ -1,6 +1,6 @@
 //! The allocations of which a node's agent has told the daemon, and the processes that have them.
 //!
-//! The agent alone divides the GPUs. An init container and the containers after it may have the
+//! The agent alone divides the GPUs. An init container and the containers after it can have the
 //! same part of a GPU, so the daemon does not add up allocations.
 //!
 //! A process shows its allocation by a token. From then on, all processes of its container have the
@@ -118,7 +118,7 @@ impl Allocations {
     }
 
     /// Refuses a process that must have an allocation and has none, or that sees GPUs beyond its
-    /// allocation. The launches of a refused process fail, because its own variables may claim any
+    /// allocation. The launches of a refused process fail, because its own variables can claim any
     /// share.
     pub fn check(
         &self,

@@ -135,8 +135,10 @@ impl<'a> Finder<'a> {
 struct Kin<'a> {
     tenants: &'a Tenants,
     owner: u32,
-    /// Whether the process may have dropped root's rights, and belong to a tenant of root. A
-    /// process of a subordinate user may have dropped first root's rights, then those of `owner`.
+    /// Whether a tenant of root can also own the process. True if the daemon knows the process,
+    /// because a process can start as root and then change its user. A process of a subordinate
+    /// user (subuid) may have changed its user twice: from root to `owner`, then to the subordinate
+    /// user.
     may_be_roots: bool,
 }
 

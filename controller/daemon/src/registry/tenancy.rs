@@ -65,7 +65,7 @@ impl Tenancy {
         format!("{sessions} processes of {tenants} tenants on {} GPUs", self.gpus.count())
     }
 
-    /// Returns the processes without a session that may come back.
+    /// Returns the processes without a session that can come back.
     pub fn returning(&self) -> Vec<ProcessKey> {
         self.tenants.iter().flat_map(|(_, tenant)| tenant.members.returning().iter().copied()).collect()
     }
@@ -201,7 +201,7 @@ impl Tenancy {
         let Some(tenant) = self.tenants.get_mut(name) else { return };
         tenant.residence.join_oversubscribe(oversubscribe);
         if tenant.terms.ask_more(asked) {
-            // The class and the share may come from different processes. Together they may be a
+            // The class and the share can come from different processes. Together they can be a
             // guarantee for which neither process asked.
             let (wish, key) = (tenant.terms.wish(), tenant.owner.key.clone());
             let has_room = self.has_room(&wish, &key);

@@ -9,7 +9,7 @@ use std::time::Duration;
 /// A waiting job asks twice a second. A job that did not ask for this long has given up.
 const GIVEN_UP_NS: u64 = Duration::from_secs(3).as_nanos() as u64;
 /// The longest time for which a job that waits for GPUs or for a cap holds later jobs back, ns. A
-/// server may keep the GPUs or the cap for ever.
+/// server can keep the GPUs or the cap for ever.
 pub const HOLDS_BACK_NS: u64 = Duration::from_secs(600).as_nanos() as u64;
 /// The most jobs of one user with a place in the order.
 const MOST_OF_USER: usize = 64;

@@ -196,7 +196,7 @@ async fn settled(name: &str, shared: &Shared) -> Result<(), String> {
 async fn look(shared: &Rc<Shared>) {
     let Some(reports) = reports(shared).await else { return };
     // This line reads the needs of tenants before the free memory. So if a tenant gets memory
-    // meanwhile, the daemon may tell it of room once too often. The daemon never tells a tenant too
+    // meanwhile, the daemon can tell it of room once too often. The daemon never tells a tenant too
     // seldom.
     let stays = stay::stays(shared.registry.borrow().tenancy.tenants(), &reports);
     let free = free(shared).await;
@@ -345,7 +345,7 @@ async fn bring_back(name: &str, shared: &Rc<Shared>) -> Result<bool, String> {
                 movers.push(mover);
                 if let Some(suspended) = shared.residency.borrow_mut().suspended.get_mut(name) {
                     // The daemon treats processes that are back as new processes. Such processes
-                    // may have to follow the tenant again.
+                    // can have to follow the tenant again.
                     suspended.processes.retain(|process| movers.iter().any(|mover| mover.moves(process.pid)));
                     suspended.stage = Stage::There(movers);
                 }
@@ -692,7 +692,7 @@ impl Residency {
                 let place = match suspended.stage {
                     _ if suspended.is_by_hand => Place::Fixed,
                     Stage::There(_) => Place::Suspended,
-                    // During a move, the plan takes the memory as occupied. Other tenants may wait
+                    // During a move, the plan takes the memory as occupied. Other tenants can wait
                     // for this memory, because the tenant can leave again after its return.
                     Stage::Leaving | Stage::Followed | Stage::Returning => Place::Resident,
                     Stage::Lost(_) => Place::Fixed,

@@ -261,10 +261,10 @@ async fn converse(
     let death = death.map(watched).transpose()?;
     let facts = Facts::read(peer.pid, peer.uid);
     if death.as_ref().is_some_and(|death| is_dead(death.as_fd())) {
-        // Another process may have the pid by now, and the facts may be of that process.
+        // Another process can have the pid by now, and the facts can be of that process.
         return Ok(());
     }
-    // A process may be in thousands of groups. Only the groups that have caps matter here.
+    // A process can be in thousands of groups. Only the groups that have caps matter here.
     let mut groups = peer.groups(connection.as_fd());
     groups.retain(|group| shared.registry.borrow().config().groups.contains_key(&group.to_string()));
     groups.sort_unstable();
@@ -405,7 +405,7 @@ async fn tell_of_strays(keeper: BorrowedFd<'_>, tenant: &str, shared: &Shared) {
 
 /// Returns the process that a keeper wants metered from outside: `Some(None)` for the keeper
 /// itself. A keeper that reconnects names a process that it has started. The pid of this process is
-/// that of the keeper's pid namespace, which may differ from the daemon's.
+/// that of the keeper's pid namespace, which can differ from the daemon's.
 fn wants_metering(packet: &Packet) -> Option<Option<u32>> {
     let hello: Hello = wire::decode(packet.bytes()).ok()?;
     let wants = hello.role() == Some(Role::Keeper) && hello.metering != 0;
@@ -475,7 +475,7 @@ async fn end_of(connection: &AsyncFd<OwnedFd>, death: Option<&AsyncFd<OwnedFd>>)
     tokio::select! {
         _ = death.readable() => {}
         _ = receive(connection) => {
-            // A dying process closes its descriptors one by one. Its GPU memory may go after its
+            // A dying process closes its descriptors one by one. Its GPU memory can go after its
             // connection, and stays in its account until then.
             let _ = timeout(DYING_LIMIT, death.readable()).await;
         }

@@ -187,12 +187,12 @@ pub struct SavedTenant {
     pub placed: Option<SavedPlacement>,
     /// Whether the tenant had a session or a keeper, or the daemon awaited one.
     pub is_here: bool,
-    /// The processes of the tenant's sessions and keepers, and the processes that may come back. If
+    /// The processes of the tenant's sessions and keepers, and the processes that can come back. If
     /// absent, the daemon did not know all of these processes.
     pub members: Option<Vec<ProcessKey>>,
     /// The tenant's accounts, by GPU.
     pub accounts: Vec<OnGpu<SavedAccount>>,
-    /// The tenant's processes that had a session or may come back.
+    /// The tenant's processes that had a session or can come back.
     pub sessions: Vec<SavedSession>,
 }
 

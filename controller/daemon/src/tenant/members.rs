@@ -1,4 +1,4 @@
-//! The members of a tenant: its sessions, its keepers, and the processes that may come back.
+//! The members of a tenant: its sessions, its keepers, and the processes that can reconnect.
 
 use super::slots::FormerSlots;
 use crate::arbiter::SessionId;
@@ -43,16 +43,16 @@ pub struct Session {
     pub meter: Arc<SharedPage<MeterPage>>,
 }
 
-/// A session that has ended, and whether its process may come back.
+/// A session that has ended, and whether its process can reconnect.
 #[derive(Debug)]
 pub struct Ended {
     /// The session.
     pub session: Session,
-    /// Whether the session's process may come back.
+    /// Whether the session's process can reconnect.
     pub may_return: bool,
 }
 
-/// The members of one tenant: sessions, keepers, and processes that may come back.
+/// The members of one tenant: sessions, keepers, and processes that can reconnect.
 #[derive(Debug, Default)]
 pub struct Members {
     sessions: BTreeMap<SessionId, Session>,
@@ -63,7 +63,7 @@ pub struct Members {
     returning: BTreeSet<ProcessKey>,
     /// The former slots: slots of the ledger whose sessions have ended.
     former_slots: FormerSlots,
-    /// Whether the tenant was present when the previous daemon last saved, and may still come back.
+    /// Whether the tenant was present when the previous daemon last saved, and can still come back.
     is_awaited: bool,
     /// The members that the previous daemon saved; `None` if it did not know all of them.
     awaited: Option<Vec<ProcessKey>>,
@@ -73,8 +73,8 @@ pub struct Members {
 }
 
 impl Members {
-    /// Returns the members of a tenant of the previous daemon. The processes in `returning` may
-    /// come back. With `is_awaited`, keepers may come back too. `awaited` are all members that the
+    /// Returns the members of a tenant of the previous daemon. The processes in `returning` can
+    /// come back. With `is_awaited`, keepers can come back too. `awaited` are all members that the
     /// previous daemon saved; `None` if it did not know all of them.
     pub fn restored(
         returning: BTreeSet<ProcessKey>,
@@ -97,7 +97,7 @@ impl Members {
     }
 
     /// Returns whether the tenant is deserted, or all members that the daemon awaits are dead. A
-    /// new job may then have the tenant's name, with other wishes.
+    /// new job can then have the tenant's name, with other wishes.
     pub fn are_gone(&self) -> bool {
         let are_dead = |awaited: &Vec<ProcessKey>| !awaited.iter().any(|process| process.is_alive());
         self.is_deserted() || !self.is_present() && self.awaited.as_ref().is_some_and(are_dead)
@@ -123,14 +123,14 @@ impl Members {
         std::mem::take(&mut self.is_awaited)
     }
 
-    /// Returns whether a process is a member: it has a session, is a keeper, or may come back.
+    /// Returns whether a process is a member: it has a session, is a keeper, or can come back.
     pub fn has(&self, process: &Process) -> bool {
         let key = process.key();
         let sessions = self.sessions.values().map(|session| &session.process);
         sessions.chain(self.keepers.values()).any(|own| *own == Some(key)) || self.returning.contains(&key)
     }
 
-    /// Returns the processes of the sessions and keepers, and the processes that may come back.
+    /// Returns the processes of the sessions and keepers, and the processes that can come back.
     /// Returns `None` if the daemon could not look at one of these processes, or still awaits
     /// members of the previous daemon.
     pub fn processes(&self) -> Option<Vec<ProcessKey>> {
@@ -156,7 +156,7 @@ impl Members {
         self.keepers.len()
     }
 
-    /// Returns the processes without a session that had one before and may come back.
+    /// Returns the processes that had a session before, have none now, and can reconnect.
     pub fn returning(&self) -> &BTreeSet<ProcessKey> {
         &self.returning
     }
@@ -172,7 +172,7 @@ impl Members {
     }
 
     /// Returns a slot of the ledger that no session has. Prefers a slot that no process can still
-    /// write. A process whose session ended may still write its former slot, when it finishes an
+    /// write. A process whose session ended can still write its former slot, when it finishes an
     /// earlier call.
     pub fn free_slot(&self) -> Option<usize> {
         let is_free = |slot: &usize| self.sessions.values().all(|session| session.slot != *slot);
@@ -189,8 +189,9 @@ impl Members {
         self.sessions.insert(id, session);
     }
 
-    /// Removes a session, and returns it. If the process is alive, it may only have lost its
-    /// connection. With `is_remembered`, such a process may come back.
+    /// Removes a session, and returns it. If the process is still alive, perhaps only its
+    /// connection broke. In this case, with `is_remembered`, the tenant keeps the process in
+    /// `returning`, so that the process can reconnect.
     pub fn end(&mut self, id: SessionId, is_remembered: bool) -> Option<Ended> {
         let session = self.sessions.remove(&id)?;
         let is_dead = session.process.is_some_and(|process| !process.is_alive());
@@ -209,7 +210,7 @@ impl Members {
         (dead, self.former_slots.bury(ProcessKey::is_alive))
     }
 
-    /// Returns the number of slots up to the last slot that a process may write.
+    /// Returns the number of slots up to the last slot that a process can write.
     pub fn used_slots(&self) -> usize {
         let used = self.sessions.values().map(|session| session.slot + 1).max().unwrap_or(0);
         used.max(self.former_slots.count())

@@ -71,7 +71,7 @@ pub struct Tenant {
     /// The profile of the tenant's program, by the last keeper that had one.
     pub profiled: Option<Profiled>,
     /// The tenant's saved accounts on GPUs that this daemon does not manage, a lost GPU for
-    /// example. A later daemon may manage these GPUs again.
+    /// example. A later daemon can manage these GPUs again.
     pub elsewhere: Vec<OnGpu<SavedAccount>>,
     /// The GPUs on which any session of the tenant has been.
     gpus: Vec<usize>,
@@ -182,7 +182,7 @@ impl Tenant {
         placed.gpus.iter().chain(here).collect()
     }
 
-    /// Returns whether the tenant is on a GPU or may come to it. A tenant whose GPUs the daemon
+    /// Returns whether the tenant is on a GPU or can come to it. A tenant whose GPUs the daemon
     /// chose comes to no other.
     pub fn may_be_on(&self, gpu: usize) -> bool {
         (self.placed.is_none() && self.gpus.is_empty()) || self.promised_gpus().contains(gpu)
@@ -256,7 +256,7 @@ impl Tenant {
     }
 
     /// Returns the tenant's memory on a GPU that this allotment lacks, bytes. The tenant of a name
-    /// has none, because a job with whole GPUs may give any number of names.
+    /// has none, because a job with whole GPUs can give any number of names.
     fn elsewhere_bytes(&self, allotment: &Allotment) -> u64 {
         if matches!(self.owner.key, Key::Name { .. }) { 0 } else { allotment.elsewhere_bytes }
     }

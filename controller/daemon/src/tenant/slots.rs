@@ -1,4 +1,4 @@
-//! Former slots: slots of a ledger whose session has ended while its process lives. The process may
+//! Former slots: slots of a ledger whose session has ended while its process lives. The process can
 //! still write such a slot when it finishes a call that it began during the session.
 
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ impl FormerSlots {
         self.0.remove(&slot);
     }
 
-    /// Returns whether a process may still write `slot`.
+    /// Returns whether a process can still write `slot`.
     pub fn has(&self, slot: usize) -> bool {
         self.0.contains_key(&slot)
     }

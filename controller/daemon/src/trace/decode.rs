@@ -97,7 +97,7 @@ impl Serialize for Fields<'_> {
 pub enum Value {
     /// A number.
     Number(u64),
-    /// A number that may be negative.
+    /// A number that can be negative.
     Signed(i64),
     /// A number in hexadecimal form.
     Hex(u64),

@@ -5,7 +5,7 @@
 //! `nv-unix-nvos-params-wrappers.h`, `uvm_ioctl.h`, `uvm_linux_ioctl.h`, `nvkms-ioctl.h` and
 //! `nvkms-api.h`.
 //!
-//! A driver of another release may use another layout. If the argument's size differs, `deepres
+//! A driver of another release can use another layout. If the argument's size differs, `deepres
 //! trace` shows no fields.
 
 use deepres_abi::probe::Family;

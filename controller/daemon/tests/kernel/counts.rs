@@ -3,7 +3,7 @@
 
 use super::support::*;
 use deepres_abi::probe::{COMMANDS_APART, Family, REST, StatKey, StatValue, TICK_NS, slot};
-use deepres_daemon::probes::kernel::{Asked, Kernel, Way};
+use deepres_daemon::probes::kernel::{Asked, AttachPoint, Kernel};
 use deepres_daemon::probes::room::Room;
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 use rustix::net::{
@@ -18,15 +18,15 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-const WAYS: [Way; 2] = [Way::Tracepoints, Way::RawTracepoints];
+const POINTS: [AttachPoint; 2] = [AttachPoint::Tracepoints, AttachPoint::RawTracepoints];
 
 #[test]
 fn a_hundred_thousand_ioctls_of_eight_threads_over_several_descriptors_are_counted_exactly() {
     const THREADS: usize = 8;
     const ROUNDS: usize = 2_500;
     let _alone = alone();
-    for way in WAYS {
-        let Some(kernel) = probes(&[TUN_KEY, FUSE_KEY], Asked::None, Some(way)) else { return };
+    for point in POINTS {
+        let Some(kernel) = probes(&[TUN_KEY, FUSE_KEY], Asked::None, Some(point)) else { return };
         let threads: Vec<_> = (0..THREADS)
             .map(|_| {
                 thread::spawn(|| {
@@ -57,9 +57,9 @@ fn a_hundred_thousand_ioctls_of_eight_threads_over_several_descriptors_are_count
             (229, RM_CONTROL, each, each),
             (229, RM_ALLOC, each, each),
         ] {
-            assert!(shown.contains(&expected), "{way:?}: {expected:?} is not in {shown:?}");
+            assert!(shown.contains(&expected), "{point:?}: {expected:?} is not in {shown:?}");
         }
-        assert_eq!(shown.len(), 4, "{way:?}: nothing of /dev/null: {shown:?}");
+        assert_eq!(shown.len(), 4, "{point:?}: nothing of /dev/null: {shown:?}");
         for (_, value) in &counted {
             assert_eq!(value.buckets.iter().sum::<u64>(), value.calls, "each call has one latency");
             assert!(value.time_ns >= value.longest_ns && value.longest_ns > 0);
@@ -75,8 +75,8 @@ fn descriptors_of_other_devices_and_no_descriptors_are_not_counted() {
     let _alone = alone();
     let far = rustix::io::fcntl_dupfd_cloexec(open(TUN), 900).unwrap();
     let others = [open("/dev/null"), open(FUSE)];
-    for way in WAYS {
-        let Some(kernel) = probes(&[TUN_KEY], Asked::None, Some(way)) else { return };
+    for point in POINTS {
+        let Some(kernel) = probes(&[TUN_KEY], Asked::None, Some(point)) else { return };
         for _ in 0..3 {
             assert_eq!(ioctl(far.as_raw_fd(), SUCCESS), 0);
         }
@@ -89,7 +89,7 @@ fn descriptors_of_other_devices_and_no_descriptors_are_not_counted() {
         }
         let counted = counted(&kernel, std::process::id());
         let shown: Vec<_> = counted.iter().map(|(key, value)| (key.command, value.calls)).collect();
-        assert_eq!(shown, [(SUCCESS as u32, 3)], "{way:?}");
+        assert_eq!(shown, [(SUCCESS as u32, 3)], "{point:?}");
     }
 }
 
@@ -396,15 +396,15 @@ fn a_block_device_with_the_number_of_one_that_is_watched_is_another() {
         // If the kernel has no block devices of this number, the programs cannot confuse any.
         return lacks("block devices of the kind loop");
     };
-    for way in WAYS {
+    for point in POINTS {
         // Major number 7 belongs to the virtual consoles' memory among the character devices.
         let keys = [&format!("nvidia={LOOP_MAJOR}"), TUN_KEY];
-        let Some(kernel) = probes(&keys, Asked::None, Some(way)) else { return };
+        let Some(kernel) = probes(&keys, Asked::None, Some(point)) else { return };
         assert!(ioctl(fd(&block), RM_CONTROL) < 0);
         assert_eq!(ioctl(fd(&open(TUN)), SUCCESS), 0);
         let counted = counted(&kernel, std::process::id());
         let shown: Vec<_> = counted.iter().map(|(key, value)| (key.command, value.calls)).collect();
-        assert_eq!(shown, [(SUCCESS as u32, 1)], "{way:?}");
+        assert_eq!(shown, [(SUCCESS as u32, 1)], "{point:?}");
         assert_eq!(kernel.totals().untimed, 0);
     }
 }
@@ -454,19 +454,19 @@ fn calls_of_32_bit_programs_are_left_out_and_taken_for_no_others() {
     let _alone = alone();
     let tun = open(TUN);
     let descriptor = fd(&tun) as u32;
-    for way in WAYS {
-        let Some(kernel) = probes(&[TUN_KEY], Asked::None, Some(way)) else { return };
+    for point in POINTS {
+        let Some(kernel) = probes(&[TUN_KEY], Asked::None, Some(point)) else { return };
         let registers = [u64::from(descriptor), SUCCESS, 0];
         let Some(changed_owner) = compat_call(COMPAT_LCHOWN, [0; 3], registers) else {
             return lacks("a kernel that runs 32-bit programs");
         };
         let asked = compat_call(COMPAT_IOCTL, [descriptor, SUCCESS as u32, 0], [0; 3]).unwrap();
-        assert_eq!(counted(&kernel, changed_owner), [], "{way:?}: what it asked for is no ioctl");
-        assert_eq!(counted(&kernel, asked), [], "{way:?}");
+        assert_eq!(counted(&kernel, changed_owner), [], "{point:?}: what it asked for is no ioctl");
+        assert_eq!(counted(&kernel, asked), [], "{point:?}");
         assert_eq!(kernel.totals().untimed, 0);
         // The same call by a 64-bit program.
         assert_eq!(ioctl(fd(&tun), SUCCESS), 0);
-        assert_eq!(of_command(&kernel, std::process::id(), SUCCESS).unwrap().calls, 1, "{way:?}");
+        assert_eq!(of_command(&kernel, std::process::id(), SUCCESS).unwrap().calls, 1, "{point:?}");
     }
 }
 

@@ -2,7 +2,7 @@
 
 use deepres_abi::probe::{StatKey, StatValue};
 use deepres_daemon::probes::devices::Devices;
-use deepres_daemon::probes::kernel::{Asked, Kernel, KernelError, Way};
+use deepres_daemon::probes::kernel::{Asked, AttachPoint, Kernel, KernelError};
 use deepres_daemon::probes::room::Room;
 use deepres_e2e::skip;
 use deepres_model::config::DeviceKey;
@@ -36,13 +36,13 @@ pub fn devices(keys: &[&str]) -> Devices {
 
 /// Attaches probes to these devices. Returns `None` and prints the reason if the machine lacks a
 /// need.
-pub fn probes(keys: &[&str], asked: Asked, way: Option<Way>) -> Option<Kernel> {
-    probes_within(Room::here().unwrap(), keys, asked, way)
+pub fn probes(keys: &[&str], asked: Asked, point: Option<AttachPoint>) -> Option<Kernel> {
+    probes_within(Room::here().unwrap(), keys, asked, point)
 }
 
 /// Does the same as `probes`, with this room for counters.
-pub fn probes_within(room: Room, keys: &[&str], asked: Asked, way: Option<Way>) -> Option<Kernel> {
-    attached(Kernel::attach_within(room, &devices(keys), asked, way))
+pub fn probes_within(room: Room, keys: &[&str], asked: Asked, point: Option<AttachPoint>) -> Option<Kernel> {
+    attached(Kernel::attach_within(room, &devices(keys), asked, point))
 }
 
 /// Prints that the machine lacks `what`, and that the test is skipped.

@@ -52,7 +52,7 @@ pub fn read(claim: &ResourceClaim, uid: &str, node: &str) -> Result<Vec<Given>, 
     grouped.into_iter().map(|(request, results)| given(uid, request, &results)).collect()
 }
 
-/// Returns what a request got. A request may have several parts of one GPU, which then count
+/// Returns what a request got. A request can have several parts of one GPU, which then count
 /// together.
 fn given(uid: &str, request: &str, results: &[&DeviceRequestAllocationResult]) -> Result<Given, String> {
     let mut parts = BTreeMap::<String, (u64, u64)>::new();

@@ -17,7 +17,7 @@ use tokio_stream::StreamExt;
 /// The time that an answer of the API server may take.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The time for which the plugin watches the slices before it lists them again. The API server ends
-/// a watch a little earlier; the end may get lost with its connection.
+/// a watch a little earlier; the end can get lost with its connection.
 const WATCH: Duration = Duration::from_secs(300);
 /// HTTP's status codes for an object that has changed, or that no longer exists.
 const CONFLICT: u16 = 409;
@@ -67,7 +67,7 @@ type Known = BTreeMap<String, ResourceSlice>;
 /// The ResourceSlice that the driver wrote last.
 struct Written {
     devices: Vec<Device>,
-    /// The API server's answer. The server may write the same content in another form, and an older
+    /// The API server's answer. The server can write the same content in another form, and an older
     /// server leaves out fields.
     answer: ResourceSliceSpec,
 }

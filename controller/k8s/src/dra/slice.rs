@@ -1,4 +1,4 @@
-//! The ResourceSlice of a node: a device for each GPU, of which several claims may have a part;
+//! The ResourceSlice of a node: a device for each GPU, of which several claims can have a part;
 //! pure.
 
 use super::{DRIVER, quantity};

@@ -110,7 +110,7 @@ impl Node {
         let Ok(entries) = std::fs::read_dir(&self.options.cdi_dir) else { return Vec::new() };
         let files = entries.map(|entry| entry.unwrap().path());
         let files = files.filter(|path| path.extension().is_some_and(|ending| ending == "json"));
-        // A file may go at any moment.
+        // A file can go at any moment.
         files.filter_map(|path| std::fs::read_to_string(path).ok()).collect()
     }
 

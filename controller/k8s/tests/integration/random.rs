@@ -112,7 +112,7 @@ fn check_shares(node: &Node, pod: &Pod) {
 /// Returns the number of pods that the scheduler admitted, of those that ran, and of those that
 /// failed while a part of the node restarted.
 async fn run(pods: usize, seed: u64, apart_s: u64, restart_each: usize) -> (usize, usize, usize) {
-    // A daemon of a test does not restart faster than another, so it may be away for as long.
+    // A daemon of a test does not restart faster than another, so it can be away for as long.
     let times = Timing { away: Timing::default().away, ..timing() };
     let mut node = Node::start_with(GPUS, 0, times).await;
     let mut random = Random(seed);

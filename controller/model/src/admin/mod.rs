@@ -779,9 +779,10 @@ pub fn fields() -> String {
     ];
     format!(
         "# Fields of the status\n\n\
-         `deepres ps --json` prints one `Status`. `deepres explain --json` prints a list of `ShareStatus`.\n\
-         A field with a column is in the tables of `deepres ps` too, and a field with a metric in the\n\
-         [metrics](metrics.md). `deepres ps --fields` prints this page.\n{}",
+         `deepres ps --json` prints one `Status`. `deepres explain TENANT --json` prints an object. Its list\n\
+         `gpus` has a `ShareStatus` for each GPU. A field with a column is in the tables of `deepres ps`\n\
+         too, and a field with a metric in the [metrics](metrics.md). `deepres ps --fields` prints this\n\
+         page.\n{}",
         sections.concat()
     )
 }

@@ -3,14 +3,14 @@
 //!
 //! Without an arbiter, the GPU's hardware takes turns between all processes that have work. Each
 //! meter then counts the turns of other processes as part of its own kernels' time. So the claims
-//! of all processes together may exceed the time that passed. The core subtracts the excess from
+//! of all processes together can exceed the time that passed. The core subtracts the excess from
 //! all claims in equal parts, because the turns were equal. Therefore the core settles the claims
 //! together: when all processes are back, when the daemon saves its state, or when the wait for
 //! processes ends.
 //!
-//! A process may come back with work in flight. This work took turns with the work of other
+//! A process can come back with work in flight. This work took turns with the work of other
 //! processes too. But each meter counts the time when the work completes, and the core charges the
-//! time at once. So the charges may exceed the time that passed, even after the core has settled
+//! time at once. So the charges can exceed the time that passed, even after the core has settled
 //! the claims. When the work of all processes is complete, the core subtracts this
 //! [excess](Arrears::take_excess) from their next charges, again in equal parts.
 

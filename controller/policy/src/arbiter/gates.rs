@@ -113,7 +113,7 @@ impl Core {
         }
     }
 
-    /// Tells the sessions whether the hardware may take turns between their tenant's work and other
+    /// Tells the sessions whether the hardware can take turns between their tenant's work and other
     /// tenants' work.
     pub(super) fn tell_beside(&mut self, actions: &mut Actions) {
         if !self.scheduler.has_several() && !self.has_beside {

@@ -155,7 +155,7 @@ impl Core {
                 tenant.account.wants = false;
                 Seen::default()
             };
-            // A meter may show the last work of a burst late, so the core keeps the shared time
+            // A meter can show the last work of a burst late, so the core keeps the shared time
             // until the next burst begins.
             if was_idle && tenant.account.wants {
                 tenant.shared.forget();
@@ -249,7 +249,7 @@ impl Core {
     }
 
     /// Corrects the last readings for a time in which the arbiter did not run. In that time each
-    /// session counted the turns of other sessions as its own. So all sessions together may claim
+    /// session counted the turns of other sessions as its own. So all sessions together can claim
     /// more than the time that passed. This function subtracts the excess from all claims in equal
     /// parts, as [`super::arrears`] does for the time between two daemons.
     pub(super) fn level(&mut self, now_ns: u64, readings: &Readings) {

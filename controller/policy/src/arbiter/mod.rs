@@ -146,7 +146,7 @@ pub struct SessionSeat {
 pub enum Order {
     /// A session connects. The actions of the turn contain the session's gate and entitlement.
     Enter {
-        /// The session's tenant, which may be new.
+        /// The session's tenant, which can be new.
         tenant: TenantSeat,
         /// The session.
         session: SessionSeat,
@@ -158,7 +158,7 @@ pub enum Order {
         tenant: TenantId,
         /// The number of the session.
         session: SessionId,
-        /// Whether the process may connect again. The core then remembers the point up to which it
+        /// Whether the process can connect again. The core then remembers the point up to which it
         /// charged the process.
         may_return: bool,
     },
@@ -206,7 +206,7 @@ pub struct SessionReading {
     /// after the counters.
     pub ends: u64,
     /// The part of the SMs that the session's launches use at most, under MPS, parts per million; 0
-    /// for all SMs. The process may report a false part. The core takes at least the granted part.
+    /// for all SMs. The process can report a false part. The core takes at least the granted part.
     pub sm_ppm: u32,
     /// The MPS server of the session's process; 0 without one. The process can name a false server.
     pub mps_server: u64,
@@ -383,13 +383,13 @@ pub struct Core {
     tenants: BTreeMap<TenantId, Tenant>,
     /// The holder that the core named in its last post to the board of gangs.
     posted: Option<TenantId>,
-    /// When the previous daemon last saved its state, ns; `Some` while processes that it served may
+    /// When the previous daemon last saved its state, ns; `Some` while processes that it served can
     /// still reconnect.
     restored_ns: Option<u64>,
-    /// For each process that may come back: the point up to which it was charged.
+    /// For each process that can come back: the point up to which it was charged.
     baselines: BTreeMap<(TenantId, ProcessId), Baseline>,
     /// GPU time that tenants used while no daemon ran, and that the core has not charged yet;
-    /// `Some` while processes may still reconnect.
+    /// `Some` while processes can still reconnect.
     arrears: Option<Arrears>,
     handoffs: u64,
     latency: Latency,
@@ -428,7 +428,7 @@ pub struct Core {
     silence: Arrears,
     /// Working memory: the changes of grants that the scheduler decided.
     changes: Vec<Change>,
-    /// Whether a session knows that the hardware may take turns between tenants.
+    /// Whether a session knows that the hardware can take turns between tenants.
     has_beside: bool,
 }
 
@@ -574,7 +574,7 @@ impl Core {
             self.ticked_ns = now_ns;
             self.tenants.values_mut().for_each(|tenant| tenant.account.mark(now_ns));
         }
-        // A tenant may finish its work at this moment. Either the tenant sees the new gate and
+        // A tenant can finish its work at this moment. Either the tenant sees the new gate and
         // rings the bell, or the next turn sees that the work has finished. The next turn also
         // posts news to the peers, and uses the system's answers.
         let is_awaited = has_orders || self.has_news() || !actions.asks.is_empty();
@@ -643,7 +643,7 @@ impl Core {
         (silent_ns > self.setup.heartbeat_limit_ns && self.has_sessions()).then_some(silent_ns)
     }
 
-    /// Returns whether the present holder differs from the holder in the last post. The peers may
+    /// Returns whether the present holder differs from the holder in the last post. The peers can
     /// wait for this news.
     fn has_news(&self) -> bool {
         self.setup.has_peers && self.scheduler.holder() != self.posted

@@ -1,7 +1,7 @@
 //! Detects work that does not end, so that the daemon can tell the operator. If a kernel spins or
 //! runs for ever, its process cannot take turns on the GPU with others.
 //!
-//! Other work of the same process may begin and end on other streams meanwhile. So progress alone
+//! Other work of the same process can begin and end on other streams meanwhile. So progress alone
 //! does not prove that all work ends. After several drains that the arbiter gave up, progress no
 //! longer counts, unless the process was idle in between.
 

@@ -35,7 +35,7 @@ impl Said {
 }
 
 /// Time in which a tenant and another tenant had work on the GPU, ns. The hardware takes turns
-/// between the two, so a tenant's launches may take longer than they take alone. In the excess over
+/// between the two, so a tenant's launches can take longer than they take alone. In the excess over
 /// their usual time, the GPU worked for the other tenant.
 #[derive(Debug, Default)]
 pub struct Shared(u64);

@@ -25,8 +25,8 @@ pub const SESSION_NS: u64 = Duration::from_micros(1).as_nanos() as u64;
 /// and takes two events of it beyond the first ring. These calls and events cost less than this
 /// time.
 pub const SHUT_NS: u64 = Duration::from_micros(5).as_nanos() as u64;
-/// The time that a quiet ringer has saved at most, ns: a hundred looks. A hand-off may wake a
-/// hundred threads, and each of these threads may ring.
+/// The time that a quiet ringer has saved at most, ns: a hundred looks. A hand-off can wake a
+/// hundred threads, and each of these threads can ring.
 pub const SAVED_NS: u64 = Duration::from_millis(20).as_nanos() as u64;
 
 /// Returns the price of a look at this many sessions, ns.

@@ -105,7 +105,7 @@ impl Late {
     }
 }
 
-/// A request that has not ended, or whose end a short pause may still undo.
+/// A request that has not ended, or whose end a short pause can still undo.
 #[derive(Debug, Clone, Copy, Default)]
 struct Burst {
     began_ns: u64,
@@ -267,7 +267,7 @@ impl Requests {
             worked_ns: part.worked_ns / parts,
             waits,
         };
-        // A broken meter may count any number of ends.
+        // A broken meter can count any number of ends.
         for _ in 1..parts.min(REMEMBERED as u64) {
             self.burst = Some(part);
             self.end(look, served);

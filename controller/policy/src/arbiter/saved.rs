@@ -131,7 +131,7 @@ pub struct Restored {
     pub counters: Counters,
     /// The tenants with their accounts on this GPU.
     pub accounts: Vec<(TenantSeat, SavedAccount)>,
-    /// For each process that may come back: the point up to which the previous daemon charged it.
+    /// For each process that can come back: the point up to which the previous daemon charged it.
     pub baselines: Vec<(TenantId, ProcessId, Baseline)>,
 }
 

@@ -56,7 +56,7 @@ pub struct Session {
     pub(super) overlap: Overlap,
     /// The grant that the session's gate shows.
     pub(super) gate: Grant,
-    /// Whether the session knows that the hardware may take turns between its tenant's work and
+    /// Whether the session knows that the hardware can take turns between its tenant's work and
     /// other tenants' work.
     pub(super) is_beside: bool,
 }

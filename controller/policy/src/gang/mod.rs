@@ -13,7 +13,7 @@
 //! 1. The turn is *planned* for a moment at which all GPUs of the gang can be free. Until the
 //!    moment, other tenants use the GPUs, and launch only work that drains before the moment.
 //! 2. The gang *holds* the GPUs until a common end.
-//! 3. The gates of the gang close, and the gang *drains*. A rank may wait in its kernel for a
+//! 3. The gates of the gang close, and the gang *drains*. A rank can wait in its kernel for a
 //!    launch that its peer did not make before the gates closed. So such a peer gets leases of one
 //!    launch each, until both ranks have drained.
 //!
@@ -39,7 +39,7 @@ const fn ns(duration: Duration) -> u64 {
     duration.as_nanos() as u64
 }
 
-/// If a tenant wanted two GPUs at once within this time, it is a gang on these GPUs. A rank may
+/// If a tenant wanted two GPUs at once within this time, it is a gang on these GPUs. A rank can
 /// pause while another rank works, so one look does not suffice.
 const REMEMBERED_NS: u64 = ns(Duration::from_secs(1));
 /// The bound, ns, on each of three times: the delay of a plan by the board, the board's wait for
@@ -268,13 +268,13 @@ impl Board {
         if self.gangs.is_empty() && self.turns.is_empty() {
             return;
         }
-        // Begun turns first: if one of them ends, a planned turn may begin.
+        // Begun turns first: if one of them ends, a planned turn can begin.
         self.move_on(now_ns, |turn| !turn.is_planned());
         self.move_on(now_ns, Turn::is_planned);
         self.elect(now_ns);
     }
 
-    /// Returns the order for a GPU's arbiter, and notes that the arbiter may open a gang's gate by
+    /// Returns the order for a GPU's arbiter, and notes that the arbiter can open a gang's gate by
     /// this order. Only the arbiter's next post shows whether the gate is open.
     pub fn tell(&mut self, gpu: usize) -> Order {
         let order = self.order(gpu);
@@ -601,7 +601,7 @@ impl Board {
     }
 
     /// Returns whether the tenant holds one of `gpus` with work in flight while other tenants want
-    /// these GPUs. Such a rank got its GPU before its tenant was a gang, and may spin for a rank
+    /// these GPUs. Such a rank got its GPU before its tenant was a gang, and can spin for a rank
     /// without a GPU.
     fn runs_by_itself(&self, tenant: TenantId, gpus: &BTreeSet<usize>) -> bool {
         let runs = |gpu: &usize| {

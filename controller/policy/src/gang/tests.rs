@@ -669,7 +669,7 @@ fn a_rank_that_has_ended_none_of_several_kernels_for_longer_than_one_takes_waits
         ..member(1)
     };
     let waits = Member { waiting: true, in_flight: false, ..spins };
-    // The time of one kernel, and the time by which the board may see the ends of kernels apart.
+    // The time of one kernel, and the time by which the board can see the ends of kernels apart.
     for (since_ns, catches_up) in [(3 * MS - 1, false), (3 * MS, true)] {
         let now_ns = until_ns + since_ns;
         board.post(0, now_ns, post(1, &[spins, behind]));

@@ -1,7 +1,7 @@
 //! The wait of one tenant at the cuts of its plan.
 //!
 //! Each launch of the tenant asks its gate. The gate follows the tenant through its iteration by
-//! the keys of the kernels. A plan may begin in the middle of an iteration. So the gate first seeks
+//! the keys of the kernels. A plan can begin in the middle of an iteration. So the gate first seeks
 //! a whole iteration, and then counts along without any wait until all other tenants have found
 //! their iterations. Then the tenants *meet*: each waits at the beginning of its next iteration
 //! until the others are there. From then on, all tenants count the same iterations.
@@ -55,7 +55,7 @@ pub struct Gate {
     cuts: Vec<Cut>,
     /// The places for which other tenants wait, in order.
     marks: Vec<usize>,
-    bound_ns: u64,
+    wait_limit_ns: u64,
     step: Step,
     /// The first cut of this iteration that the tenant has not passed.
     next: usize,
@@ -65,8 +65,8 @@ pub struct Gate {
 impl Gate {
     /// Returns the gate of a tenant. `keys` has the keys of the iteration's kernels, in the order
     /// of the launches. `cuts` has the cuts of all tenants. Even if a launch has several cuts, the
-    /// launch waits for at most `bound_ns` in all.
-    pub fn new(tenant: usize, keys: Vec<u64>, cuts: &[Cut], bound_ns: u64) -> Self {
+    /// launch waits for at most `wait_limit_ns` in all.
+    pub fn new(tenant: usize, keys: Vec<u64>, cuts: &[Cut], wait_limit_ns: u64) -> Self {
         let mut marks: Vec<usize> =
             cuts.iter().filter(|cut| cut.other == tenant).map(|cut| cut.until).collect();
         marks.sort_unstable();
@@ -75,7 +75,7 @@ impl Gate {
         cuts.sort_unstable();
         let step = if keys.is_empty() { Step::Gone } else { Step::Seeking(0) };
         let borders = borders(&keys);
-        Self { tenant, keys, borders, cuts, marks, bound_ns, step, next: 0, misses: 0 }
+        Self { tenant, keys, borders, cuts, marks, wait_limit_ns, step, next: 0, misses: 0 }
     }
 
     /// Returns whether the gate has a plan: the tenant seeks its iteration, or keeps to its plan.
@@ -115,10 +115,10 @@ impl Gate {
     }
 
     /// Answers a launch that asked first at `asked_ns`. A launch that waits asks again with the
-    /// same key and the same `asked_ns`. So several threads may wait at once, each for the bound at
+    /// same key and the same `asked_ns`. So several threads can wait at once, each for the bound at
     /// most.
     pub fn launch(&mut self, asked_ns: u64, now_ns: u64, key: u64, others: &[Place; MOST_TENANTS]) -> Answer {
-        let ends_ns = asked_ns.saturating_add(self.bound_ns);
+        let ends_ns = asked_ns.saturating_add(self.wait_limit_ns);
         match self.step {
             Step::Gone => return Answer::Launch,
             Step::Seeking(matched) => {

@@ -116,13 +116,14 @@ pub struct Plan {
     /// The gain by the plan, as a part of the time without the plan, if kernels share the SMs in
     /// order ([`Sharing::InOrder`]) in both cases.
     pub in_order_gain: f64,
-    /// The least time of any plan: the area, or the longest tenant, ns.
+    /// The least time of any plan, ns: the area, or the time of the longest tenant if it is more.
     pub bound_ns: f64,
     /// The idle area, ns of all SMs. The part of it that switches cause is in it.
     pub residue_ns: f64,
     /// The switches of all cuts, ns.
     pub cost_ns: f64,
-    /// The longest wait at a cut, ns. A wait that is much longer does not serve the plan.
+    /// The longest wait at a cut that the model predicts, ns. This field bounds no wait;
+    /// `PlanHead::wait_limit_ns` does.
     pub longest_wait_ns: f64,
 }
 

@@ -6,7 +6,7 @@
 //!
 //! An iteration also repeats parts of itself, such as the layers of a model. A run of layers ends
 //! with the iteration. So if an iteration repeats itself three times in a row, its run is more than
-//! twice as long as each run of a part. Two branches that come now and then may look like a longer
+//! twice as long as each run of a part. Two branches that come now and then can look like a longer
 //! repetition, which comes only twice in a row.
 
 use alloc::collections::BTreeMap;
@@ -33,7 +33,7 @@ pub struct Repetition {
     /// The number of launches of an iteration.
     pub length: usize,
     /// The place of the first launch of the last whole iteration that repeats the iteration before
-    /// it. Each place of an iteration may count as its beginning.
+    /// it. Each place of an iteration can count as its beginning.
     pub last: usize,
     /// The number of launches that the repetition explains.
     pub explained: usize,
@@ -60,7 +60,7 @@ pub fn find(keys: &[u64]) -> Option<Repetition> {
     long.min_by_key(|(repetition, _)| repetition.length).map(|(repetition, _)| repetition.clone())
 }
 
-/// Returns lengths that the iteration may have: the most frequent distances between two launches
+/// Returns lengths that the iteration can have: the most frequent distances between two launches
 /// with the same key whose following launches also have the same keys.
 fn candidates(keys: &[u64]) -> Vec<usize> {
     let most = (keys.len() / 2).min(MOST_LENGTH);
@@ -82,7 +82,7 @@ fn candidates(keys: &[u64]) -> Vec<usize> {
 }
 
 /// Returns a hash of each launch and the `neighbours - 1` launches after it. Launches with the same
-/// hash may differ: the hash only proposes lengths.
+/// hash can differ: the hash only proposes lengths.
 fn hashes(keys: &[u64], neighbours: usize) -> Vec<u64> {
     /// An odd number without a pattern: 2⁶⁴ divided by the golden ratio.
     const BASE: u64 = 0x9e37_79b9_7f4a_7c15;

@@ -1,7 +1,7 @@
 //! Reads from a recording of a process its launches, and the iteration that the launches repeat.
 //!
 //! A recording is a trace of `deepres run --record`, or an excerpt that the daemon asked for. An
-//! excerpt and a trace have the same records ([`deepres_abi::recording`]). A process may write any
+//! excerpt and a trace have the same records ([`deepres_abi::recording`]). A process can write any
 //! records. So the work and the memory of this module grow at most in proportion to the records'
 //! bytes, but for a sort.
 
@@ -171,7 +171,7 @@ impl Iteration {
 }
 
 /// Returns the part of the SMs that a kernel uses in the mean over its waves, percent. `at_once`
-/// blocks run at once. The last wave may have fewer blocks.
+/// blocks run at once. The last wave can have fewer blocks.
 pub fn width_by_waves(blocks: u64, at_once: u64) -> f64 {
     let at_once = at_once.max(1);
     let waves = blocks.div_ceil(at_once).max(1);
@@ -264,7 +264,7 @@ impl Process {
     }
 
     /// Returns the iteration of the process, or `None` if its launches do not repeat themselves. If
-    /// the recording does not tell the width of a kernel, `width_percent` may tell it.
+    /// the recording does not tell the width of a kernel, `width_percent` can tell it.
     pub fn iteration(&self, width_percent: impl Fn(&Shape) -> Option<f64>) -> Option<Iteration> {
         let keys: Vec<u64> = self.launches.iter().map(|launch| launch.shape as u64).collect();
         let found = period::find(&keys)?;
@@ -272,7 +272,7 @@ impl Process {
         let times_ns = self.times_ns();
         let gaps = self.gaps(&times_ns);
         let begin = found.last;
-        // Each place may be the first one. The longest pause tells where a program begins anew.
+        // Each place can be the first one. The longest pause tells where a program begins anew.
         let whole = |first: usize| period::occurrences(&keys, &keys[first..first + length]);
         let from_any = whole(begin);
         let idle_ns: Vec<u64> =

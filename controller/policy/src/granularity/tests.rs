@@ -404,13 +404,13 @@ proptest! {
                 .prop_map(|(tenant, kernel, other, until)| Cut { tenant, kernel, other, until }),
             0..6,
         ),
-        bound_ns in any::<u64>(),
+        wait_limit_ns in any::<u64>(),
         launches in proptest::collection::vec((0u64..3, places(), any::<u64>()), 0..60),
     ) {
-        let mut gate = Gate::new(tenant, keys, &cuts, bound_ns);
+        let mut gate = Gate::new(tenant, keys, &cuts, wait_limit_ns);
         for (key, others, finished) in launches {
             if let Answer::Wait(until_ns) = gate.launch(7, 7, key, &others) {
-                prop_assert!(until_ns > 7 && until_ns - 7 <= bound_ns);
+                prop_assert!(until_ns > 7 && until_ns - 7 <= wait_limit_ns);
                 prop_assert_eq!(gate.launch(7, until_ns, key, &others), Answer::Launch);
             }
             gate.place(finished);
@@ -424,8 +424,8 @@ fn all_at(iterations: u64, kernel: usize) -> [Place; MOST_TENANTS] {
 }
 
 /// Returns the gate of tenant 0, which has gone through an iteration and met the others.
-fn met(keys: &[u64], cuts: &[Cut], bound_ns: u64) -> Gate {
-    let mut gate = Gate::new(0, keys.to_vec(), cuts, bound_ns);
+fn met(keys: &[u64], cuts: &[Cut], wait_limit_ns: u64) -> Gate {
+    let mut gate = Gate::new(0, keys.to_vec(), cuts, wait_limit_ns);
     for key in keys {
         assert_eq!((gate.launch(0, 0, *key, &all_at(0, 0)), gate.counts()), (Answer::Launch, false));
     }

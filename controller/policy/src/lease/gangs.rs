@@ -153,7 +153,7 @@ impl Scheduler {
         }
     }
 
-    /// Decides while no tenant has the GPU and a gang gets it at `at_ns`. Another tenant may get
+    /// Decides while no tenant has the GPU and a gang gets it at `at_ns`. Another tenant can get
     /// the GPU before, if its work can drain before `at_ns`.
     fn free_until_step(&mut self, at_ns: u64, now_ns: u64, tuning: &Tuning) -> Step {
         let next = self.next_apart(Rank::Owner, None).or_else(|| {

@@ -241,7 +241,7 @@ pub struct Scheduler {
     decided_ns: u64,
     /// Number of tenants with work in flight at the last decision.
     flying: usize,
-    /// Number of tenants between whose work the hardware may take turns from now on: their gates
+    /// Number of tenants between whose work the hardware can take turns from now on: their gates
     /// let launches pass, or they have work in flight.
     on_gpu: usize,
     /// The remainder of the division of passed time among the tenants with work in flight, ns. The
@@ -605,12 +605,12 @@ impl Scheduler {
         }
     }
 
-    /// Returns whether the hardware may take turns between several tenants from now on.
+    /// Returns whether the hardware can take turns between several tenants from now on.
     pub fn has_several(&self) -> bool {
         self.on_gpu > 1
     }
 
-    /// Returns whether the hardware may take turns between the tenant's work and other tenants'
+    /// Returns whether the hardware can take turns between the tenant's work and other tenants'
     /// work from now on.
     pub fn is_beside(&self, id: TenantId) -> bool {
         self.has_several() && self.tenants.get(id).is_some_and(Tenant::is_on_gpu)
@@ -676,7 +676,7 @@ impl Scheduler {
             }
             if tenant.wanted && !wants(tenant) {
                 tenant.stopped_wanting_ns = now_ns;
-                // A paused tenant may have work in flight.
+                // A paused tenant can have work in flight.
                 tenant.settle_accrued();
                 tenant.compete(false, clock);
             }
@@ -1326,14 +1326,17 @@ impl Scheduler {
         self.tenants.get(id).map_or(0, Tenant::remaining_ns).saturating_add(waits_ns)
     }
 
-    /// Returns whether `next` gets the GPU at once, beside other work that still drains for
-    /// `rest_ns`. The result is true if the drain takes longer than `next` would lose in the
-    /// hardware's turns. The loss is half a slice in the mean before its first turn, and a slice
-    /// after each of its slices.
+    /// Returns whether the scheduler opens the gate of `next` now, beside other work that still
+    /// drains for `rest_ns`. If it does, the hardware alternates between the two, slice by slice.
+    /// `next` then waits half a slice on average before it starts, and one slice after each full
+    /// slice of its burst. The result is true only if this loss is less than `rest_ns`.
     ///
-    /// With two long bursts in flight, each brief burst waits for two slices. So while a tenant
-    /// with brief bursts wanted the GPU lately, only tenants with brief bursts go beside other
-    /// work.
+    /// Two long bursts in flight would make a brief burst wait for two slices. So if a tenant with
+    /// brief bursts wanted the GPU in the last [`SHORT_IDLE_NS`], only tenants with brief bursts go
+    /// beside other work.
+    ///
+    /// The result is also false while a gang has the GPU or gets it next, and for a tenant without
+    /// metered use.
     fn goes_beside(&self, rest_ns: u64, next: &Tenant) -> bool {
         let lost_ns = (next.usual_burst_ns() / HARDWARE_SLICE_NS)
             .saturating_mul(HARDWARE_SLICE_NS)

@@ -13,7 +13,7 @@
 //! so it pays only until it owes its place for a quantum. This debt keeps it behind owners that had
 //! less.
 //!
-//! The part of an owner may change at any time, because an owner without a fixed part has the part
+//! The part of an owner can change at any time, because an owner without a fixed part has the part
 //! of its widest kernel. If the parts of a set no longer fit, the scheduler takes owners out of the
 //! set until they fit. Of the set, the scheduler keeps the owners that it chose first.
 //!

@@ -13,7 +13,7 @@ use core::mem;
 use core::time::Duration;
 use deepres_abi::PPM;
 
-/// If a tenant wanted the GPU within this time, it may be back at any moment, ns. A step of a
+/// If a tenant wanted the GPU within this time, it can be back at any moment, ns. A step of a
 /// Python program has gaps of some milliseconds.
 pub const SHORT_IDLE_NS: u64 = ns(Duration::from_millis(20));
 /// The most GPU time that a tenant is owed over a pause, ns.
@@ -107,7 +107,7 @@ pub struct Tenant {
     pub seen: Seen,
     pub stopped_wanting_ns: u64,
     /// The last time at which a meter showed that the tenant had used the GPU, ns. A tenant with
-    /// short bursts may pause at each look.
+    /// short bursts can pause at each look.
     pub used_at_ns: u64,
     pub last_progress_ns: u64,
     /// The largest single charge to the tenant so far, ns.
@@ -216,7 +216,7 @@ impl Tenant {
     }
 
     /// Returns whether the tenant wanted the GPU within `SHORT_IDLE_NS` and wants nothing now, so
-    /// that it may be back at any moment.
+    /// that it can be back at any moment.
     pub fn is_back_soon(&self, now_ns: u64) -> bool {
         self.metered_ns > 0 && !self.wanted && now_ns.saturating_sub(self.stopped_wanting_ns) <= SHORT_IDLE_NS
     }
@@ -424,7 +424,7 @@ impl Tenant {
 
     /// Returns the part of `part_ns` of the GPU's time that the tenant used if other tenants had
     /// work in flight too, ns. The result is at most the known rest of the tenant's work, because
-    /// this work may wait on the device.
+    /// this work can wait on the device.
     pub fn beside_ns(&self, part_ns: u64) -> u64 {
         if self.seen.pending_ns > 0 { part_ns.min(self.remaining_ns()) } else { part_ns }
     }
@@ -521,7 +521,7 @@ impl Tenant {
     }
 
     /// Returns the time for which the GPU idles in a pause of this holder while another owner
-    /// waits, ns. A tenant with short pauses may be owed more and more GPU time, because its
+    /// waits, ns. A tenant with short pauses can be owed more and more GPU time, because its
     /// returns to the GPU take too long. Then the GPU idles for as long as a return takes.
     pub fn patience_ns(&self, clock: VirtualTime, tuning: &Tuning) -> u64 {
         let short_ns = short_pause_ns(tuning);
@@ -709,7 +709,7 @@ impl Hold {
     }
 
     /// Returns the time of the hold in which other tenants waited and for which no meter shows a
-    /// use, ns. A meter lags behind a little, and a program may launch more slowly than the GPU
+    /// use, ns. A meter lags behind a little, and a program can launch more slowly than the GPU
     /// runs. So if the meter shows at least half of the time, the result is 0. `accrued_ns` is the
     /// scheduler's charge for work in flight, which counts as shown.
     fn unshown_ns(&self, accrued_ns: u64, now_ns: u64) -> u64 {

@@ -38,8 +38,8 @@ const SPAN_NS: u64 = ns(Duration::from_millis(200));
 /// A pace is known once it was observed for half of the span. After the first halving, the pace of
 /// a tenant is always known.
 const KNOWN_NS: u64 = SPAN_NS / 2;
-/// The largest sum of the demands of owners that come together, parts per million of the GPU. The
-/// rest of the GPU is for the hardware's switches, and for the error of the estimates.
+/// Owners start to run together only if their demands add up to at most this, in parts per million
+/// of the GPU. The remainder covers the hardware's context switches and the error of the estimates.
 const MOST_DEMAND_PPM: u64 = 800_000;
 /// The sum of the paces at which owners part, parts per million of the GPU.
 const MOST_PACE_PPM: u64 = 900_000;

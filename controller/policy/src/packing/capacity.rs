@@ -5,7 +5,7 @@
 //! generation solves it (P. Gilmore, R. Gomory, Operations Research 9, 1961): the prices of the
 //! tenants' work pick the next configuration, as a knapsack.
 //!
-//! A schedule that may stop a run between two kernels reaches this time. So the figure is a bound
+//! A schedule that can stop a run between two kernels reaches this time. So the figure is a bound
 //! for schedules without such stops.
 
 use alloc::vec;

@@ -21,7 +21,7 @@ pub const MOST_NEED: f64 = 0.85;
 /// of requests.
 const MOST_BUSY: f64 = 0.95;
 /// At a point, a request's wait and its run take at most the SLO. The wait counts as a whole run,
-/// because a request may come just after a run has begun. If no point is quick enough, the wait
+/// because a request can come just after a run has begun. If no point is quick enough, the wait
 /// counts as a quarter of a run.
 const WAITS: [f64; 2] = [1.0, 0.25];
 

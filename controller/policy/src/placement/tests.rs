@@ -238,7 +238,7 @@ mod measured {
                 place(&topology, &[WHOLE; MAX_GPUS], &asks(MAX_GPUS / 2, 100)).unwrap();
                 began.elapsed()
             };
-            // Other work of the machine may hold up single runs.
+            // Other work of the machine can hold up single runs.
             let least = (0..20).map(took).min().unwrap();
             assert!(least < Duration::from_millis(1), "{least:?}");
         }

@@ -104,9 +104,9 @@ pub struct NvLink {
 /// The NVLink fabric to which a GPU belongs. Only GPUs of one clique reach each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fabric {
-    /// The cluster's UUID.
+    /// NVML's UUID of the NVLink cluster, which is no Slurm or Kubernetes cluster.
     pub cluster: [u8; 16],
-    /// The clique in the cluster.
+    /// NVML's clique id: the number of the GPU's group within the NVLink cluster.
     pub clique: u32,
 }
 

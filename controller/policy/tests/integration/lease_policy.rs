@@ -219,7 +219,7 @@ const ROUNDS: u64 = 40;
 /// A tenant may also be off by the part of its kernels' lengths that the scheduler learns late.
 const TURNS_OFF: f64 = 2.5;
 /// The longest time of a hand-off on the model: wake-ups, and the moments in which an idle holder
-/// may still go on.
+/// can still go on.
 const HANDOFF_NS: u64 = MS;
 
 proptest! {

@@ -19,7 +19,7 @@ const LAUNCH_NS: u64 = 5_000;
 
 pub const MS: u64 = 1_000_000;
 
-/// A tenant's program: kernels whose lengths repeat in a cycle. The program may have pauses.
+/// A tenant's program: kernels whose lengths repeat in a cycle. The program can have pauses.
 #[derive(Debug, Clone)]
 pub struct Program {
     pub class: Class,

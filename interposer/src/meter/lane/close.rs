@@ -43,7 +43,7 @@ impl Lane {
     ///
     /// - On the legacy stream, an end event would order the blocking streams among each other, at a
     ///   moment that the program did not choose. If a blocking stream waits for the host, the host
-    ///   may then wait for ever for another blocking stream.
+    ///   can then wait for ever for another blocking stream.
     /// - A per-thread default stream has the same handle in each thread, but the handle names
     ///   another stream there. So only the owner thread can record on the stream.
     pub fn may_end_late(&self, thread: u32) -> bool {

@@ -35,7 +35,7 @@ pub(super) struct Beginning {
     pub(super) began_ns: u64,
     /// Whether the segment gets no start event, only an end event.
     pub(super) is_end_only: bool,
-    /// Whether the stream may wait for another stream or the host between the launches.
+    /// Whether the stream can wait for another stream or the host between the launches.
     pub(super) may_wait: bool,
     /// Whether the stream had no unfinished work, and nothing made the stream wait.
     pub(super) is_quiet: bool,
@@ -73,7 +73,7 @@ impl OpenSegment {
         self.is_end_only.load(Ordering::Relaxed)
     }
 
-    /// Returns whether the stream may wait for another stream or the host between the segment's
+    /// Returns whether the stream can wait for another stream or the host between the segment's
     /// launches.
     pub(super) fn may_wait(&self) -> bool {
         self.may_wait.load(Ordering::Relaxed)
@@ -110,7 +110,7 @@ impl OpenSegment {
         self.first_ns.store(first_ns, Ordering::Relaxed);
     }
 
-    /// Records that the stream may wait for another stream or the host between the segment's
+    /// Records that the stream can wait for another stream or the host between the segment's
     /// launches.
     pub(super) fn note_wait(&self) {
         self.may_wait.store(true, Ordering::Relaxed);

@@ -257,7 +257,7 @@ impl LaneOwner {
         let known_ns = self.gpu.estimates.get(launch.key).or(joined_ns);
         let is_settled = self.gpu.estimates.settled(launch.key).or(joined_ns).is_some();
         let is_dependent = launch.kind == Kind::Dependent;
-        // While the GPU is contended, another tenant may wait for the end of a segment that only
+        // While the GPU is contended, another tenant can wait for the end of a segment that only
         // the owner thread can record.
         let is_awaited = contended.is_some() && self.is_assumed();
         let alone = is_awaited
@@ -339,8 +339,8 @@ impl LaneOwner {
     }
 
     /// Returns the number of launches in the open segment from which on a launch without a settled
-    /// estimate ends the segment. On the legacy stream, a segment may have to end without an event
-    /// ([`Lane::may_end_late`]). If the stream may wait for others, the meter thread then charges
+    /// estimate ends the segment. On the legacy stream, a segment can have to end without an event
+    /// ([`Lane::may_end_late`]). If the stream can wait for others, the meter thread then charges
     /// only estimates, so each launch without one is measured alone.
     fn unknown_apart(self) -> u32 {
         let is_unmeasured = self.stream() == Some(Stream::LEGACY) && self.context.lanes() > 1;

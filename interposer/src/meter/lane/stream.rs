@@ -38,7 +38,7 @@ impl Lane {
         self.next_of_stream.set(None);
     }
 
-    /// Returns the other lanes of the stream. While another thread changes the ring, the result may
+    /// Returns the other lanes of the stream. While another thread changes the ring, the result can
     /// lack lanes.
     pub(super) fn others_of_stream(&self) -> impl Iterator<Item = &'static Lane> {
         let stream = self.stream();
@@ -101,7 +101,7 @@ impl LaneOwner {
     }
 
     /// Looks for open segments of the stream's other lanes, after the lane has opened its own. The
-    /// launches of such a segment may lie among the launches of the own segment. The meter thread
+    /// launches of such a segment can lie among the launches of the own segment. The meter thread
     /// then charges both segments by the estimates of their launches.
     ///
     /// Of two threads that open segments at once, at least one finds the other's segment: each

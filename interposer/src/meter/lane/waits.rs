@@ -15,10 +15,10 @@ use crate::meter::segment::{Kind, Launch, Segment};
 const WAITING_OF_ALL: u32 = 4096;
 /// The number of closed segments waiting for the meter thread that each lane may have in any case.
 const WAITING_OF_EACH: u32 = 4;
-/// A segment on a stream that may wait for the host has at least this many launches.
+/// A segment on a stream that can wait for the host has at least this many launches.
 pub(super) const LAUNCHES_STUCK: u32 = 256;
 /// The number of measurements after which the meter trusts the estimate of a graph with conditional
-/// nodes. The first launch may be by far the shortest.
+/// nodes. The first launch can be by far the shortest.
 pub(super) const VARYING_SEEN: u8 = 8;
 /// The value of [`Waits::stuck_at`] while no wait holds up the stream.
 const GETS_ON: u64 = u64::MAX;
@@ -83,7 +83,7 @@ impl Lane {
         self.waits.has_to_wait.store(true, Ordering::Relaxed);
     }
 
-    /// Records that the stream may wait for another stream or the host between the launches of the
+    /// Records that the stream can wait for another stream or the host between the launches of the
     /// open segment. The meter thread then charges the segment by the estimates of its launches.
     pub fn note_wait(&self) {
         self.open.note_wait();
@@ -96,10 +96,12 @@ impl Lane {
         self.others_of_stream().for_each(Self::await_host);
     }
 
-    /// Records that the stream waits for something that the host may do only after more launches.
-    /// The stream is then *stuck*, until a segment completes that ends after this call. Launches on
-    /// a stuck stream do not wait for queued work. The segments of a stuck stream grow, because a
-    /// driver queues about a thousand entries, and each marker takes an entry.
+    /// Records that the stream waits for a host action that possibly comes only after further
+    /// launches. From now on, the stream is *stuck*. It stops being stuck when a segment that ends
+    /// after this call completes. Launches on a stuck stream do not wait for queued work.
+    ///
+    /// On a stuck stream, the lane puts more launches into each segment. Each marker takes an entry
+    /// of the driver's queue, and the queue has only about a thousand entries.
     pub fn await_host(&self) {
         self.waits.awaits_host.store(true, Ordering::Relaxed);
         self.waits.stuck_at.store(u64::from(self.ring.closed()), Ordering::Relaxed);
@@ -107,13 +109,13 @@ impl Lane {
 
     /// Records that the stream is stuck: no segment of the lane has completed for a long time.
     pub fn give_up(&self) {
-        // From now on, no thread queries whether the open segment has begun, because the driver may
+        // From now on, no thread queries whether the open segment has begun, because the driver can
         // hang in such a query.
         self.waits.awaits_host.store(false, Ordering::Relaxed);
         self.waits.stuck_at.store(u64::from(self.completed()), Ordering::Relaxed);
     }
 
-    /// Returns whether the queued work may wait for something that the owner thread does next.
+    /// Returns whether the queued work can wait for something that the owner thread does next.
     pub fn is_stuck(&self) -> bool {
         let stuck_at = self.waits.stuck_at.load(Ordering::Relaxed);
         let Ok(segment) = u32::try_from(stuck_at) else { return false };
@@ -164,7 +166,7 @@ impl Lane {
 
     /// Returns whether more than `at_most_ns` of GPU time is queued. In two cases, the method
     /// instead returns whether more than `segments` closed segments are queued. First, the meter
-    /// has measured no launch of the lane yet. Second, `launch` may take any time in spite of its
+    /// has measured no launch of the lane yet. Second, `launch` can take any time in spite of its
     /// estimate.
     pub fn is_far_ahead(&self, launch: Option<Launch>, at_most_ns: u64, segments: u32) -> bool {
         let is_unknown = |launch: Launch| {

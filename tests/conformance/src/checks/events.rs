@@ -80,7 +80,7 @@ fn times_are_of_the_work_between_the_events(facts: &mut Facts) -> Result<(), Sto
     must!(cuStreamSynchronize(stream));
     let took_ns = elapsed_ns(start, end)?;
     let spin_ns = SPIN_NS as f64;
-    // Other processes may have the GPU in between, so there is no upper bound.
+    // Other processes can have the GPU in between, so there is no upper bound.
     facts.has("around a kernel of a known length", took_ns, "at least that long", took_ns >= 0.99 * spin_ns);
     must!(cuEventRecord(start, stream));
     must!(cuEventRecord(end, stream));

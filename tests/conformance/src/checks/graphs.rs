@@ -174,7 +174,7 @@ fn an_upload_takes_the_memory_of_the_launch_after_it(facts: &mut Facts) -> Resul
     facts.is("reserved then", reserved()?, before + taken);
     facts.is("the memory holds what the graph wrote", gpu.read(address, 1)?, vec![8]);
     must!(cuMemFree_v2(address));
-    // The upload may also happen when the graph is made executable.
+    // The upload can also happen when the graph is made executable.
     must!(cuGraphExecDestroy(exec));
     must!(cuDeviceGraphMemTrim(0));
     let before = reserved()?;

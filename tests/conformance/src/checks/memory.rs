@@ -292,7 +292,7 @@ fn memory_that_no_allocation_took_is_in_use_like_any_other(facts: &mut Facts) ->
     let gpu = Gpu::new()?;
     let before = gpu.used_bytes()?;
     must!(cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, HEAP_BYTES));
-    // A driver may take the heap only for the first kernel.
+    // A driver can take the heap only for the first kernel.
     facts.code("a kernel with a larger heap", gpu.nothing(null_mut())?, CUDA_SUCCESS);
     must!(cuCtxSynchronize());
     let grown = gpu.used_bytes()?.saturating_sub(before);

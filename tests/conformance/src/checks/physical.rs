@@ -134,7 +134,7 @@ fn it_is_made_without_any_context(facts: &mut Facts) -> Result<(), Stop> {
 
 /// Physical memory belongs to the process. `cuCtxDestroy` does not destroy memory of `cuMemCreate`,
 /// because the memory is associated with no context (a note in the reference of `cuCtxDestroy`). So
-/// the client may still map, use and unmap the memory.
+/// the client can still map, use and unmap the memory.
 fn it_outlives_the_context_it_was_made_in(facts: &mut Facts) -> Result<(), Stop> {
     let gpu = Gpu::new()?;
     let piece = piece_bytes()?;

@@ -1,5 +1,5 @@
 //! Containers that get deepres by a CDI device. Their root file system contains nothing of deepres,
-//! and may have an older glibc.
+//! and can have an older glibc.
 
 use std::fs;
 use std::path::PathBuf;

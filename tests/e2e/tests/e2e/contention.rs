@@ -1,7 +1,7 @@
 //! Processes and threads of one tenant race for its memory while the test kills some of them. The
 //! test is a short form of `cargo xtask bench memory`, without pools.
 //!
-//! The driver may let a pool grow although enough of its memory is spare. Such a pool passes the
+//! The driver can let a pool grow although enough of its memory is spare. Such a pool passes the
 //! limit for the length of a call, which shows in the GPU's record of its peak.
 
 use std::collections::BTreeMap;

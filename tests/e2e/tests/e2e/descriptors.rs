@@ -1,4 +1,4 @@
-//! The table of descriptors belongs to the job. The job may close descriptors of deepres, open its
+//! The table of descriptors belongs to the job. The job can close descriptors of deepres, open its
 //! own files at their numbers, and use every descriptor that its limit allows.
 
 use std::process::Command;

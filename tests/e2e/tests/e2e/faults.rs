@@ -14,7 +14,7 @@ fn a_client_goes_on_when_our_own_events_fail() {
         "cuEventElapsedTime:every:1:1",
     ] {
         let mut command = host.run(&["--name", "t"], c_client("launches"), &[]);
-        // The fault applies to all variants of the function, because the client may call any of
+        // The fault applies to all variants of the function, because the client can call any of
         // them.
         let variants = [fault.to_owned(), fault.replacen(':', "_ptsz:", 1), fault.replacen(':', "_v2:", 1)];
         command.env("SIMGPU_FAULTS", variants.join(","));
@@ -112,7 +112,7 @@ fn many_captures_of_the_client_hold_whichever_call_of_ours_fails() {
 #[test]
 fn a_client_stays_within_its_limit_whichever_call_of_ours_fails() {
     const LIMIT_BYTES: u64 = 1 << 30;
-    /// A pool's spare memory may lie in too many pieces. Then the pool grows for the length of a
+    /// A pool's spare memory can lie in too many pieces. Then the pool grows for the length of a
     /// call. The growth is at most the largest chunk for each of three threads.
     const PASSING_BYTES: u64 = 3 * (32 << 20);
     /// Least memory that the client must reach. The chunks have 2 to 32 MiB.

@@ -37,14 +37,14 @@ fn a_launch_allocates_nothing_and_calls_no_kernel() {
     let (host, _daemon) = Host::new().with_daemon();
     let said = run(&host, "counted");
     assert_eq!((number(&said, "allocations"), number(&said, "system_calls")), (0, 0), "{said}");
-    // If the scheduler delays a thread, the thread may find the meter thread asleep and wake it.
+    // If the scheduler delays a thread, the thread can find the meter thread asleep and wake it.
     // The launch makes no other system call.
     let pauses = number(&said, "took_ns") / LINGER.as_nanos() as u64;
     assert!(
         number(&said, "wakes") <= pauses && number(&said, "looks") <= 2 * number(&said, "wakes"),
         "{said}"
     );
-    // The thread may also find the meter thread ending its stream's segment after a pause. Then the
+    // The thread can also find the meter thread ending its stream's segment after a pause. Then the
     // thread yields.
     let stale = number(&said, "took_ns") / STALE.as_nanos() as u64;
     assert!(number(&said, "yielding") <= stale, "{said}");

@@ -311,7 +311,7 @@ fn a_stream_that_was_not_destroyed_captures_as_before() {
     assert_eq!(host.ps().tenant("keeper").kernel_launches, 1, "captured launches do not run");
 }
 
-/// Makes the process die in driver functions that load a kernel lazily, or that may take as long.
+/// Makes the process die in driver functions that load a kernel lazily, or that can take as long.
 #[test]
 fn nothing_that_loads_a_kernel_is_asked_on_the_way_of_a_launch() {
     let (host, _daemon) = Host::new().with_daemon();

@@ -1,4 +1,4 @@
-//! A program may reach the driver in any way, and other libraries may be preloaded beside deepres.
+//! A program can reach the driver in any way, and other libraries can be preloaded beside deepres.
 //! Each look-up gets a hook, or the same answer as without deepres.
 
 use std::path::{Path, PathBuf};

@@ -89,7 +89,7 @@ fn eight_threads_racing_by_every_kind_of_allocation_never_pass_the_limit_by_a_by
     assert!((LIMIT_BYTES / 2..=LIMIT_BYTES).contains(&number(&said, "most_bytes")), "{said}");
     assert_eq!(host.ps().tenant("racer").memory_bytes, 0, "after freeing everything");
     client.finish().success();
-    // A pool's spare memory may lie in too many pieces. Then the pool grows for the length of a
+    // A pool's spare memory can lie in too many pieces. Then the pool grows for the length of a
     // call, which the limit then refuses.
     let most = most_held_bytes(&host);
     assert!((LIMIT_BYTES / 2..=LIMIT_BYTES + CHUNK_BYTES).contains(&most), "the record: {most}");

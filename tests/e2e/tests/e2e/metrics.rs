@@ -127,7 +127,7 @@ fn prometheus_sees_counters_that_never_fall_though_the_daemon_is_killed() {
     let silent: Vec<TcpStream> =
         (0..SILENT).map(|_| TcpStream::connect(metrics).expect("the daemon listens")).collect();
     assert_eq!(host.ps().tenants.len(), 2, "administrators are served meanwhile");
-    // Prometheus may keep its connection, or be without one until the server closes the silent
+    // Prometheus can keep its connection, or be without one until the server closes the silent
     // ones.
     eventually_shows("up", "=> 1 ");
     drop(silent);

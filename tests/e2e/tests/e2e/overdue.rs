@@ -4,7 +4,7 @@ use deepres_e2e::prelude::*;
 
 /// A kernel that does not end.
 const SIMGPU_TOML: &str = r#"kernel = [{ name = "persistent", ns = 1000000000000 }]"#;
-/// Time limit for the report. The report takes two seconds, and the machine may be busy.
+/// Time limit for the report. The report takes two seconds, and the machine can be busy.
 const TOLD_WITHIN: Duration = Duration::from_secs(10);
 
 #[test]

@@ -14,7 +14,7 @@ const MOVE_LIMIT: Duration = Duration::from_secs(20);
 /// Options of a tenant that asks for managed memory beyond its limit.
 const MANAGED: [&str; 2] = ["--oversubscribe", "managed"];
 
-/// Starts a client that may have managed memory beyond its limit, and waits until it has its
+/// Starts a client that can have managed memory beyond its limit, and waits until it has its
 /// memory.
 fn holding(host: &Host, name: &str, limit: &str, bytes: u64, kernels: &str) -> Process {
     swap::holding(host, name, &[&MANAGED[..], &["--memory", limit]].concat(), bytes, kernels)

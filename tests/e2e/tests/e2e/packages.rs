@@ -221,7 +221,7 @@ mod measured {
         let as_nobody = |program: &Path| {
             let mut command = host.command("setpriv");
             command.args([format!("--reuid={NOBODY}"), format!("--regid={NOBODY}")]).arg("--clear-groups");
-            // This machine's interpreter may lie in root's home. The user may read it, and no more.
+            // This machine's interpreter can lie in root's home. The user may read it, and no more.
             command.args(["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]);
             command.arg(program).current_dir(&home).env("HOME", &home).env("DEEPRES_DIR", &directory);
             command

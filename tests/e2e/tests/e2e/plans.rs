@@ -100,7 +100,7 @@ fn the_daemon_learns_the_iteration_of_a_program_that_repeats_itself() {
     assert_eq!(of("stream"), [json!(0), json!(1), json!(0), json!(1)]);
     assert_eq!(of("joins"), [json!(false), json!(false), json!(true), json!(false)]);
     assert_eq!(iteration["unknown_widths"], 0, "{known}");
-    // The meter may know only a bound of the launch that follows a wait for the other stream.
+    // The meter can know only a bound of the launch that follows a wait for the other stream.
     let ns = |place: usize| number(&kernels[place], "duration_ns");
     assert!(number(iteration, "unknown_times") <= 1 && ns(0) < ns(1), "{known}");
     assert!(kernels.iter().all(|kernel| kernel["width_percent"].as_f64().is_some_and(|width| width < 5.0)));

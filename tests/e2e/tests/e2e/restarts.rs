@@ -383,7 +383,7 @@ fn a_service_manager_hands_over_its_sockets_and_is_told_how_things_are() {
             }
         }
     };
-    // A job may come before the daemon. The job then waits at the socket.
+    // A job can come before the daemon. The job then waits at the socket.
     let mut early = host.spawn(host.preloaded(c_client("storm")));
     let mut daemon = serve(&host, &sockets, &notify);
     hear("READY=1");

@@ -431,7 +431,7 @@ mod measured {
     fn ranks_that_spin_for_each_other_on_two_gpus_have_their_share_of_each() {
         /// A rank spins a moment at the ends of its tenant's times.
         const ALLOWED_POINTS: f64 = 2.0;
-        /// A rank pays for a long spin in the next second or two, so a short window may hold one of
+        /// A rank pays for a long spin in the next second or two, so a short window can hold one of
         /// both alone.
         const LONG: Duration = Duration::from_secs(20);
         for (share, wanted) in [("25%", 25.0), ("50%", 50.0)] {

@@ -140,7 +140,7 @@ mod measured {
     /// the median of the pairs.
     const MOST_ADDED_MS: f64 = 2.0;
     /// The least number of turns that an attack adds in [`WINDOW`]. On a busy machine, an attack in
-    /// spare time may never run. A fifth of the turns of a bell that rings in a loop.
+    /// spare time can never run. A fifth of the turns of a bell that rings in a loop.
     const LEAST_ADDED_TURNS: u64 = 4_000;
     /// The time in which a run measures.
     const WINDOW: Duration = Duration::from_secs(5);

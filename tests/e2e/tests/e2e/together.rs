@@ -107,7 +107,7 @@ fn a_call_that_the_driver_refuses_counts_on_no_gpu() {
     let _daemon = host.daemon();
     let mut process = start(&host, "both");
     // In the first round the kernel is unknown and no segment is open. Later the kernel is known,
-    // and a segment may be open.
+    // and a segment can be open.
     for round in 0..3 {
         for wrong in ["twice", "default"] {
             for _ in 0..5 {

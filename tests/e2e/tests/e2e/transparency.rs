@@ -80,7 +80,7 @@ fn look_ups_of_a_program_without_the_driver_are_answered_as_ever() {
     let mut command = host.command(c_program("lookups"));
     command.arg(&lookalikes).env_remove("LD_LIBRARY_PATH");
     command.env("LD_PRELOAD", format!("{}:{}", artefacts().library.display(), copy.display()));
-    // The text of `dlerror` may differ, because the look-up behind the first copy did find a
+    // The text of `dlerror` can differ, because the look-up behind the first copy did find a
     // symbol.
     let answers = |done: &Finished| -> Vec<String> {
         done.stdout.lines().filter(|line| !line.contains("undefined symbol: cu")).map(str::to_owned).collect()

@@ -33,7 +33,7 @@ fn a_client_is_counted_launch_by_launch_however_it_reaches_the_driver() {
     }
 }
 
-/// A driver may answer look-ups with addresses that are no exports'. Name and version of a look-up
+/// A driver can answer look-ups with addresses that are no exports'. Name and version of a look-up
 /// then lead to the hook.
 #[test]
 fn a_client_is_counted_though_the_driver_answers_look_ups_with_addresses_of_no_export() {

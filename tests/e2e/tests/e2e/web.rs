@@ -234,7 +234,7 @@ fn serve(page: String) -> SocketAddr {
     // The thread ends with the tests' process.
     thread::spawn(move || {
         for mut stream in listener.incoming().flatten() {
-            // A browser may open connections that it does not use.
+            // A browser can open connections that it does not use.
             let _ = stream.set_read_timeout(Some(Duration::from_secs(1)));
             let _ = stream.read(&mut [0; 8192]);
             let head = format!(

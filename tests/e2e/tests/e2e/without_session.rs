@@ -86,7 +86,7 @@ fn serve(connection: &OwnedFd, answer: Option<&[u8]>) {
     let Ok((_, read)) = recv(connection, &mut packet[..], RecvFlags::empty()) else { return };
     let asks = wire::decode::<Hello>(&packet[..read]).is_ok_and(|hello| hello.role() == Some(Role::Session));
     if let Some(answer) = answer.filter(|_| asks) {
-        // The process may be gone.
+        // The process can be gone.
         let _ = send(connection, answer, SendFlags::NOSIGNAL);
     }
 }
@@ -355,7 +355,7 @@ fn a_program_that_initialises_the_driver_past_us_keeps_its_limits() {
 #[test]
 fn a_job_that_nothing_can_hold_to_its_limits_does_not_get_the_gpu() {
     let host = Host::new();
-    // A job that may start no threads cannot be metered.
+    // A job that can start no threads cannot be metered.
     let with = |name: &str, value: &str| {
         let mut command = host.alone(c_client("filtered"));
         command.args(["threads", "early"]).env(name, value);

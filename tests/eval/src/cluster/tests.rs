@@ -70,20 +70,28 @@ type Line = (&'static str, fn(&Row) -> String);
 #[ignore = "deep: a day on a thousand nodes"]
 fn the_page_has_the_figures_of_a_day_on_a_thousand_nodes() {
     const LINES: [Line; 12] = [
-        ("writes a second that the API server sees", |row| format!("{:.1}", row.api_writes_per_s)),
-        ("writes a second in the worst minute", |row| format!("{:.1}", row.api_writes_per_s_peak)),
-        ("writes for each job", |row| format!("{:.2}", row.api_writes_per_job)),
-        ("decisions of a node, an hour", |row| grouped(row.decisions_per_node_h)),
-        ("messages on a node, an hour", |row| grouped(row.messages_per_node_h)),
-        ("pods refused by a node", |row| grouped(row.refused as f64)),
-        ("pods refused by a node although a GPU of the cluster had room", |row| {
+        ("writes a second that the API server sees (`api_writes_per_s`)", |row| {
+            format!("{:.1}", row.api_writes_per_s)
+        }),
+        ("writes a second in the worst minute (`api_writes_per_s_peak`)", |row| {
+            format!("{:.1}", row.api_writes_per_s_peak)
+        }),
+        ("writes for each job (`api_writes_per_job`)", |row| format!("{:.2}", row.api_writes_per_job)),
+        ("decisions of a node, an hour (`decisions_per_node_h`)", |row| grouped(row.decisions_per_node_h)),
+        ("messages on a node, an hour (`messages_per_node_h`)", |row| grouped(row.messages_per_node_h)),
+        ("pods refused by a node (`refused`)", |row| grouped(row.refused as f64)),
+        ("pods refused by a node although a GPU of the cluster had room (`refused_though_room`)", |row| {
             grouped(row.refused_though_room as f64)
         }),
-        ("jobs pending though a GPU had room", |row| grouped(row.pending_though_room as f64)),
-        ("containers that waited on their node", |row| grouped(row.waited_on_node as f64)),
-        ("time to the start, mean, s", |row| grouped(row.wait_s_mean)),
-        ("time to the start, 99 %, s", |row| grouped(row.wait_s_p99)),
-        ("GPUs used", |row| format!("{:.1} %", row.used * 100.0)),
+        ("jobs pending though a GPU had room (`pending_though_room`)", |row| {
+            grouped(row.pending_though_room as f64)
+        }),
+        ("containers that waited on their node (`waited_on_node`)", |row| grouped(row.waited_on_node as f64)),
+        ("wait from a job's arrival to its start, mean, s (`wait_s_mean`)", |row| grouped(row.wait_s_mean)),
+        ("wait from a job's arrival to its start, 99th percentile, s (`wait_s_p99`)", |row| {
+            grouped(row.wait_s_p99)
+        }),
+        ("part of the GPUs used (`used`)", |row| format!("{:.1} %", row.used * 100.0)),
     ];
     let rows = evaluate(Size::LARGE, &Policy::ALL);
     let cells = |of: fn(&Row) -> String| rows.iter().map(of).collect::<Vec<_>>().join(" | ");

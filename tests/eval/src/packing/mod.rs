@@ -56,7 +56,7 @@ pub struct Row {
     pub bound_area: f64,
     /// The throughput that the configurations allow at most, with the parts that the scenario
     /// gives, or else the parts and batches of deepres. A policy that squeezes runs into narrower
-    /// parts may exceed it.
+    /// parts can exceed it.
     pub bound_lp: Option<f64>,
     /// The owed area that the exact search serves in time, as a part of all.
     pub bound_exact: Option<f64>,

@@ -22,8 +22,10 @@ pub fn page() -> Result<String> {
                     The authors of deepres recall a figure, and found no source for it: 1.37 to 1.66 times as fast as\n\
                     one model after the other.\n\
                     Source: the abstract of GACER, arXiv 2304.11745.\n\n\
-                    Each model makes one iteration, on a model of a V100. If a plan pays, `deepres` follows the plan.\n\n\
-                    | mix | sequential, ms | temporal | streams | MPS | `deepres` | bound | of the bound | × sequential |\n\
+                    The models are ResNet-50 (R50), ResNet-101 (R101), MobileNetV2 (M2), Transformer-XL (TXL),\n\
+                    EfficientNet (EFF) and BERT. Each model of a mix makes one iteration, on a model of a V100. The\n\
+                    columns up to `bound` have times in ms. If a plan pays, `deepres` follows the plan.\n\n\
+                    | mix | sequential | temporal | streams | MPS | `deepres` | bound | bound / `deepres` | sequential / `deepres` |\n\
                     |---|---|---|---|---|---|---|---|---|\n";
     let mut page = [HEADING, text].concat();
     let [orion, _] = models::ours();

@@ -408,7 +408,7 @@ impl Scenario {
     }
 }
 
-/// Returns a file's text. The file may be a pipe, and may be no scenario.
+/// Returns a file's text. The file can be a pipe, and may be no scenario.
 fn read_text(file: &Path) -> Result<String> {
     /// The most bytes of a file. No handwritten scenario is longer.
     const MOST: u64 = 64 << 20;

@@ -27,7 +27,7 @@ pub fn run(data: &[u8]) {
 fn both_ways<F: Frame>(data: &[u8]) -> bool {
     match wire::decode::<F>(data) {
         Ok(frame) => {
-            // A frame of another minor version may be longer or shorter.
+            // A frame of another minor version can be longer or shorter.
             let known = frame.as_bytes();
             let common = known.len().min(data.len());
             assert!(common >= F::FIRST_BYTES);

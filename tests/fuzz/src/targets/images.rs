@@ -13,7 +13,7 @@ use std::sync::LazyLock;
 /// them.
 const MAX_BYTES: usize = 1 << 16;
 
-/// Memory of the GPU. The simulated GPU's memory is real, and a variable may have any size.
+/// Memory of the GPU. The simulated GPU's memory is real, and a variable can have any size.
 const MEMORY_BYTES: u64 = 1 << 30;
 
 /// A simulated GPU of this process, in a folder that is removed when the process ends.

@@ -82,7 +82,7 @@ fn grants(page: &GrantPage, _: &mut Unstructured<'_>) {
     let (plan, mut keys, mut cuts) = (page.plan(), Vec::new(), Vec::new());
     if let Some(head) = plan.read(plan.number(), |key| keys.push(key), |cut| cuts.push(cut)) {
         assert!(keys.len() <= MOST_KERNELS && cuts.len() <= MOST_CUTS);
-        let mut gate = Gate::new(head.tenant, keys.clone(), &cuts, head.bound_ns);
+        let mut gate = Gate::new(head.tenant, keys.clone(), &cuts, head.wait_limit_ns);
         for key in keys {
             gate.launch(0, 0, key, &plan.places(plan.number()));
         }

@@ -43,7 +43,7 @@ impl Dependency {
     }
 }
 
-/// One node. Its graph never changes, but its operation may.
+/// One node. Its graph never changes, but its operation can.
 pub struct Node {
     /// The handle by which clients name the node.
     pub handle: usize,

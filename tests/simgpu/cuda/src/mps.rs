@@ -23,7 +23,7 @@ pub const SOCKET: &str = "control";
 pub const JOIN: &str = "join";
 /// The answer to a client whose GPUs are not the server's.
 pub const ELSEWHERE: &str = "elsewhere";
-/// Time within which the daemon answers. A server may have to start first.
+/// Time within which the daemon answers. A server can have to start first.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(20);
 const WHOLE_PERCENT: f64 = 100.0;
 
@@ -31,7 +31,7 @@ const WHOLE_PERCENT: f64 = 100.0;
 static SMS: OnceLock<u32> = OnceLock::new();
 
 /// Returns the pipe directory that the environment names. There is no default, because a control
-/// daemon of real GPUs may listen in NVIDIA's `/tmp/nvidia-mps`.
+/// daemon of real GPUs can listen in NVIDIA's `/tmp/nvidia-mps`.
 pub fn pipe_directory() -> io::Result<PathBuf> {
     let directory = std::env::var_os(PIPE_DIRECTORY_VARIABLE).filter(|directory| !directory.is_empty());
     directory.map(PathBuf::from).ok_or_else(|| {

@@ -126,7 +126,7 @@ pub struct Launch {
     /// Whether all blocks must be resident at once.
     pub cooperative: bool,
     /// Values of the parameters. The driver keeps the values only if a graph needs them, or if they
-    /// may contain addresses of managed memory. Simulated kernels compute nothing.
+    /// can contain addresses of managed memory. Simulated kernels compute nothing.
     pub arguments: Option<Arc<Arguments>>,
 }
 
@@ -330,7 +330,7 @@ pub fn copy_now(stream: &Stream, plan: Plan) -> Result<()> {
         return Ok(());
     }
     let ticket = stream.enqueue(Work::Copy { kind: plan.kind, bytes: plan.bytes() })?;
-    // Only copies without host memory may still run when the call returns.
+    // Only copies without host memory can still run when the call returns.
     if plan.kind == CopyKind::DeviceToDevice || plan.kind == CopyKind::PeerToPeer {
         pending::add(ticket, Effect::Copy(plan));
         return Ok(());

@@ -186,7 +186,7 @@ pub fn drain(address: u64, bytes: u64) {
     }
 }
 
-/// Applies the effects that are due, in the order of submission. If a wait ends, more effects may
+/// Applies the effects that are due, in the order of submission. If a wait ends, more effects can
 /// become due. The next call applies them.
 fn settle_now(queue: &mut Vec<Pending>) {
     // The loop goes from the back. If the loop finds an item complete, it queries the item's
@@ -225,7 +225,7 @@ fn apply(effect: &Effect) -> bool {
 }
 
 /// Returns the channel to the thread that runs host functions one after another. CUDA allows this
-/// order, and each function may take long.
+/// order, and each function can take long.
 fn callers() -> &'static Sender<(HostCall, Ticket)> {
     static CALLERS: OnceLock<Sender<(HostCall, Ticket)>> = OnceLock::new();
     CALLERS.get_or_init(|| {

@@ -290,7 +290,7 @@ impl Pool {
         let needed = bytes.checked_next_multiple_of(piece).ok_or(status::OUT_OF_MEMORY)?;
         let room =
             if self.max_bytes == 0 { u64::MAX } else { self.max_bytes.saturating_sub(Self::reserved(state)) };
-        // If the GPU has no room for the usual step, it may still have room for the requested size.
+        // If the GPU has no room for the usual step, it can still have room for the requested size.
         for step in [needed.max(GROWTH_BYTES), needed] {
             let charged = self.charged_gpu();
             if step > room || charged.is_some_and(|gpu| host().reserve_process_memory(gpu, step).is_err()) {

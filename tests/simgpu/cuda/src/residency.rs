@@ -9,7 +9,7 @@
 //! In truth the bytes never move, because host and GPU see the same memory. A move only changes the
 //! recorded place and takes time.
 //!
-//! The engine holds the amount that the process has on each GPU, and other processes may reduce the
+//! The engine holds the amount that the process has on each GPU, and other processes can reduce the
 //! amount. Then the account moves the least recently used blocks to the host.
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -88,7 +88,7 @@ fn with<T>(work: impl FnOnce(&mut Table) -> T) -> T {
     work(&mut TABLE.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Returns whether managed memory may exist.
+/// Returns whether managed memory can exist.
 #[inline]
 pub fn is_used() -> bool {
     IS_USED.load(Ordering::Relaxed)

@@ -199,7 +199,7 @@ impl Stream {
         self.capturing.load(Ordering::Acquire)
     }
 
-    /// Calls `look` with the stream's part in a capture, and returns the result. `look` may change
+    /// Calls `look` with the stream's part in a capture, and returns the result. `look` can change
     /// the part.
     pub fn with_capture<R>(&self, look: impl FnOnce(&mut Option<Membership>) -> R) -> R {
         let mut membership = lock(&self.capture);

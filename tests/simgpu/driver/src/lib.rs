@@ -101,7 +101,7 @@ pub fn unsupported(name: &str) {
 }
 
 extern "C" fn report() {
-    // A thread that the exit stopped may hold the lock.
+    // A thread that the exit stopped can hold the lock.
     let Ok(calls) = UNSUPPORTED.try_lock() else { return };
     for (name, count) in calls.iter() {
         eprintln!("simgpu: {name} is not supported; called {count} times");

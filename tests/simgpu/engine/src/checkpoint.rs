@@ -71,7 +71,7 @@ impl Drop for Call<'_> {
 }
 
 impl Host {
-    /// Begins a call that may change something, and returns its guard. Waits while the process is
+    /// Begins a call that can change something, and returns its guard. Waits while the process is
     /// locked.
     #[inline]
     pub fn begin_call(&self) -> Call<'_> {

@@ -91,7 +91,7 @@ impl Host {
             liveness::enter(&mut *guard, state, &shared.config, number);
             process
         };
-        // The process may change its working directory later, so the path must be absolute.
+        // The process can change its working directory later, so the path must be absolute.
         let directory = std::path::absolute(&dir).unwrap_or(dir);
         Ok(Self { process, shared, clock, directory, forks: liveness::forks(), launched: AtomicU64::new(0) })
     }
@@ -270,7 +270,7 @@ impl Host {
     /// work of the stream, after all of `after`, and after the launch latency. The call blocks
     /// while the stream's queue is full (`queue_depth`).
     ///
-    /// The tickets of `after` may belong to any stream of the host, also of other contexts, GPUs
+    /// The tickets of `after` can belong to any stream of the host, also of other contexts, GPUs
     /// and processes. A ticket of another stream that is not complete takes one more place in the
     /// queue.
     pub fn submit(&self, stream: StreamId, work: Work, after: &[Ticket]) -> Result<Ticket, Error> {
@@ -468,7 +468,7 @@ impl Host {
         }
     }
 
-    /// Sleeps until the predicted completion of the item, and for at least `at_least_ns`. May
+    /// Sleeps until the predicted completion of the item, and for at least `at_least_ns`. Can
     /// return early.
     fn sleep_for(&self, ticket: Ticket, policy: WaitPolicy, at_least_ns: u64) {
         let Ok(guard) = self.enter() else { return };
@@ -478,7 +478,7 @@ impl Host {
         let prediction = {
             let mut ahead = Overlay::new(state);
             if !self.clock.is_virtual() && sim::spins_for_peers(&ahead, state, ticket.stream.index as usize) {
-                // A peer may submit its kernel at any moment, and each such submission wakes this
+                // A peer can submit its kernel at any moment, and each such submission wakes this
                 // thread. A submitted peer begins at an event.
                 blocked_ns = state.header.next_event_ns.load().saturating_sub(now_ns);
                 Prediction::Blocked
@@ -501,7 +501,7 @@ impl Host {
 
     /// Returns the earliest time at which any GPU changes by itself: an item completes or a slice
     /// ends. `None`: nothing changes before a submission or release. A helper thread sleeps until
-    /// the time, but for at most 10 ms because a process may die.
+    /// the time, but for at most 10 ms because a process can die.
     pub fn next_event_ns(&self) -> Option<u64> {
         let guard = self.enter().ok()?;
         Some(guard.state().header.next_event_ns.load()).filter(|&event_ns| event_ns != NEVER)

@@ -102,7 +102,7 @@ pub struct Header {
     /// The seed of the GPUs' UUIDs.
     pub uuid_seed: [Word; 2],
     pub lock: crate::lock::Lock,
-    /// Time of the first event of any GPU. The value may be too early, but never too late.
+    /// Time of the first event of any GPU. The value can be too early, but never too late.
     pub next_event_ns: Word,
     /// Number of queued waits for other contexts' work.
     pub cross_waits: Word,

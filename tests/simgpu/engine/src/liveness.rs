@@ -96,7 +96,7 @@ impl Drop for ByteLock {
             let fd = file.as_raw_fd();
             match FDS[self.place].compare_exchange(fd, NO_FD, Ordering::Relaxed, Ordering::Relaxed) {
                 Ok(_) => drop(file),
-                // In a forked child the descriptor is already closed. Its number may belong to
+                // In a forked child the descriptor is already closed. Its number can belong to
                 // another file by now.
                 Err(_) => std::mem::forget(file),
             }

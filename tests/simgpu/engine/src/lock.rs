@@ -13,7 +13,7 @@ use std::{
 
 /// The value of a lock that no process holds.
 const FREE: u32 = 0;
-/// The flag in the lock's value that says that a waiter may be asleep.
+/// The flag in the lock's value that says that a waiter can be asleep.
 const AWAITED: u32 = 1 << 31;
 /// Time after which a waiter checks whether the holder lives. A running holder needs microseconds.
 const PATIENCE_NS: libc::c_long = 1_000_000;
@@ -35,7 +35,7 @@ pub struct Lock(AtomicU32);
 pub enum Found {
     /// The last holder released the lock.
     Clean,
-    /// The last holder died while it held the lock. The state under the lock may be half changed.
+    /// The last holder died while it held the lock. The state under the lock can be half changed.
     HolderDied,
 }
 
@@ -63,7 +63,7 @@ impl Lock {
                 continue;
             }
             let woken = self.sleep(awaited, patience_ns);
-            // The release woke only one waiter, and further waiters may still sleep. So the flag
+            // The release woke only one waiter, and further waiters can still sleep. So the flag
             // stays set.
             own = number | AWAITED;
             if woken == Woken::ByTime {

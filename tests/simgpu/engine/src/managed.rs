@@ -93,7 +93,7 @@ impl Host {
         guard.commit();
     }
 
-    /// Returns this process's managed memory on a GPU, bytes. Other processes may reduce the amount
+    /// Returns this process's managed memory on a GPU, bytes. Other processes can reduce the amount
     /// at any time.
     ///
     /// # Panics

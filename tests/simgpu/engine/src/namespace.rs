@@ -15,7 +15,7 @@ pub fn own_start_time() -> u64 {
 
 /// Returns field 22 of /proc/PID/stat, which is the same in every pid namespace.
 fn start_time(process: &str) -> Option<u64> {
-    /// Position of the start time, counted from the field after the name. The name may contain any
+    /// Position of the start time, counted from the field after the name. The name can contain any
     /// character, including blanks and parentheses.
     const FIELD_AFTER_NAME: usize = 19;
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;

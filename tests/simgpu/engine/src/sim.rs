@@ -664,7 +664,7 @@ pub fn spins_for_peers<M: Memory>(memory: &M, state: &State, stream: usize) -> b
 }
 
 /// Marks the kernels that run on a GPU from now on as begun, and releases kernels whose peers have
-/// all begun. Released kernels may be on other GPUs. First advances the accounts of all GPUs to
+/// all begun. Released kernels can be on other GPUs. First advances the accounts of all GPUs to
 /// this moment, because until now the kernels were spinning. The function makes several
 /// transactions; the state is consistent after each.
 fn meet<M: Memory>(memory: &mut M, state: &State, gpu_index: usize, items: &mut [Running]) {
@@ -736,12 +736,12 @@ fn complete_all_ready<M: Memory>(memory: &mut M, state: &State, gpu_index: usize
     loop {
         let mut progress = false;
         let mut blocked = false;
-        // Collected first, because completions may remove contexts from the set.
+        // Collected first, because completions can remove contexts from the set.
         let occupied: SmallVec<[usize; 8]> = occupied_after(memory, gpu, None).collect();
         for context in occupied {
             let mut next = streams_of(memory, state, context);
             while let Some(stream) = next {
-                // Read first, because a completion may remove the stream from the list.
+                // Read first, because a completion can remove the stream from the list.
                 next = next_stream(memory, state, stream);
                 loop {
                     match head(memory, state, stream) {
@@ -758,7 +758,7 @@ fn complete_all_ready<M: Memory>(memory: &mut M, state: &State, gpu_index: usize
                 }
             }
         }
-        // A stream's completion may end the wait of an earlier stream in the list.
+        // A stream's completion can end the wait of an earlier stream in the list.
         if !(progress && blocked) {
             return;
         }

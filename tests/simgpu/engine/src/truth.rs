@@ -160,8 +160,8 @@ impl Observer {
         self.figures(Census::Now)
     }
 
-    /// Does the same as [`Self::snapshot`], but may still list a process that died within the last
-    /// ten milliseconds. A real driver's list may do so too.
+    /// Does the same as [`Self::snapshot`], but can still list a process that died within the last
+    /// ten milliseconds. A real driver's list can do so too.
     pub fn recent(&self) -> Snapshot {
         self.figures(Census::WhenDue)
     }

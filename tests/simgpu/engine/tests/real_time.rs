@@ -59,7 +59,7 @@ struct Child(libc::pid_t);
 
 impl Child {
     fn start(dir: &Path, work: impl FnOnce(Host)) -> Self {
-        // SAFETY: the child uses no lock that another thread of the test program may hold, except
+        // SAFETY: the child uses no lock that another thread of the test program can hold, except
         // the allocator's, which glibc resets in a forked child. The child leaves by `_exit`.
         let pid = unsafe { libc::fork() };
         assert!(pid >= 0, "fork failed");

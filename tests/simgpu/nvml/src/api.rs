@@ -149,7 +149,7 @@ export_versions! {
         let found = library.find(|index, _| {
             let address = Config::pci_address(index);
             let short = bus_id_legacy(address);
-            // The id may lack the domain.
+            // The id can lack the domain.
             let bare = short.split_once(':').map(|(_, rest)| rest);
             id.eq_ignore_ascii_case(&bus_id(address))
                 || id.eq_ignore_ascii_case(&short)

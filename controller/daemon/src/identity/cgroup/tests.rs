@@ -203,7 +203,7 @@ fn names_made_up_to_be_taken_for_another_are_not_that_other() {
     ] {
         assert_eq!(place(&line), None, "{line}");
     }
-    // A path may contain colons and ends with its line.
+    // A path can contain colons and ends with its line.
     let colon = format!("0::/a:b/docker-{ID}.scope");
     assert_eq!(place(&colon).unwrap().path, format!("/a:b/docker-{ID}.scope"));
 }

@@ -1,5 +1,5 @@
-//! Finds the mapped files of a process that may contain the driver's functions. The daemon opens a
-//! file by its mapping and not by its name. The process may be in a container, and the file may be
+//! Finds the mapped files of a process that can contain the driver's functions. The daemon opens a
+//! file by its mapping and not by its name. The process can be in a container, and the file can be
 //! deleted.
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, StatxFlags, open, statx};
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 const LIBRARY: &str = "libcuda.so";
 /// The most files with that name that the daemon examines. One file is usual.
 const MAX_NAMED: usize = 16;
-/// The most other files that the daemon examines. A program may itself contain the driver's
+/// The most other files that the daemon examines. A program can itself contain the driver's
 /// functions.
 const MAX_OTHERS: usize = 64;
 
@@ -35,7 +35,7 @@ struct Line<'a> {
     path: &'a str,
 }
 
-/// Returns the files that may contain the driver's functions. The files with the library's name
+/// Returns the files that can contain the driver's functions. The files with the library's name
 /// come first. Does not open the files in `dismissed`.
 pub fn of(pid: u32, dismissed: &BTreeSet<(u64, u64)>) -> Vec<Mapped> {
     let maps = std::fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();

@@ -55,7 +55,7 @@ enum Order {
     Stop,
 }
 
-/// Handle of the metering thread. The thread may wait for a file system or a process, so no other
+/// Handle of the metering thread. The thread can wait for a file system or a process, so no other
 /// thread waits for it.
 pub struct Metering {
     board: Arc<Mutex<MeteringStatus>>,

@@ -130,7 +130,7 @@ impl Programs {
                 let mut sum = LaunchValue::default();
                 for value in values.iter().filter_map(|value| LaunchValue::read_from_bytes(value).ok()) {
                     sum.calls = sum.calls.saturating_add(value.calls);
-                    // The amount comes from a program's argument and may be any number.
+                    // The amount comes from a program's argument and can be any number.
                     sum.bytes = sum.bytes.saturating_add(value.bytes);
                     sum.last_ns = sum.last_ns.max(value.last_ns);
                 }

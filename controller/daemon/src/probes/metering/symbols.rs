@@ -15,7 +15,7 @@ const MAX_TABLE_BYTES: u64 = 128 << 20;
 const MAX_SEGMENTS: usize = 1024;
 
 /// The most places of one file that the daemon probes. Each counted function has a handful of
-/// variants, but a forged file may name thousands.
+/// variants, but a forged file can name thousands.
 const MAX_POINTS: usize = 256;
 
 /// A place in the driver's library at which the daemon attaches a probe.

@@ -45,8 +45,8 @@ const MAX_ENDED: usize = 256;
 const COMMAND_LIMIT: Duration = Duration::from_millis(50);
 /// The most time that the thread waits for a process's mappings. The process can block this read.
 const MAPPINGS_LIMIT: Duration = Duration::from_secs(1);
-/// The most time for reading the libraries of a process. Their file systems may be remote, or a
-/// program may serve them.
+/// The most time for reading the libraries of a process. Their file systems can be remote, or a
+/// program can serve them.
 const SYMBOLS_LIMIT: Duration = Duration::from_secs(2);
 /// The most probes at a time. Each probe takes a descriptor.
 const MAX_PROBES: usize = 8192;
@@ -201,7 +201,7 @@ impl Worker {
         if let Err(problem) = &found
             && let Some(process) = self.processes.get_mut(&who)
         {
-            // The process may load the library later.
+            // The process can load the library later.
             process.problem = Some(problem.clone());
             self.waiting.insert(who, Waiting { next_ns: 0, pause_ns: LOOK_NS });
         }
@@ -292,7 +292,7 @@ impl Worker {
         description
     }
 
-    /// Returns the mapped files of a process that may contain the functions; `None` if the read
+    /// Returns the mapped files of a process that can contain the functions; `None` if the read
     /// takes too long. A process that blocks the read occupies one reader, for any number of calls
     /// of this function.
     fn mapped_by(&mut self, who: ProcessKey) -> Option<Vec<libraries::Mapped>> {
@@ -609,7 +609,7 @@ impl Worker {
 enum Unprobed {
     #[error("the process has loaded no file with the driver's functions")]
     NoLibrary,
-    /// The process uses the driver or may use the driver, and no probe counts its calls.
+    /// The process uses the driver or can use the driver, and no probe counts its calls.
     #[error("{0}")]
     Problem(String),
 }
@@ -621,7 +621,7 @@ enum Unusable {
 }
 
 /// Raises this process's limit on descriptors by the number that the probes need, if the system
-/// allows this. Only the first call raises the limit, although the metering may start several
+/// allows this. Only the first call raises the limit, although the metering can start several
 /// times.
 fn make_room() {
     static RAISED: Once = Once::new();

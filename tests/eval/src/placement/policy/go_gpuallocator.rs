@@ -58,7 +58,7 @@ impl<'a> BestEffort<'a> {
     }
 }
 
-/// Returns the sets with the first GPU that a division may begin with, in go-gpuallocator's order.
+/// Returns the sets with the first GPU that a division can begin with, in go-gpuallocator's order.
 /// These are all sets of the size, and all sets of the size that is left over.
 fn first_sets(gpus: GpuSet, size: usize) -> Vec<GpuSet> {
     fn extend(set: GpuSet, rest: &[usize], missing: usize, short: usize, sets: &mut Vec<GpuSet>) {

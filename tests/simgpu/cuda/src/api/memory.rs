@@ -436,7 +436,7 @@ calls! {
         let list: &[MapInfo] = slice!(mapInfoList.cast::<MapInfo>(), count as usize);
         let stream = stream::resolve(hStream as usize, default)?;
         status::refuse(list.is_empty() || stream.is_capturing())?;
-        // Earlier work may use the present mappings, so the driver first waits for the stream.
+        // Earlier work can use the present mappings, so the driver first waits for the stream.
         stream.synchronize()?;
         list.iter().try_for_each(MapInfo::run)?;
     }

@@ -1,5 +1,5 @@
 //! Nodes of graphs: functions that add nodes, and functions that read or change a node's operation.
-//! The operation may be in a graph or in an instantiated graph.
+//! The operation can be in a graph or in an instantiated graph.
 use super::prelude::*;
 use super::stream::memory_operations;
 use crate::condition::{self, Conditional};

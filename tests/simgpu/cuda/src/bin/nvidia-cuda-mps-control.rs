@@ -209,7 +209,7 @@ impl Daemon {
         ended
     }
 
-    /// Answers a command. A client's directory may contain blanks, so the function takes the line
+    /// Answers a command. A client's directory can contain blanks, so the function takes the line
     /// too.
     fn answer(&mut self, line: &str, words: &[&str]) -> String {
         if let Some(directory) = line.strip_prefix(mps::JOIN).filter(|_| words.len() > 1) {

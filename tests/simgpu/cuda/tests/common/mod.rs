@@ -158,7 +158,7 @@ impl Gpu {
 
 impl Drop for Gpu {
     fn drop(&mut self) {
-        // A test that failed half-way may leave its context in any state.
+        // A test that failed half-way can leave its context in any state.
         let _ = code!(cuCtxDestroy_v2(self.context));
     }
 }

@@ -29,7 +29,7 @@ fn alone() -> MutexGuard<'static, ()> {
 /// `stores` stores of `child` to the shared state. Returns whether the child ran to its end.
 fn killed_after(world: &World, stores: u64, child: impl FnOnce(&Host)) -> bool {
     let _alone = alone();
-    // SAFETY: the child uses no lock that another thread of the test program may hold, except the
+    // SAFETY: the child uses no lock that another thread of the test program can hold, except the
     // allocator's, which glibc resets in a forked child. The child leaves by `_exit`.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
@@ -213,7 +213,7 @@ fn a_forked_child_does_not_keep_its_dead_parent_alive() {
             }
         }
     });
-    // The grandchild drops the lock as soon as it runs, which may be a moment after its parent's
+    // The grandchild drops the lock as soon as it runs, which can be a moment after its parent's
     // death.
     let deadline = Instant::now() + Duration::from_secs(5);
     while world.truth().processes[0].alive {

@@ -1,4 +1,4 @@
-//! Chooses the way in which the kernel reports ioctls.
+//! Chooses where the daemon attaches the probes that see ioctls.
 //!
 //! The daemon prefers the driver's own functions, because no other calls pass them. If the daemon
 //! cannot probe these functions, or if a test shows that ioctls do not pass them, the daemon takes
@@ -16,21 +16,19 @@ const KPROBES: &str = "/sys/bus/event_source/devices/kprobe";
 /// The kernel's list of its functions.
 const FUNCTIONS: &str = "/proc/kallsyms";
 
-/// A way in which the kernel reports ioctls.
+/// A place in the kernel at which the daemon attaches the probes that see ioctls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
-    /// The probes are on the driver's own ioctl functions. This way slows down no other call.
+pub enum AttachPoint {
+    /// The probes are on the driver's own ioctl functions. They slow down no other call.
     DriverFunctions,
-    /// The probes are on the tracepoints of ioctl. This way slows down other system calls only a
-    /// little.
+    /// The probes are on the tracepoints of ioctl. They slow down other system calls only a little.
     Tracepoints,
-    /// The probes are on the raw tracepoints of all system calls. This way needs no tracing file
-    /// system.
+    /// The probes are on the raw tracepoints of all system calls. They need no tracing file system.
     RawTracepoints,
 }
 
-impl Way {
-    /// Returns the way's name, as the status and the log show it.
+impl AttachPoint {
+    /// Returns the name, as the status and the log show it.
     pub fn name(self) -> &'static str {
         match self {
             Self::DriverFunctions => "driver functions",
@@ -40,12 +38,12 @@ impl Way {
     }
 }
 
-/// A way in which the kernel can report ioctls, and the reason for this way.
+/// An attach point, and the reason for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Choice {
-    /// The way in which the kernel reports ioctls.
-    pub way: Way,
-    /// The reasons for which the daemon uses this way and cannot use the better ways.
+    /// Where the daemon attaches the probes.
+    pub point: AttachPoint,
+    /// Why the daemon did not choose a better attach point.
     pub why: String,
 }
 
@@ -91,7 +89,7 @@ pub fn function(family: Family) -> Option<&'static str> {
     }
 }
 
-/// The facts on which the choice of the way depends.
+/// The facts on which the choice of the attach point depends.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Facts {
     /// Whether the kernel allows probes at its functions.
@@ -125,7 +123,7 @@ impl Facts {
         if self.are_stand_ins {
             return Some("the configuration names devices that are not the driver's".to_owned());
         }
-        // The modeset module may be missing, because few compute hosts load it. Without the module,
+        // The modeset module can be missing, because few compute hosts load it. Without the module,
         // no process makes display calls.
         let needed = self.families.iter().filter(|family| **family != Family::Modeset);
         let wanted = needed.filter_map(|family| function(*family));
@@ -153,13 +151,13 @@ fn listed(wanted: &[&'static str]) -> BTreeSet<&'static str> {
         .collect()
 }
 
-/// Returns the ways to try, the best first.
+/// Returns the attach points to try, the best first.
 pub fn choices(facts: &Facts) -> Vec<Choice> {
     let mut choices = Vec::new();
     let obstacle = facts.obstacle();
     if obstacle.is_none() {
         let why = "only calls of GPU devices reach the driver's functions".to_owned();
-        choices.push(Choice { way: Way::DriverFunctions, why });
+        choices.push(Choice { point: AttachPoint::DriverFunctions, why });
     }
     let tracepoints = match obstacle {
         Some(obstacle) => format!("not the driver's functions: {obstacle}"),
@@ -167,8 +165,11 @@ pub fn choices(facts: &Facts) -> Vec<Choice> {
             "tracepoints slow other system calls the least of the ways that work on every host".to_owned()
         }
     };
-    choices.push(Choice { way: Way::Tracepoints, why: tracepoints });
-    choices.push(Choice { way: Way::RawTracepoints, why: "every kernel has raw tracepoints".to_owned() });
+    choices.push(Choice { point: AttachPoint::Tracepoints, why: tracepoints });
+    choices.push(Choice {
+        point: AttachPoint::RawTracepoints,
+        why: "every kernel has raw tracepoints".to_owned(),
+    });
     choices
 }
 
@@ -185,17 +186,17 @@ mod tests {
         }
     }
 
-    fn first(facts: &Facts) -> (Way, String) {
+    fn first(facts: &Facts) -> (AttachPoint, String) {
         let mut choices = choices(facts);
-        assert_eq!(choices.last().map(|choice| choice.way), Some(Way::RawTracepoints));
-        assert!(choices.iter().any(|choice| choice.way == Way::Tracepoints));
-        let Choice { way, why } = choices.swap_remove(0);
-        (way, why)
+        assert_eq!(choices.last().map(|choice| choice.point), Some(AttachPoint::RawTracepoints));
+        assert!(choices.iter().any(|choice| choice.point == AttachPoint::Tracepoints));
+        let Choice { point, why } = choices.swap_remove(0);
+        (point, why)
     }
 
     #[test]
     fn the_drivers_own_functions_come_first_where_each_of_them_can_be_probed() {
-        assert_eq!(first(&driver()).0, Way::DriverFunctions);
+        assert_eq!(first(&driver()).0, AttachPoint::DriverFunctions);
         assert_eq!(driver().targets().count(), 2);
     }
 
@@ -226,8 +227,8 @@ mod tests {
             (Facts { functions: BTreeSet::new(), ..driver() }, "not loaded"),
             (Facts { functions: ["nvidia_unlocked_ioctl"].into(), ..driver() }, "uvm_unlocked_ioctl_entry"),
         ] {
-            let (way, why) = first(&facts);
-            assert!(way == Way::Tracepoints && why.contains(reason), "{why}");
+            let (point, why) = first(&facts);
+            assert!(point == AttachPoint::Tracepoints && why.contains(reason), "{why}");
         }
     }
 }
