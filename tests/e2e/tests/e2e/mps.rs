@@ -9,6 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use deepres_e2e::prelude::*;
+use deepres_e2e::skip::root_or_skipped;
 use rustix::process::{Pid, kill_process};
 
 const NO_EFFECT: &str = "--sm has no effect";
@@ -438,6 +439,28 @@ fn the_daemon_starts_mps_for_its_jobs_and_ends_it() {
     await_value(|| parts(&host), Vec::is_empty);
     daemon.terminate();
     assert_eq!(control(&host), None, "{}", daemon.stderr());
+}
+
+/// A user without rights.
+const NOBODY: u32 = 65_534;
+
+#[test]
+fn jobs_of_two_users_run_at_once_if_mps_is_for_all_users() {
+    if !root_or_skipped() {
+        return;
+    }
+    let host = Host::new().simgpu(SIMGPU).config("mps = \"start\"\nmps_users = \"all\"\n");
+    host.let_all_users_in();
+    let daemon = daemon_with_mps(&host);
+    let _roots = told_job(&host);
+    let job = host.run(&["--name", "u", "--sm", "60%"], c_client("backlog"), &["--sync-every", "4"]);
+    let mut nobodys = host.command("setpriv");
+    nobodys.args([format!("--reuid={NOBODY}"), format!("--regid={NOBODY}")]).arg("--clear-groups");
+    nobodys.arg(job.get_program()).args(job.get_args()).env("PATH", program_path());
+    let _nobodys = host.start(nobodys, "ready");
+    assert_eq!(parts(&host), [Some(40), Some(60)]);
+    await_together(&host, true);
+    assert!(daemon.stderr().contains("serves the clients of all users by one server"), "{}", daemon.stderr());
 }
 
 #[test]
