@@ -526,6 +526,28 @@ fn a_daemon_without_the_control_program_says_so_and_serves() {
     assert!(host.status()["daemon"]["mps_pipes"].is_null());
 }
 
+#[test]
+fn clients_of_mps_share_a_gpu_for_one_process_and_daemon_and_doctor_tell_its_mode() {
+    const TOLD: &str = "GPU 0 is in EXCLUSIVE_PROCESS mode and no MPS control daemon runs";
+    let simgpu = format!("compute_mode = \"exclusive-process\"\n{SIMGPU}");
+    let (host, mut daemon) = Host::new().simgpu(&simgpu).with_daemon();
+    daemon.await_error_line(|line| line.contains(TOLD));
+    let examined = || -> Value {
+        let said = host.finish(by_mps(&host, host.deepres(&["doctor", "--json"]))).stdout;
+        let checks: Vec<Value> = serde_json::from_str(&said).expect("a list");
+        checks.into_iter().find(|check| check["name"] == "compute mode").expect("a check of the modes")
+    };
+    let closed = examined();
+    assert_eq!(closed["verdict"], "bad", "{closed}");
+    assert!(closed["found"].as_str().is_some_and(|found| found.starts_with(TOLD)), "{closed}");
+    let _mps = mps(&host);
+    assert_eq!(examined()["verdict"], "good");
+    let _jobs = ["40%", "60%"].map(|part| job(&host, &["--sm", part]));
+    assert_eq!(parts(&host), [Some(40), Some(60)]);
+    let alone = host.finish(host.run(&[], c_client("backlog"), &["--seconds", "1"]));
+    assert_ne!(alone.code, 0, "it has no MPS: {}", alone.stdout);
+}
+
 /// A model as D-STACK's table is recalled: its part of the SMs, the time of a run, and the time
 /// within which each run must end. Runs consist of kernels of a millisecond.
 struct Model {
