@@ -312,6 +312,8 @@ pub const CU_MEMORYTYPE_UNIFIED: CUmemorytype = 4;
 
 pub type CUcomputemode = u32;
 pub const CU_COMPUTEMODE_DEFAULT: CUcomputemode = 0;
+pub const CU_COMPUTEMODE_PROHIBITED: CUcomputemode = 2;
+pub const CU_COMPUTEMODE_EXCLUSIVE_PROCESS: CUcomputemode = 3;
 
 pub type CUmem_advise = u32;
 pub const CU_MEM_ADVISE_SET_READ_MOSTLY: CUmem_advise = 1;

@@ -6,6 +6,7 @@ use deepres_daemon::group_number;
 use deepres_model::admin::client::{Client, ClientError};
 use deepres_model::admin::{Reply, Request};
 use deepres_model::config::{Loaded, Setting, schema};
+use rustix::process::geteuid;
 use serde_json::json;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -65,8 +66,18 @@ pub fn run(args: &Args) -> Result<()> {
     }
 }
 
-fn check(file: Option<&Path>) -> Result<()> {
+/// Reads a configuration file. Without a file, reads the file that a daemon of this user would
+/// read, as this daemon would.
+fn load(file: Option<&Path>) -> Result<Loaded> {
     let loaded = Loaded::load(file)?;
+    match file {
+        Some(_) => Ok(loaded),
+        None => Ok(loaded.for_daemon(geteuid().is_root())?),
+    }
+}
+
+fn check(file: Option<&Path>) -> Result<()> {
+    let loaded = load(file)?;
     let Some(file) = &loaded.file else {
         return out::say("there is no configuration file: the defaults are in force");
     };
@@ -95,7 +106,7 @@ fn show(args: &Show) -> Result<()> {
 }
 
 fn of_file(file: Option<&Path>, source: &str) -> Result<Values> {
-    let loaded = Loaded::load(file)?;
+    let loaded = load(file)?;
     Ok(Values { source: source.to_owned(), settings: loaded.settings(), file: loaded.file })
 }
 

@@ -30,6 +30,39 @@ const LOST: &str = "lost GPU";
 /// The UUID of a lost GPU, but for its number.
 const LOST_UUID: u128 = 0xffff_ffff << 96;
 
+/// The number of processes that may have contexts on a GPU: its compute mode (`nvidia-smi -c`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ComputeMode {
+    /// Any number of processes.
+    Default,
+    /// One process. An MPS server with all its clients counts as one process.
+    ExclusiveProcess,
+    /// No process.
+    Prohibited,
+}
+
+impl ComputeMode {
+    /// Returns the mode's name, as `nvidia-smi -c` takes it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Default => "DEFAULT",
+            Self::ExclusiveProcess => "EXCLUSIVE_PROCESS",
+            Self::Prohibited => "PROHIBITED",
+        }
+    }
+}
+
+/// The GPUs that processes cannot share because of their compute modes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Closed {
+    /// The GPUs and their modes, as a sentence without its end.
+    pub found: String,
+    /// The remedy.
+    pub remedy: String,
+    /// Whether processes cannot share any GPU.
+    pub are_all: bool,
+}
+
 /// A GPU of this host, as NVML describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gpu {
@@ -50,6 +83,9 @@ pub struct Gpu {
     pub pcie_root: Option<String>,
     /// The version of the driver.
     pub driver_version: Option<String>,
+    /// The compute mode. For a MIG device: the mode of its GPU. [`ComputeMode::Default`] if NVML
+    /// does not tell it.
+    pub compute_mode: ComputeMode,
     /// Whether NVML told nothing of the GPU. No job can use the GPU, which only keeps its number.
     pub is_lost: bool,
 }
@@ -96,6 +132,7 @@ impl Gpu {
             minor: None,
             pcie_root: None,
             driver_version: None,
+            compute_mode: ComputeMode::Default,
             is_lost: false,
         })
     }
@@ -113,6 +150,7 @@ impl Gpu {
             minor: None,
             pcie_root: None,
             driver_version: None,
+            compute_mode: ComputeMode::Default,
             is_lost: true,
         }
     }
@@ -141,6 +179,42 @@ impl Gpu {
     /// for NVML for a limited time. GPUs for which nothing shows it are left out.
     pub fn tells_process_memory(gpus: &[Self]) -> BTreeMap<usize, bool> {
         nvml::tells_process_memory(gpus.iter().map(|gpu| gpu.uuid_text.clone()).collect())
+    }
+
+    /// Returns those of all GPUs of the host, in their order, that processes cannot share because of
+    /// their compute modes; `None` if there are none. `has_mps` says whether an MPS control daemon
+    /// runs, whose clients share a GPU in exclusive mode.
+    pub fn closed<'a>(gpus: impl IntoIterator<Item = &'a Self>, has_mps: bool) -> Option<Closed> {
+        let gpus: Vec<&Self> = gpus.into_iter().collect();
+        let of = |mode: ComputeMode| -> Vec<usize> {
+            let is_of = |(_, gpu): &(usize, &&Self)| gpu.compute_mode == mode;
+            gpus.iter().enumerate().filter(is_of).map(|(number, _)| number).collect()
+        };
+        let exclusive = if has_mps { Vec::new() } else { of(ComputeMode::ExclusiveProcess) };
+        let prohibited = of(ComputeMode::Prohibited);
+        let closed = [exclusive.as_slice(), prohibited.as_slice()].concat();
+        let [first, others @ ..] = closed.as_slice() else { return None };
+        let mut found = Vec::new();
+        if !exclusive.is_empty() {
+            let mode = are_in(&exclusive, ComputeMode::ExclusiveProcess);
+            found.push(format!("{mode} and no MPS control daemon runs: only one process can use the GPU"));
+        }
+        if !prohibited.is_empty() {
+            let mode = are_in(&prohibited, ComputeMode::Prohibited);
+            found.push(format!("{mode}: no process can use the GPU"));
+        }
+        // The command numbers GPUs, and has no numbers of MIG devices.
+        let has_parts = gpus.iter().any(|gpu| gpu.is_mig());
+        let command = match others {
+            [] if !has_parts => format!("`nvidia-smi -i {first} -c DEFAULT`"),
+            _ => "`nvidia-smi -c DEFAULT`, which sets all GPUs".to_owned(),
+        };
+        let or_mps = if exclusive.is_empty() { "" } else { ", or set `mps = \"start\"` in deepres.toml" };
+        Some(Closed {
+            found: found.join("; "),
+            remedy: format!("run {command}{or_mps}"),
+            are_all: closed.len() == gpus.iter().filter(|gpu| !gpu.is_lost).count(),
+        })
     }
 
     /// Returns the places of GPUs in the order of their device files. Slurm numbers the GPUs of a
@@ -181,6 +255,13 @@ impl Gpus {
     /// Returns where each GPU is in the machine.
     pub fn places(&self) -> Vec<GpuPlace> {
         places(self.iter(), &self.topology())
+    }
+
+    /// Warns of the GPUs that processes cannot share because of their compute modes.
+    pub fn warn_of_closed(&self, has_mps: bool) {
+        if let Some(Closed { found, remedy, .. }) = Gpu::closed(self.iter(), has_mps) {
+            tracing::warn!("{found}; {remedy}");
+        }
     }
 
     /// Sets the record of the faults of all GPUs.
@@ -279,6 +360,18 @@ impl Gpus {
     }
 }
 
+/// Says that each of these GPUs is in a mode.
+fn are_in(gpus: &[usize], mode: ComputeMode) -> String {
+    let mode = mode.name();
+    match gpus {
+        [gpu] => format!("GPU {gpu} is in {mode} mode"),
+        _ => {
+            let numbers: Vec<String> = gpus.iter().map(usize::to_string).collect();
+            format!("each of the GPUs {} is in {mode} mode", numbers.join(", "))
+        }
+    }
+}
+
 /// Waits for the answers of all arbiters. Returns `None` if one of the arbiters does not answer.
 pub async fn answers<T>(pending: Vec<oneshot::Receiver<T>>) -> Option<Vec<T>> {
     let until = Instant::now() + ANSWER_LIMIT;
@@ -342,6 +435,36 @@ mod tests {
         assert!(gpu.simulated);
         let part = Gpu::new("MIG-00010203-0405-0607-0809-0a0b0c0d0e0f", "H200 MIG 1g.18gb", 1).unwrap();
         assert_eq!((part.uuid, part.is_mig(), gpu.is_mig()), (gpu.uuid, true, false));
+    }
+
+    #[test]
+    fn gpus_that_processes_cannot_share_are_told_with_the_remedy() {
+        use ComputeMode::{Default, ExclusiveProcess, Prohibited};
+        let gpus = |modes: &[ComputeMode]| -> Vec<Gpu> {
+            let gpu = |(number, mode): (usize, &ComputeMode)| {
+                let uuid = format!("GPU-{number}0000000-0000-0000-0000-000000000000");
+                Gpu { compute_mode: *mode, ..Gpu::new(&uuid, "H", 1).unwrap() }
+            };
+            modes.iter().enumerate().map(gpu).collect()
+        };
+        let told = |modes: &[ComputeMode], has_mps| Gpu::closed(&gpus(modes), has_mps);
+        assert_eq!(told(&[Default, Default], false), None);
+        assert_eq!(told(&[ExclusiveProcess], true), None);
+        let one = told(&[ExclusiveProcess, Default], false).unwrap();
+        let found = "GPU 0 is in EXCLUSIVE_PROCESS mode and no MPS control daemon runs: only one process can use the GPU";
+        assert_eq!(one.found, found);
+        let remedy = "run `nvidia-smi -i 0 -c DEFAULT`, or set `mps = \"start\"` in deepres.toml";
+        assert_eq!((one.remedy.as_str(), one.are_all), (remedy, false));
+        let mixed = told(&[Prohibited, ExclusiveProcess, Prohibited], false).unwrap();
+        let prohibited = "each of the GPUs 0, 2 is in PROHIBITED mode: no process can use the GPU";
+        assert!(mixed.found.ends_with(&format!("; {prohibited}")), "{}", mixed.found);
+        assert!(mixed.are_all && mixed.remedy.contains("`nvidia-smi -c DEFAULT`"), "{}", mixed.remedy);
+        let without = told(&[Default, Prohibited], true).unwrap();
+        assert_eq!(without.remedy, "run `nvidia-smi -i 1 -c DEFAULT`");
+        let mut parts = gpus(&[ExclusiveProcess]);
+        parts[0].uuid_text = parts[0].uuid_text.replace(UUID_PREFIX, MIG_PREFIX);
+        let parts = Gpu::closed(&parts, false).unwrap();
+        assert!(parts.remedy.contains("`nvidia-smi -c DEFAULT`"), "{}", parts.remedy);
     }
 
     #[test]

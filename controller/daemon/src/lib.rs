@@ -65,7 +65,7 @@ mod web;
 pub use faults::Faults;
 pub use files::{FilesError, Inherited, check_own_directory, group_number, make_own_directory};
 pub use gpu_lock::{GpuLockError, lock_directories};
-pub use gpus::{Gpu, GpuError};
+pub use gpus::{Closed, ComputeMode, Gpu, GpuError};
 pub use http::exchange;
 pub use reload::Configuration;
 pub use service::{InheritError, inherited, is_supervised, turn_away};
@@ -341,6 +341,8 @@ pub fn run(
         tokio::task::spawn_local(driver_use::serve(Rc::clone(&shared)));
         tokio::task::spawn_local(slurm::serve(Rc::clone(&shared)));
         mps::begin(&shared).await;
+        let has_mps = shared.mps.borrow().runs();
+        shared.registry.borrow().tenancy.gpus().warn_of_closed(has_mps);
         tokio::task::spawn_local(mps::serve(Rc::clone(&shared)));
         tokio::task::spawn_local(points::serve(Rc::clone(&shared)));
         if let Some(hangups) = reload::hangups() {

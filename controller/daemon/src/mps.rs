@@ -4,7 +4,7 @@
 
 use crate::Shared;
 use deepres_abi::wire::{self, DIRECTORY_BYTES, Welcome};
-use deepres_model::config::MpsKey;
+use deepres_model::config::{MpsKey, MpsUsersKey};
 use deepres_model::directory::Directory;
 use deepres_model::mps::{
     CONTROL_PROGRAM, DEFAULT_PIPES, LOGS_VARIABLE, PIPES_VARIABLE, ask_until, clients, control_daemon,
@@ -48,9 +48,17 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// The most bytes of error output that the daemon keeps of an MPS control daemon.
 const ERRORS_BYTES: usize = 16 << 10;
+/// The option by which NVIDIA's program serves the clients of all users by one server of root.
+/// Before the Volta generation, the program takes the option too, but `cuInit` of a plain user's
+/// client fails (NVIDIA's MPS guide; kubernetes-sigs/dra-driver-nvidia-gpu, pull request 1153).
+const ALL_USERS: &str = "-multiuser-server";
+/// The part of [`ALL_USERS`] by which the errors of a program without this option name it.
+const ALL_USERS_NAME: &str = "multiuser";
 /// The name of the directories in a daemon's own directory.
 const OWN_PIPES: &str = "mps";
 const OWN_LOGS: &str = "mps-log";
+/// The hint for a control daemon that ended before it served, for a reason that it did not tell.
+const OPTION_HINT: &str = "; if the driver is too old for `mps_users = \"all\"`, set \"one\"";
 /// Variables of this daemon that are not for MPS.
 const NOT_FOR_MPS: [&str; 4] = ["LD_PRELOAD", "NOTIFY_SOCKET", "WATCHDOG_USEC", "LISTEN_FDS"];
 /// The beginning of the variables of CUDA. These variables can come from the first job, and would
@@ -72,8 +80,14 @@ pub struct Mps {
     are_own: bool,
     /// Whether the configuration has `mps = "start"`.
     is_wanted: bool,
+    /// Whether the configuration has `mps_users = "all"`.
+    serves_all: bool,
     /// The control daemon that this daemon started.
     child: Option<Child>,
+    /// Whether this daemon started the last control daemon with [`ALL_USERS`].
+    has_option: bool,
+    /// Whether the control program does not know [`ALL_USERS`].
+    lacks_option: bool,
     /// The errors that the last control daemon wrote.
     errors: Option<File>,
     /// The time of the last start, until the control daemon has noted its process.
@@ -108,7 +122,10 @@ impl Mps {
             // The daemon's service may not write to the driver's own directory for logs.
             logs: logs.unwrap_or_else(|| directory.path().join(OWN_LOGS)),
             is_wanted: false,
+            serves_all: false,
             child: None,
+            has_option: false,
+            lacks_option: false,
             errors: None,
             starting: None,
             control: None,
@@ -130,6 +147,13 @@ impl Mps {
         self.serves().then(|| self.pipes.display().to_string())
     }
 
+    /// Returns whether an MPS control daemon runs that jobs may find: in the directory for the jobs
+    /// of this daemon, or in the driver's own.
+    pub fn runs(&self) -> bool {
+        let directories = [self.pipes.as_path(), Path::new(DEFAULT_PIPES)];
+        directories.into_iter().any(|directory| control_daemon(directory).is_some())
+    }
+
     /// Returns how often a control daemon ended without an order of this daemon.
     pub fn deaths(&self) -> u64 {
         self.deaths
@@ -147,6 +171,14 @@ impl Mps {
         }
     }
 
+    /// Sets whether the control daemons that start from now on serve the clients of all users.
+    fn set_users(&mut self, serves_all: bool) {
+        if serves_all != self.serves_all {
+            self.serves_all = serves_all;
+            self.lacks_option = false;
+        }
+    }
+
     /// Looks at the control daemon, and starts one if none runs and the pause is over. If
     /// `is_wanted` is false, looks only at the MPS control daemon that this daemon started before a
     /// reload.
@@ -160,8 +192,20 @@ impl Mps {
         let ended = self.child.as_mut().and_then(|child| child.try_wait().ok().flatten());
         if let Some(status) = ended {
             self.child = None;
-            let why = self.errors.take().map(|errors| last_line(&errors)).unwrap_or_default();
-            self.died(format_args!("the MPS control daemon ended ({status}{why})"));
+            let said = self.errors.take().map(|errors| text(&errors)).unwrap_or_default();
+            let why = last_line(&said);
+            // The time of the start is set until the control daemon serves.
+            let is_about_option = self.has_option && self.starting.is_some();
+            if is_about_option && said.contains(ALL_USERS_NAME) {
+                self.deaths += 1;
+                self.lacks_option = true;
+                tracing::error!(
+                    "{CONTROL_PROGRAM} does not know the option {ALL_USERS} of `mps_users = \"all\"` ({status}{why}): jobs run without MPS; install a newer driver and restart deepres, or set `mps_users = \"one\"` and run `deepres reload`"
+                );
+            } else {
+                let hint = if is_about_option { OPTION_HINT } else { "" };
+                self.died(format_args!("the MPS control daemon ended ({status}{why}{hint})"));
+            }
         }
         let before = self.control.take();
         if is_wanted || self.child.is_some() {
@@ -185,7 +229,8 @@ impl Mps {
         if self.starting.is_some_and(|began| began.elapsed() > HANGS_AFTER) {
             self.end_hanging();
         }
-        if is_wanted && self.control.is_none() && self.child.is_none() && Instant::now() >= self.next {
+        let may_start = is_wanted && !self.lacks_option && Instant::now() >= self.next;
+        if may_start && self.control.is_none() && self.child.is_none() {
             self.start();
         }
     }
@@ -247,6 +292,7 @@ impl Mps {
             let errors = self.errors.insert(errors()?).try_clone()?;
             command
                 .arg("-f")
+                .args(self.serves_all.then_some(ALL_USERS))
                 .stdin(Stdio::null())
                 .stdout(Stdio::null())
                 .stderr(errors)
@@ -264,12 +310,17 @@ impl Mps {
         });
         match started {
             Ok(child) => {
-                if geteuid().is_root() {
+                if self.serves_all {
                     tracing::warn!(
-                        "an MPS control daemon serves one user at a time: a job of another user waits in cuInit until the last client of the first user has ended"
+                        "the MPS control daemon serves the clients of all users by one server: a fatal fault of one client ends the clients of all users"
+                    );
+                } else if geteuid().is_root() {
+                    tracing::warn!(
+                        "an MPS control daemon serves one user at a time: a job of another user waits in cuInit until the last client of the first user has ended (`mps_users = \"all\"` changes this)"
                     );
                 }
                 self.child = Some(child);
+                self.has_option = self.serves_all;
                 self.starting = Some(Instant::now());
                 // If the control daemon lives for this time, the pauses begin anew.
                 self.next = Instant::now() + self.pause;
@@ -365,12 +416,16 @@ fn errors() -> io::Result<File> {
     Ok(file)
 }
 
-/// Returns the last line of errors after a colon, or nothing if there is no line.
-fn last_line(errors: &File) -> String {
+/// Returns the errors that a control daemon wrote.
+fn text(errors: &File) -> String {
     let mut bytes = vec![0; ERRORS_BYTES];
     let read = errors.read_at(&mut bytes, 0).unwrap_or(0);
-    let text = String::from_utf8_lossy(&bytes[..read]);
-    let line = text.trim_end_matches('\0').lines().rfind(|line| !line.trim().is_empty());
+    String::from_utf8_lossy(&bytes[..read]).trim_end_matches('\0').to_owned()
+}
+
+/// Returns the last line of a text after a colon, or nothing if there is no line.
+fn last_line(text: &str) -> String {
+    let line = text.lines().rfind(|line| !line.trim().is_empty());
     line.map(|line| format!(": {}", line.trim().escape_debug())).unwrap_or_default()
 }
 
@@ -432,8 +487,13 @@ pub async fn serve(shared: Rc<Shared>) {
 }
 
 fn look(shared: &Shared) {
-    let is_wanted = shared.registry.borrow().config().mps == MpsKey::Start;
+    let (is_wanted, serves_all) = {
+        let registry = shared.registry.borrow();
+        let config = registry.config();
+        (config.mps == MpsKey::Start, config.mps_users == MpsUsersKey::All)
+    };
     let mut mps = shared.mps.borrow_mut();
+    mps.set_users(serves_all);
     mps.look(is_wanted);
     shared.registry.borrow().connected().serve_mps(mps.control, &mps.servers);
 }
@@ -517,15 +577,43 @@ mod tests {
     #[test]
     fn the_reason_of_a_failed_start_is_the_last_line_of_its_errors() {
         let kept = errors().unwrap();
-        assert_eq!(last_line(&kept), "");
+        assert_eq!(last_line(&text(&kept)), "");
         let run = |script: &str| {
             let mut shell = Command::new("sh");
             shell.args(["-c", script]).stderr(kept.try_clone().unwrap()).status().unwrap()
         };
         run("echo first >&2; echo no GPU >&2; exit 1");
-        assert_eq!(last_line(&kept), ": no GPU");
+        assert_eq!(last_line(&text(&kept)), ": no GPU");
         let _ = run("head -c 100000 /dev/zero >&2");
         assert_eq!(kept.metadata().unwrap().len(), ERRORS_BYTES as u64);
+    }
+
+    #[test]
+    fn a_program_without_the_option_for_all_users_is_started_no_more_until_the_key_changes() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut mps = Mps::at(&Directory::at(folder.path()), [None, None], false);
+        mps.set_users(true);
+        let mut ends = |said: &str, began: Option<Instant>| {
+            let kept = errors().unwrap();
+            let mut child = Command::new("sh");
+            child.args(["-c", "echo \"$0\" >&2; exit 1", said]).stderr(kept.try_clone().unwrap());
+            let mut child = child.spawn().unwrap();
+            child.wait().unwrap();
+            (mps.child, mps.errors, mps.starting, mps.has_option) = (Some(child), Some(kept), began, true);
+            mps.look(false);
+            (mps.lacks_option, mps.deaths())
+        };
+        let now = Some(Instant::now());
+        assert_eq!(ends("no GPU", now), (false, 1), "a later start may succeed");
+        assert_eq!(ends("it served with -multiuser-server", None), (false, 2));
+        assert_eq!(ends("unknown option -multiuser-server\nusage: [-d | -f]", now), (true, 3));
+        mps.next = Instant::now();
+        mps.look(true);
+        assert!(mps.child.is_none() && mps.told.is_empty(), "no start was tried");
+        mps.set_users(true);
+        assert!(mps.lacks_option);
+        mps.set_users(false);
+        assert!(!mps.lacks_option);
     }
 
     #[test]

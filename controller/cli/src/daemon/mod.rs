@@ -10,7 +10,7 @@ use deepres_daemon::{
 };
 use deepres_model::config::{Loaded, WebAddress, parse_address};
 use deepres_model::directory::Directory;
-use rustix::process::{DumpableBehavior, set_dumpable_behavior};
+use rustix::process::{DumpableBehavior, geteuid, set_dumpable_behavior};
 use std::io::Write;
 use std::mem::MaybeUninit;
 use std::net::SocketAddr;
@@ -124,7 +124,7 @@ fn serve(args: &Args, inherited: Inherited, ready: impl FnOnce()) -> Result<()> 
     let _log = log::init(&args.log, args.log_file.as_deref())?;
     let (file, metrics, web) = (args.config.clone(), args.metrics, args.web.clone());
     let config = Configuration::read_by(move || {
-        let mut loaded = Loaded::load(file.as_deref())?;
+        let mut loaded = Loaded::load(file.as_deref())?.for_daemon(geteuid().is_root())?;
         if metrics.is_some() {
             loaded.config.metrics = metrics;
             loaded.set_by_option("metrics", "--metrics");

@@ -2,7 +2,7 @@
 
 use super::{Check, file};
 use crate::mps;
-use deepres_daemon::Gpu;
+use deepres_daemon::{Closed, ComputeMode, Gpu};
 use rustix::fs::{Access, access};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -25,7 +25,8 @@ pub fn checks() -> Vec<Check> {
     // A driver that cannot be read cannot be loaded either.
     let of_file = library().and_then(|path| file::checks(&path).ok()).unwrap_or_default();
     let always = [module(), gpus(), devices(), mps()];
-    always.into_iter().chain(process_memory()).chain(checkpoints()).chain(of_file).collect()
+    let others = [compute_mode(), process_memory(), checkpoints()].into_iter().flatten();
+    always.into_iter().chain(others).chain(of_file).collect()
 }
 
 /// Returns the file of the driver that programs find; `None` if they find none. Another process
@@ -100,6 +101,22 @@ fn gpus() -> Check {
             "install the GPU's driver, and run `nvidia-smi` to check it",
         ),
     }
+}
+
+/// Checks whether the compute modes of the GPUs let several processes in. Returns `None` without a
+/// GPU.
+fn compute_mode() -> Option<Check> {
+    const NAME: &str = "compute mode";
+    let gpus = Gpu::all().ok()?;
+    let is_exclusive = gpus.iter().any(|gpu| gpu.compute_mode == ComputeMode::ExclusiveProcess);
+    Some(match Gpu::closed(&gpus, mps::running().is_some()) {
+        Some(Closed { found, remedy, are_all: true }) => Check::bad(NAME, found, remedy),
+        Some(Closed { found, remedy, are_all: false }) => Check::limited(NAME, found, remedy),
+        None if is_exclusive => {
+            Check::good(NAME, "the clients of MPS share the GPUs in EXCLUSIVE_PROCESS mode")
+        }
+        None => Check::good(NAME, "several processes can use each GPU"),
+    })
 }
 
 /// Checks whether NVML tells the memory of processes. Returns `None` without a GPU, and under WSL2,

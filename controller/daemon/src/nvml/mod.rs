@@ -9,11 +9,12 @@ mod topology;
 pub use library::{Event, Instance, Library};
 pub use mailbox::STUCK;
 
-use crate::gpus::{Gpu, GpuError};
+use crate::gpus::{ComputeMode, Gpu, GpuError};
 use crate::probes::reader::thread_ns;
 use deepres_abi::MAX_GPUS;
 use deepres_policy::placement::Topology;
 use mailbox::Mailbox;
+use nvml_wrapper::enum_wrappers::device::ComputeMode as NvmlMode;
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};
@@ -188,11 +189,14 @@ fn of_each<T>(
 fn list(library: &Library) -> Result<Vec<Gpu>, GpuError> {
     let nvml = &library.nvml;
     let driver_version = nvml.sys_driver_version().ok();
-    let describe = |device: &Device<'_>| describe(device, driver_version.as_deref());
     let mut described = Vec::new();
     for index in 0..nvml.device_count()? {
         match nvml.device_by_index(index) {
             Ok(device) => {
+                let compute_mode = compute_mode(&device);
+                let describe = |device: &Device<'_>| -> Result<Gpu, GpuError> {
+                    Ok(Gpu { compute_mode, ..describe(device, driver_version.as_deref())? })
+                };
                 let parts = parts(library, &device, describe);
                 if parts.is_empty() {
                     described.push((false, describe(&device)));
@@ -225,6 +229,15 @@ fn describe(device: &Device<'_>, driver_version: Option<&str>) -> Result<Gpu, Gp
         driver_version: driver_version.map(str::to_owned),
         ..gpu
     })
+}
+
+/// Returns the compute mode of a GPU, which also holds for its MIG devices.
+fn compute_mode(gpu: &Device<'_>) -> ComputeMode {
+    match gpu.compute_mode() {
+        Ok(NvmlMode::ExclusiveProcess | NvmlMode::ExclusiveThread) => ComputeMode::ExclusiveProcess,
+        Ok(NvmlMode::Prohibited) => ComputeMode::Prohibited,
+        Ok(NvmlMode::Default) | Err(_) => ComputeMode::Default,
+    }
 }
 
 /// Returns the MIG devices of a GPU, which programs use instead of the GPU. The list is empty if

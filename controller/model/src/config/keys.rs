@@ -52,6 +52,7 @@ pub const TOP: &[Key] = &[
     Key("pods_need_token", Takes::Switch),
     Key("gangs", Takes::Switch),
     Key("mps", Takes::Word(&["off", "use", "start"])),
+    Key("mps_users", Takes::Word(&["one", "all"])),
     Key("quantum", Takes::Section(QUANTUM)),
     Key("caps", Takes::Section(CAPS)),
     Key("groups", Takes::Sections(CAPS)),

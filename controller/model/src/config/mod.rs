@@ -92,6 +92,8 @@ pub struct Config {
     pub gangs: bool,
     /// The use of MPS.
     pub mps: MpsKey,
+    /// The users whose jobs MPS serves at once.
+    pub mps_users: MpsUsersKey,
     /// Bounds of the quantum.
     pub quantum: QuantumKeys,
     /// Caps for every user.
@@ -132,6 +134,7 @@ impl Default for Config {
             pods_need_token: false,
             gangs: true,
             mps: MpsKey::Use,
+            mps_users: MpsUsersKey::One,
             quantum: QuantumKeys::default(),
             caps: Caps::default(),
             groups: BTreeMap::new(),
@@ -198,6 +201,16 @@ pub enum MpsKey {
     Use,
     /// As `Use`, and the daemon starts an MPS control daemon if none runs.
     Start,
+}
+
+/// The users whose jobs the MPS control daemon of root's daemon serves at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MpsUsersKey {
+    /// One user at a time. The jobs of other users wait.
+    One,
+    /// All users. Their jobs are clients of one MPS server, without isolation from each other.
+    All,
 }
 
 /// The bounds of the quantum, as the configuration gives them.
@@ -355,6 +368,10 @@ impl Config {
             );
             return Err((at(&["shared_names"]), message));
         }
+        if self.mps_users == MpsUsersKey::All && self.mps != MpsKey::Start {
+            let message = "`mps_users` is \"all\", but deepres starts no MPS control daemon; set `mps = \"start\"`, or leave out `mps_users`";
+            return Err((at(&["mps_users"]), message.to_owned()));
+        }
         let not_a_number = |key: &&String| key.parse::<u32>().is_err();
         if let Some(user) = self.users.keys().find(not_a_number) {
             return Err((
@@ -511,6 +528,9 @@ mod tests {
             ("[defaults]\nclass = \"guaranteed\"\n", (2, 1), "share"),
             ("\nshared_names = [\"train\", \"\"]\n", (2, 1), "the name \"\"; a tenant's name"),
             ("shared_names = \"train\"\n", (1, 1), "such as [\"train\"]"),
+            ("\nmps_users = \"all\"\n", (2, 1), "set `mps = \"start\"`"),
+            ("mps = \"use\"\nmps_users = \"all\"\n", (2, 1), "set `mps = \"start\"`"),
+            ("mps_users = \"both\"\n", (1, 13), "both"),
             (
                 "shared_names = [\"train\", 1]\n",
                 (1, 26),

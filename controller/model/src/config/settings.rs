@@ -1,7 +1,7 @@
 //! The effective values of a configuration, each with its origin: `deepres config show` prints
 //! them, and `deepres reload` compares them.
 
-use super::{Config, ConfigError, default_files, keys};
+use super::{Config, ConfigError, MpsUsersKey, SYSTEM_FILE, default_files, keys};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -84,6 +84,29 @@ impl Loaded {
                 Ok(Self { config, file: Some(file), origins })
             }
             None => Ok(Config::default().into()),
+        }
+    }
+
+    /// Returns the configuration for a daemon of root, or of a plain user. Only root's daemon can
+    /// start an MPS control daemon for all users. The system's file is for root's daemon. A plain
+    /// user's daemon that reads the system's file starts its MPS control daemon for its user alone.
+    ///
+    /// # Errors
+    /// [`ConfigError::Invalid`] if another file of a plain user's daemon asks for MPS for all users.
+    pub fn for_daemon(mut self, is_roots: bool) -> Result<Self, ConfigError> {
+        if is_roots || self.config.mps_users == MpsUsersKey::One {
+            return Ok(self);
+        }
+        let own = self.file.clone().filter(|file| file.as_path() != Path::new(SYSTEM_FILE));
+        match (own, self.origins.remove("mps_users")) {
+            (Some(path), Some(Origin::Line(line))) => {
+                let message = "only a daemon of root can have `mps_users = \"all\"`: the MPS control daemon of a plain user serves this user alone; leave the key out".to_owned();
+                Err(ConfigError::Invalid { path, line, column: 1, message })
+            }
+            _ => {
+                self.config.mps_users = MpsUsersKey::One;
+                Ok(self)
+            }
         }
     }
 
@@ -171,6 +194,19 @@ mod tests {
         ] {
             assert_eq!(setting(&loaded, key), (value, origin), "{key}");
         }
+    }
+
+    #[test]
+    fn only_a_daemon_of_root_has_an_mps_for_all_users() {
+        let all = || loaded("mps = \"start\"\nmps_users = \"all\"\n");
+        let roots = all();
+        assert_eq!(roots.clone().for_daemon(true).unwrap(), roots);
+        let refused = all().for_daemon(false).unwrap_err().to_string();
+        assert!(refused.contains("deepres.toml:2:1: only a daemon of root"), "{refused}");
+        let systems = Loaded { file: Some(SYSTEM_FILE.into()), ..all() };
+        let users = systems.for_daemon(false).unwrap();
+        assert_eq!(setting(&users, "mps_users"), (Some("\"one\"".to_owned()), Origin::Default));
+        assert_eq!(setting(&users, "mps").1, Origin::Line(1));
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use deepres_e2e::prelude::*;
+use deepres_e2e::skip::root_or_skipped;
 use rustix::process::{Pid, kill_process};
 
 const NO_EFFECT: &str = "--sm has no effect";
@@ -443,6 +444,28 @@ fn the_daemon_starts_mps_for_its_jobs_and_ends_it() {
     assert_eq!(control(&host), None, "{}", daemon.stderr());
 }
 
+/// A user without rights.
+const NOBODY: u32 = 65_534;
+
+#[test]
+fn jobs_of_two_users_run_at_once_if_mps_is_for_all_users() {
+    if !root_or_skipped() {
+        return;
+    }
+    let host = Host::new().simgpu(SIMGPU).config("mps = \"start\"\nmps_users = \"all\"\n");
+    host.let_all_users_in();
+    let daemon = daemon_with_mps(&host);
+    let _roots = told_job(&host);
+    let job = host.run(&["--name", "u", "--sm", "60%"], c_client("backlog"), &["--sync-every", "4"]);
+    let mut nobodys = host.command("setpriv");
+    nobodys.args([format!("--reuid={NOBODY}"), format!("--regid={NOBODY}")]).arg("--clear-groups");
+    nobodys.arg(job.get_program()).args(job.get_args()).env("PATH", program_path());
+    let _nobodys = host.start(nobodys, "ready");
+    assert_eq!(parts(&host), [Some(40), Some(60)]);
+    await_together(&host, true);
+    assert!(daemon.stderr().contains("serves the clients of all users by one server"), "{}", daemon.stderr());
+}
+
 #[test]
 #[ignore = "deep: takes long"]
 fn mps_that_dies_is_told_and_started_again_and_lives_on_with_its_clients() {
@@ -504,6 +527,28 @@ fn a_daemon_without_the_control_program_says_so_and_serves() {
     let mut daemon = host.daemon_with(&[("PATH", Path::new("/nowhere"))]);
     daemon.await_error_line(|line| line.contains("cannot start nvidia-cuda-mps-control"));
     assert!(host.status()["daemon"]["mps_pipes"].is_null());
+}
+
+#[test]
+fn clients_of_mps_share_a_gpu_for_one_process_and_daemon_and_doctor_tell_its_mode() {
+    const TOLD: &str = "GPU 0 is in EXCLUSIVE_PROCESS mode and no MPS control daemon runs";
+    let simgpu = format!("compute_mode = \"exclusive-process\"\n{SIMGPU}");
+    let (host, mut daemon) = Host::new().simgpu(&simgpu).with_daemon();
+    daemon.await_error_line(|line| line.contains(TOLD));
+    let examined = || -> Value {
+        let said = host.finish(by_mps(&host, host.deepres(&["doctor", "--json"]))).stdout;
+        let checks: Vec<Value> = serde_json::from_str(&said).expect("a list");
+        checks.into_iter().find(|check| check["name"] == "compute mode").expect("a check of the modes")
+    };
+    let closed = examined();
+    assert_eq!(closed["verdict"], "bad", "{closed}");
+    assert!(closed["found"].as_str().is_some_and(|found| found.starts_with(TOLD)), "{closed}");
+    let _mps = mps(&host);
+    assert_eq!(examined()["verdict"], "good");
+    let _jobs = ["40%", "60%"].map(|part| job(&host, &["--sm", part]));
+    assert_eq!(parts(&host), [Some(40), Some(60)]);
+    let alone = host.finish(host.run(&[], c_client("backlog"), &["--seconds", "1"]));
+    assert_ne!(alone.code, 0, "it has no MPS: {}", alone.stdout);
 }
 
 /// A model as D-STACK's table is recalled: its part of the SMs, the time of a run, and the time

@@ -115,6 +115,9 @@ pub fn code_of(error: &Error) -> Status {
     match error {
         Error::OutOfMemory(_) | Error::Full { .. } => status::OUT_OF_MEMORY,
         Error::NoSuchGpu { .. } => status::INVALID_DEVICE,
+        Error::Exclusive { .. } => status::DEVICE_UNAVAILABLE,
+        // The reference of cuCtxCreate names this code.
+        Error::Prohibited { .. } => status::UNKNOWN,
         Error::Gone(_) => status::CONTEXT_IS_DESTROYED,
         Error::Forked => status::NOT_INITIALIZED,
         _ => status::UNKNOWN,

@@ -6,7 +6,7 @@ use crate::mps;
 use crate::operation::{MAX_BLOCK, MAX_BLOCK_THREADS, MAX_GRID};
 use crate::process::{config, device_count, gpu_of};
 use crate::status::{self, Result};
-use simgpu_engine::Config;
+use simgpu_engine::{ComputeMode, Config};
 
 /// Rank of a link when all links are alike.
 const PERFORMANCE_RANK_SAME: i32 = 0;
@@ -39,7 +39,7 @@ pub fn attribute(attribute: u32, device: i32) -> Result<i32> {
         cu::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT => mps::sms(config.sm_count) as i32,
         cu::CU_DEVICE_ATTRIBUTE_KERNEL_EXEC_TIMEOUT | cu::CU_DEVICE_ATTRIBUTE_INTEGRATED => NO,
         cu::CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY => YES,
-        cu::CU_DEVICE_ATTRIBUTE_COMPUTE_MODE => cu::CU_COMPUTEMODE_DEFAULT as i32,
+        cu::CU_DEVICE_ATTRIBUTE_COMPUTE_MODE => compute_mode(config.compute_mode) as i32,
         cu::CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_WIDTH
         | cu::CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_WIDTH
         | cu::CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE2D_WIDTH => 131_072,
@@ -145,6 +145,14 @@ pub fn attribute(attribute: u32, device: i32) -> Result<i32> {
         known if (1..cu::CU_DEVICE_ATTRIBUTE_MAX).contains(&known) => NO,
         _ => return Err(status::INVALID_VALUE),
     })
+}
+
+fn compute_mode(mode: ComputeMode) -> cu::CUcomputemode {
+    match mode {
+        ComputeMode::Default => cu::CU_COMPUTEMODE_DEFAULT,
+        ComputeMode::ExclusiveProcess => cu::CU_COMPUTEMODE_EXCLUSIVE_PROCESS,
+        ComputeMode::Prohibited => cu::CU_COMPUTEMODE_PROHIBITED,
+    }
 }
 
 /// Returns the `CUdevprop` of a device, the oldest form of its attributes.

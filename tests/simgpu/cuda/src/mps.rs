@@ -7,6 +7,7 @@ use std::io::{self, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::OnceLock;
+use std::thread;
 use std::time::Duration;
 
 use simgpu_engine::{ALL_SMS_PPM, Host};
@@ -23,6 +24,10 @@ pub const SOCKET: &str = "control";
 pub const JOIN: &str = "join";
 /// The answer to a client whose GPUs are not the server's.
 pub const ELSEWHERE: &str = "elsewhere";
+/// The answer to a client that has to wait, because the server has clients of another user.
+pub const WAIT: &str = "wait";
+/// The time after which a client that has to wait asks again.
+const ASKS_AGAIN_AFTER: Duration = Duration::from_millis(20);
 /// Time within which the daemon answers. A server can have to start first.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(20);
 const WHOLE_PERCENT: f64 = 100.0;
@@ -65,12 +70,19 @@ pub fn ask(mut daemon: &UnixStream, line: &str) -> io::Result<String> {
     Ok(answer)
 }
 
-/// Joins the server of the control daemon, if a daemon runs for these GPUs.
+/// Joins the server of the control daemon, if a daemon runs for these GPUs. Waits while the server
+/// has clients of another user, unless the server is for all users.
 pub fn join(host: &Host) -> Result<()> {
-    let Ok(daemon) = connect() else { return Ok(()) };
     let directory = host.directory().canonicalize().unwrap_or_else(|_| host.directory().to_owned());
-    let answer = ask(&daemon, &format!("{JOIN} {}", directory.display()))
-        .map_err(|_| status::MPS_CONNECTION_FAILED)?;
+    let line = format!("{JOIN} {}", directory.display());
+    let answer = loop {
+        let Ok(daemon) = connect() else { return Ok(()) };
+        let answer = ask(&daemon, &line).map_err(|_| status::MPS_CONNECTION_FAILED)?;
+        if answer.trim() != WAIT {
+            break answer;
+        }
+        thread::sleep(ASKS_AGAIN_AFTER);
+    };
     if answer.trim() == ELSEWHERE {
         return Ok(());
     }

@@ -3,8 +3,12 @@
 mod common;
 use std::fs;
 use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Duration;
 
 use common::*;
 use simgpu_engine::truth;
@@ -43,9 +47,21 @@ struct Mps {
 
 impl Mps {
     fn start() -> Self {
+        Self::start_with("", &[])
+    }
+
+    /// Starts the daemon with these options beside `-f`, for GPUs with these keys beside those of
+    /// [`CONFIG`]. All users may use the GPUs.
+    fn start_with(keys: &str, options: &[&str]) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
-        fs::write(directory.path().join("config.toml"), CONFIG).expect("a configuration");
-        let daemon = control(directory.path()).arg("-f").spawn().expect("the daemon");
+        let state = directory.path().join("state");
+        fs::create_dir(&state).expect("a new directory");
+        for (folder, mode) in [(directory.path(), 0o755), (state.as_path(), 0o777)] {
+            fs::set_permissions(folder, fs::Permissions::from_mode(mode)).expect("a directory of our own");
+        }
+        let config = format!("{keys}{CONFIG}");
+        fs::write(directory.path().join("config.toml"), config).expect("a configuration");
+        let daemon = control(directory.path()).arg("-f").args(options).spawn().expect("the daemon");
         let mps = Self { daemon, directory };
         await_that("the daemon listens", || mps.pid_file().exists());
         mps
@@ -85,18 +101,31 @@ impl Mps {
 
     /// Returns a process that finds no control daemon.
     fn process_without_mps(&self) -> Other {
-        self.process(|command| {
-            command.env("CUDA_MPS_PIPE_DIRECTORY", self.directory.path().join("nothing"));
-        })
+        self.process(|command| self.hide(command))
+    }
+
+    /// Keeps a process from finding the control daemon.
+    fn hide(&self, command: &mut Command) {
+        command.env("CUDA_MPS_PIPE_DIRECTORY", self.directory.path().join("nothing"));
     }
 
     fn process(&self, prepare: impl FnOnce(&mut Command)) -> Other {
-        let mut other = Other::start("the_client", |command| {
-            Self::with(command, self.directory.path());
-            prepare(command);
-        });
+        let mut other = self.process_before_cuda(prepare);
         assert_eq!(other.ask("begin"), u64::from(CUDA_SUCCESS));
         other
+    }
+
+    /// Returns a process that has not called cuInit yet.
+    fn process_before_cuda(&self, prepare: impl FnOnce(&mut Command)) -> Other {
+        Other::start("the_client", |command| {
+            Self::with(command, self.directory.path());
+            prepare(command);
+        })
+    }
+
+    /// Returns the number of clients of the server.
+    fn client_count(&self) -> usize {
+        self.ask(&format!("get_client_list {}", self.server())).lines().count()
     }
 
     /// Returns the ground truth of a process on the GPU.
@@ -155,9 +184,11 @@ fn the_client() {
     let (mut kernel, mut events) = (std::ptr::null_mut(), [std::ptr::null_mut(); 2]);
     obey(|words| match words[..] {
         ["begin"] => {
-            let code = code!(cuInit(0));
+            let (mut code, mut context) = (code!(cuInit(0)), std::ptr::null_mut());
             if code == CUDA_SUCCESS {
-                let _: CUcontext = made!(cuCtxCreate_v2(0, 0));
+                code = code!(cuCtxCreate_v2(&mut context, 0, 0));
+            }
+            if code == CUDA_SUCCESS {
                 let module = made!(cuModuleLoadData(BUSY.as_ptr().cast()));
                 kernel = made!(cuModuleGetFunction(module, c"busy".as_ptr()));
                 events = [(); 2].map(|()| made!(cuEventCreate(0)));
@@ -250,6 +281,63 @@ fn simgpu_has_no_pipe_directory_where_a_daemon_of_real_gpus_may_listen() {
     let mut daemon = control(mps.directory.path());
     let said = daemon.env_remove("CUDA_MPS_PIPE_DIRECTORY").arg("-d").output().expect("it runs").stderr;
     assert!(String::from_utf8_lossy(&said).contains("CUDA_MPS_PIPE_DIRECTORY is not set"));
+}
+
+/// A user who is not root.
+const ANOTHER: u32 = 65_534;
+/// The time for which a client is seen to wait. The daemon ends a server without clients after a
+/// second.
+const WAITS: Duration = Duration::from_millis(1500);
+
+#[test]
+fn clients_of_another_user_wait_unless_the_server_is_for_all_users() {
+    // SAFETY: the call takes nothing and returns a number.
+    if unsafe { libc::geteuid() } != 0 {
+        return;
+    }
+    let as_another = |command: &mut Command| _ = command.uid(ANOTHER);
+    let mps = Mps::start();
+    let first = mps.client(None);
+    let server = mps.server();
+    let mut other = mps.process_before_cuda(as_another);
+    thread::scope(|scope| {
+        let begins = scope.spawn(|| other.ask("begin"));
+        thread::sleep(WAITS);
+        assert!(!begins.is_finished(), "another user has a client");
+        drop(first);
+        assert_eq!(begins.join().expect("an answer"), 0);
+    });
+    assert_ne!(mps.server(), server, "each user has a server of its own");
+    assert_eq!(mps.client_count(), 1);
+    assert_takes(run(&mut other, 20), 20, 100);
+
+    let mps = Mps::start_with("", &["-multiuser-server"]);
+    let _clients = [mps.client(Some("40")), mps.process(as_another)];
+    assert_eq!(mps.client_count(), 2);
+}
+
+#[test]
+fn an_exclusive_gpu_lets_one_process_in_and_mps_with_its_clients_is_one() {
+    let mps = Mps::start_with("compute_mode = \"exclusive-process\"\n", &[]);
+    let refused = || {
+        let mut alone = mps.process_before_cuda(|command| mps.hide(command));
+        assert_eq!(alone.ask("begin"), u64::from(CUDA_ERROR_DEVICE_UNAVAILABLE));
+    };
+    let first = mps.process_without_mps();
+    refused();
+    let mut client = mps.process_before_cuda(|_| ());
+    assert_eq!(client.ask("begin"), u64::from(CUDA_ERROR_MPS_SERVER_NOT_READY), "no server can start");
+    drop(first);
+    let mut clients = [(); 2].map(|()| mps.client(None));
+    refused();
+    assert_takes(run(&mut clients[0], 20), 20, 100);
+}
+
+#[test]
+fn a_prohibited_gpu_lets_no_process_in() {
+    let mps = Mps::start_with("compute_mode = \"prohibited\"\n", &[]);
+    let mut alone = mps.process_before_cuda(|command| mps.hide(command));
+    assert_eq!(alone.ask("begin"), u64::from(CUDA_ERROR_UNKNOWN));
 }
 
 #[test]

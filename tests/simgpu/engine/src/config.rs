@@ -22,6 +22,18 @@ pub enum Mode {
     TimeSlice,
 }
 
+/// The number of processes that may have contexts on a GPU (`nvidia-smi -c`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ComputeMode {
+    /// Any number of processes.
+    Default,
+    /// One process, or the clients of one MPS server.
+    ExclusiveProcess,
+    /// No process.
+    Prohibited,
+}
+
 /// The engine or link that carries a copy. Copies of one kind on one GPU share the bandwidth of the
 /// engine or link. Copies within a device run on the SMs, as kernels do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -45,6 +57,7 @@ pub struct Config {
     pub gpus: usize,
     pub mig: bool,
     pub mode: Mode,
+    pub compute_mode: ComputeMode,
     pub gpus_per_switch: usize,
     pub gpus_per_node: usize,
     pub topology: Topology,
@@ -381,6 +394,7 @@ mod tests {
             "queue_depth = 1025",
             "kernel_jitter_ppm = 1000001",
             "mode = 'mps'",
+            "compute_mode = 'exclusive'",
             "kernel = [{ name = 'a' }]",
             "kernel = [{ name = 'a', ns = 1, ns_per_wave = 1 }]",
             "kernel = [{ name = 'a', ns = 1, sm_ppm = 0 }]",

@@ -51,6 +51,18 @@ pub enum Error {
         /// Number of GPUs.
         count: usize,
     },
+    /// The GPU's compute mode lets one process in, and another process has a context on the GPU.
+    #[error("another process uses GPU {gpu}, which lets one process in (compute_mode)")]
+    Exclusive {
+        /// The GPU.
+        gpu: usize,
+    },
+    /// The GPU's compute mode lets no process in.
+    #[error("GPU {gpu} lets no process in (compute_mode)")]
+    Prohibited {
+        /// The GPU.
+        gpu: usize,
+    },
     /// A table of the shared state is full.
     #[error("simgpu has no room for another {what}: all {limit} are in use")]
     Full {

@@ -1,8 +1,8 @@
 //! The operations of a process on the virtual GPUs.
 
 use crate::{
-    Clock, Config, ContextId, Error, EventId, EventStatus, MAX_GPUS, OutOfMemory, StreamId, Ticket,
-    WaitPolicy, Work,
+    Clock, ComputeMode, Config, ContextId, Error, EventId, EventStatus, MAX_GPUS, OutOfMemory, StreamId,
+    Ticket, WaitPolicy, Work,
     config::{ALL_SMS_PPM, CopyKind},
     guard::{Census, Guard},
     jitter::jittered_ns,
@@ -138,10 +138,15 @@ impl Host {
 
     #[inline]
     fn enter(&self) -> Result<Guard<'_>, Error> {
+        self.enter_with(Census::WhenDue)
+    }
+
+    #[inline]
+    fn enter_with(&self, census: Census) -> Result<Guard<'_>, Error> {
         if self.is_forked() {
             return Err(Error::Forked);
         }
-        Ok(Guard::lock(&self.shared, &self.clock, Some(self.process.number), Census::WhenDue))
+        Ok(Guard::lock(&self.shared, &self.clock, Some(self.process.number), census))
     }
 
     /// Returns the record of this process.
@@ -172,9 +177,18 @@ impl Host {
         if gpu >= count {
             return Err(Error::NoSuchGpu { gpu, count });
         }
-        let mut guard = self.enter()?;
+        let mode = self.shared.config.compute_mode;
+        // A driver frees the GPU before a process that used it has ended.
+        let census = if mode == ComputeMode::Default { Census::WhenDue } else { Census::Now };
+        let mut guard = self.enter_with(census)?;
         let state = guard.state();
         self.check_server()?;
+        match mode {
+            ComputeMode::Default => {}
+            ComputeMode::ExclusiveProcess if !self.is_in_others_use(&guard, gpu) => {}
+            ComputeMode::ExclusiveProcess => return Err(Error::Exclusive { gpu }),
+            ComputeMode::Prohibited => return Err(Error::Prohibited { gpu }),
+        }
         let own = self.own_record();
         let server = (own.server.load() as usize).checked_sub(1).map(|server| &state.processes[server]);
         let seat = server.map_or(0, |server| server.gpus[gpu].seat.load());
@@ -193,6 +207,22 @@ impl Host {
         self.take_memory(&mut guard, index, gpu, overhead_bytes)?;
         guard.commit();
         Ok(ContextId { index: index as u32, generation })
+    }
+
+    /// Returns whether another process has a context on a GPU. An MPS server and its clients count
+    /// as one process.
+    fn is_in_others_use(&self, guard: &Guard<'_>, gpu: usize) -> bool {
+        let state = guard.state();
+        // Both numbers are greater by one than the process's number.
+        let user = |process: u64| match state.processes[process as usize - 1].server.load() {
+            0 => process,
+            server => server,
+        };
+        let own = user(self.process.number as u64 + 1);
+        let used = state.header.contexts.used.load() as usize;
+        let here = state.contexts[..used].iter().filter(|context| context.gpu.load() == gpu as u64);
+        let owners = here.map(|context| context.process.load()).filter(|owner| *owner != 0);
+        owners.map(user).any(|other| other != own)
     }
 
     fn take_memory(

@@ -42,7 +42,7 @@ pub mod work;
 
 pub use checkpoint::{Call, CheckpointError, CheckpointState};
 pub use clock::Clock;
-pub use config::{ALL_SMS_PPM, Config, CopyKind, KernelCost, PciAddress};
+pub use config::{ALL_SMS_PPM, ComputeMode, Config, CopyKind, KernelCost, PciAddress};
 pub use error::{Error, OutOfMemory};
 pub use host::{Host, MemoryInfo, Options};
 pub use shared::open_as_its_directory;

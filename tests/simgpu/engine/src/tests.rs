@@ -1,5 +1,6 @@
 //! Tests of the engine on a virtual clock. No test here depends on the speed of the machine.
 
+mod compute_mode;
 mod death;
 mod invariants;
 mod meeting;

@@ -6,7 +6,7 @@ use crate::library::{
 };
 use nvml_wrapper_sys::bindings::{self as sys, nvmlDevice_t, nvmlReturn_t};
 use simgpu_engine::topology::{Ancestor, P2p, Remote};
-use simgpu_engine::{Config, PciAddress};
+use simgpu_engine::{ComputeMode, Config, PciAddress};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulong};
 
 /// The version word of nvmlMemory_v2_t: the struct's size, and 2 in the highest byte
@@ -329,7 +329,13 @@ export_values! {
     nvmlDeviceGetPowerManagementLimit, nvmlDeviceGetEnforcedPowerLimit(c_uint) |library, device| { POWER_LIMIT_MW as c_uint }
     nvmlDeviceGetPerformanceState(sys::nvmlPstates_t) |library, device| { sys::nvmlPStates_enum_NVML_PSTATE_0 }
     nvmlDeviceGetPersistenceMode(sys::nvmlEnableState_t) |library, device| { sys::nvmlEnableState_enum_NVML_FEATURE_ENABLED }
-    nvmlDeviceGetComputeMode(sys::nvmlComputeMode_t) |library, device| { sys::nvmlComputeMode_enum_NVML_COMPUTEMODE_DEFAULT }
+    nvmlDeviceGetComputeMode(sys::nvmlComputeMode_t) |library, device| {
+        match library.config().compute_mode {
+            ComputeMode::Default => sys::nvmlComputeMode_enum_NVML_COMPUTEMODE_DEFAULT,
+            ComputeMode::ExclusiveProcess => sys::nvmlComputeMode_enum_NVML_COMPUTEMODE_EXCLUSIVE_PROCESS,
+            ComputeMode::Prohibited => sys::nvmlComputeMode_enum_NVML_COMPUTEMODE_PROHIBITED,
+        }
+    }
     nvmlDeviceIsMigDeviceHandle(c_uint) |library, device| {
         c_uint::from(library.config().mig && !library.is_divided(device))
     }

@@ -47,6 +47,7 @@ fn nvml_wrapper_sees_the_simulated_gpus() {
     // SAFETY: this program has one test, so no other thread reads the environment yet.
     unsafe { env::set_var("SIMGPU_STATE", dir.path()) };
     let config = "gpus = 4\nname = 'A GPU'\nmemory_bytes = 1_000_000_000\ncontext_overhead_bytes = 1_048_576\n\
+        compute_mode = 'exclusive-process'\n\
         topology = { nvlinks = [[0, 0, 2, 0], [0, 0, 0, 0], [2, 0, 0, 0], [0, 0, 0, 0]], nvlink_version = 3, \
         numa_nodes = [0, 0, 70, 1], p2p = [['X', 'OK', 'OK', 'CNS'], ['OK', 'X', 'OK', 'OK'], \
         ['OK', 'OK', 'X', 'OK'], ['CNS', 'OK', 'OK', 'X']] }";
@@ -94,7 +95,7 @@ fn nvml_wrapper_sees_the_simulated_gpus() {
     assert!((90..=100).contains(&rates.gpu), "{rates:?}");
     assert_eq!(other.utilization_rates().expect("rates").gpu, 0);
 
-    assert_eq!(device.compute_mode().expect("mode"), ComputeMode::Default);
+    assert_eq!(device.compute_mode().expect("mode"), ComputeMode::ExclusiveProcess);
     assert!(device.temperature(TemperatureSensor::Gpu).expect("temperature") > 0);
     assert!(device.power_usage().expect("power") > 0);
     assert_eq!(device.clock_info(Clock::SM).expect("clock"), 1980);

@@ -1,17 +1,22 @@
 //! The control program of MPS on the simulated GPU: takes commands as NVIDIA's does.
 //!
 //! - `-d` starts the control daemon in the background, `-f` in the foreground.
+//! - `-multiuser-server` or `-M`, beside `-d` or `-f`, lets one server serve the clients of all
+//!   users.
 //! - Without an option, the program passes the commands of its standard input to the daemon.
 //!
 //! When a client connects, the daemon starts a server if none runs: this program, under the name
 //! `nvidia-cuda-mps-server`. The server's standard input and output connect it to the daemon. If
 //! the daemon ends, the server serves its clients to their ends, and then ends too.
+//!
+//! Without `-multiuser-server`, a server serves the clients of one user. While it has clients, the
+//! clients of other users wait.
 use std::env;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::PermissionsExt as _;
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
@@ -21,6 +26,8 @@ use std::time::{Duration, Instant};
 use cuda::mps;
 use simgpu_engine::Host;
 
+/// The forms of the option for a server of all users.
+const ALL_USERS: [&str; 2] = ["-multiuser-server", "-M"];
 /// The option by which the daemon starts a server.
 const SERVER: &str = "--server";
 /// The daemon's question for its server's clients.
@@ -29,20 +36,28 @@ const PID_FILE: &str = "nvidia-cuda-mps-control.pid";
 const LOCK_FILE: &str = "control_lock";
 /// Time within which a program that has connected sends its line.
 const ASKS_WITHIN: Duration = Duration::from_secs(5);
+/// Time within which a client becomes the client of the server whose number it got.
+const JOINS_WITHIN: Duration = Duration::from_secs(1);
 /// Time between two looks of a wait.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 fn main() -> ExitCode {
-    let option = env::args().nth(1);
-    let done = match option.as_deref() {
-        None => pass_commands(),
-        Some("-f") => Daemon::claim().and_then(|daemon| {
+    let options: Vec<String> = env::args().skip(1).collect();
+    let (for_all, others): (Vec<&str>, Vec<&str>) =
+        options.iter().map(String::as_str).partition(|option| ALL_USERS.contains(option));
+    let serves_all = !for_all.is_empty();
+    let done = match (&others[..], serves_all) {
+        ([], false) => pass_commands(),
+        (["-f"], _) => Daemon::claim(serves_all).and_then(|daemon| {
             note(std::process::id())?;
             daemon.run()
         }),
-        Some("-d") => start_in_background(),
-        Some(SERVER) => serve(),
-        Some(other) => Err(io::Error::other(format!("unknown option {other}; give -d, -f or none"))),
+        (["-d"], _) => start_in_background(serves_all),
+        ([SERVER], false) => serve(),
+        _ => {
+            let options = options.join(" ");
+            Err(io::Error::other(format!("unknown options {options}; give -d, -f or none")))
+        }
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -66,8 +81,8 @@ fn pass_commands() -> io::Result<()> {
 }
 
 /// Starts the daemon in the background, and returns when the daemon accepts connections.
-fn start_in_background() -> io::Result<()> {
-    let daemon = Daemon::claim()?;
+fn start_in_background(serves_all: bool) -> io::Result<()> {
+    let daemon = Daemon::claim(serves_all)?;
     // SAFETY: this process has one thread, so the child may go on as any process.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
@@ -105,10 +120,15 @@ struct Server {
     number: String,
     directory: String,
     percent: f64,
+    /// The user of the server's first client.
+    user: u32,
+    /// The time at which the last client got the server's number.
+    given: Instant,
 }
 
 impl Server {
-    fn start(percent: f64) -> io::Result<Self> {
+    /// Starts a server whose first client is this user's.
+    fn start(percent: f64, user: u32) -> io::Result<Self> {
         let mut command = Command::new(env::current_exe()?);
         command.arg0("nvidia-cuda-mps-server").arg(SERVER);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
@@ -122,6 +142,8 @@ impl Server {
             number: String::new(),
             directory: String::new(),
             percent,
+            user,
+            given: Instant::now(),
         };
         let ready = server.read_line()?;
         let (number, directory) =
@@ -139,6 +161,11 @@ impl Server {
     fn clients(&mut self) -> io::Result<String> {
         writeln!(self.to, "{CLIENTS}")?;
         self.read_line()
+    }
+
+    /// Returns whether the server has clients, or may get one of those that know its number.
+    fn is_in_use(&mut self) -> io::Result<bool> {
+        Ok(self.given.elapsed() < JOINS_WITHIN || !self.clients()?.is_empty())
     }
 
     /// Ends the server once it has no clients, or after `limit`.
@@ -159,6 +186,8 @@ impl Server {
 struct Daemon {
     listener: UnixListener,
     default_percent: f64,
+    /// Whether a server serves the clients of all users.
+    serves_all: bool,
     server: Option<Server>,
     /// The lock file, which is locked as long as the daemon runs.
     _lock: File,
@@ -166,7 +195,7 @@ struct Daemon {
 
 impl Daemon {
     /// Takes the pipe directory, and begins to listen in it.
-    fn claim() -> io::Result<Self> {
+    fn claim(serves_all: bool) -> io::Result<Self> {
         let directory = mps::pipe_directory()?;
         fs::create_dir_all(&directory)?;
         let lock = File::create(directory.join(LOCK_FILE))?;
@@ -179,7 +208,7 @@ impl Daemon {
         let _ = fs::remove_file(&socket);
         let listener = UnixListener::bind(&socket)?;
         fs::set_permissions(&socket, fs::Permissions::from_mode(0o666))?;
-        Ok(Self { listener, default_percent: mps::own_percentage(), server: None, _lock: lock })
+        Ok(Self { listener, default_percent: mps::own_percentage(), serves_all, server: None, _lock: lock })
     }
 
     fn run(mut self) -> io::Result<()> {
@@ -198,7 +227,7 @@ impl Daemon {
                 };
                 break (connection, limit);
             }
-            let answer = self.answer(&line, &words);
+            let answer = self.answer(&line, &words, user_of(&connection)?);
             // The asker may have ended meanwhile.
             let _ = (&connection).write_all(answer.as_bytes());
         };
@@ -209,11 +238,11 @@ impl Daemon {
         ended
     }
 
-    /// Answers a command. A client's directory can contain blanks, so the function takes the line
-    /// too.
-    fn answer(&mut self, line: &str, words: &[&str]) -> String {
+    /// Answers a command of a user. A client's directory can contain blanks, so the function takes
+    /// the line too.
+    fn answer(&mut self, line: &str, words: &[&str], user: u32) -> String {
         if let Some(directory) = line.strip_prefix(mps::JOIN).filter(|_| words.len() > 1) {
-            return self.join(directory.trim());
+            return self.join(directory.trim(), user).unwrap_or_else(|error| format!("{error}\n"));
         }
         let percent = words.last().and_then(|text| mps::percentage(text));
         let shown = |percent: f64| format!("{percent:.1}\n");
@@ -259,21 +288,39 @@ impl Daemon {
         self.server().filter(|server| server.child.id().to_string() == pid)
     }
 
-    /// Answers a client with the server's number, after starting a server if none lives.
-    fn join(&mut self, directory: &str) -> String {
-        if self.server().is_none() {
-            match Server::start(self.default_percent) {
-                Ok(server) => self.server = Some(server),
-                Err(error) => return format!("{error}\n"),
+    /// Answers a client of this user with the server's number, after starting a server if none
+    /// lives. If the server has clients of another user, the answer is that the client has to wait.
+    fn join(&mut self, directory: &str, user: u32) -> io::Result<String> {
+        let serves_all = self.serves_all;
+        if let Some(server) = self.server().filter(|server| !serves_all && server.user != user) {
+            if server.is_in_use()? {
+                return Ok(format!("{}\n", mps::WAIT));
             }
+            self.server.take().map_or(Ok(()), |server| server.end(None))?;
         }
-        match &self.server {
-            Some(server) if Path::new(&server.directory) == Path::new(directory) => {
-                format!("{} {}\n", server.number, server.percent)
-            }
-            _ => format!("{}\n", mps::ELSEWHERE),
+        let server = match self.server.take() {
+            Some(server) => server,
+            None => Server::start(self.default_percent, user)?,
+        };
+        let server = self.server.insert(server);
+        if Path::new(&server.directory) != Path::new(directory) {
+            return Ok(format!("{}\n", mps::ELSEWHERE));
         }
+        server.given = Instant::now();
+        Ok(format!("{} {}\n", server.number, server.percent))
     }
+}
+
+/// Returns the user of the process at the other end of a connection.
+fn user_of(connection: &UnixStream) -> io::Result<u32> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut size = size_of::<libc::ucred>() as libc::socklen_t;
+    let to = (&raw mut peer).cast();
+    // SAFETY: the descriptor is open, and the kernel writes at most `size` bytes to the result.
+    let code = unsafe {
+        libc::getsockopt(connection.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, to, &mut size)
+    };
+    if code == 0 { Ok(peer.uid) } else { Err(io::Error::last_os_error()) }
 }
 
 fn unknown(pid: &str) -> String {

@@ -47,6 +47,20 @@ fn clients_run_at_once_each_as_fast_as_its_part_allows() {
 }
 
 #[test]
+fn a_server_with_its_clients_is_one_process_to_an_exclusive_gpu() {
+    let world = World::with("compute_mode = \"exclusive-process\"\n");
+    let Served { world, server, clients: [a, b] } = served_by(world, [40, 60]);
+    let (x, y) = (a.kernel(1000), b.kernel(1200));
+    world.go_to(10_000);
+    assert_eq!((a.done(x), b.done(y)), (Some(2500), Some(2000)));
+    let alone = world.process();
+    assert!(matches!(alone.create_context(0), Err(Error::Exclusive { gpu: 0 })));
+    drop(server);
+    alone.create_context(0).expect("the server has ended");
+    assert!(matches!(world.process().serve(), Err(Error::Exclusive { gpu: 0 })));
+}
+
+#[test]
 fn all_kernels_of_a_client_share_its_part_and_narrow_kernels_do_not_feel_it() {
     let Served { world, server: _server, clients: [a] } = served([50]);
     let narrow = a.part_kernel(a.stream, 100, 300_000);
