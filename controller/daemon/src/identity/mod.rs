@@ -109,6 +109,11 @@ impl Facts {
         self.place.as_ref()?.container()
     }
 
+    /// Returns the path of the cgroup of the process's container, pod or batch job.
+    pub fn path(&self) -> Option<&str> {
+        self.place.as_ref().map(|place| place.path.as_str())
+    }
+
     /// Returns whether the process has the rights of `owner` outside of its user namespace too. A
     /// plain user's own processes have them, in any namespace. Processes of subordinate users do
     /// not have them, and root of a container is not root outside.

@@ -37,7 +37,7 @@ use std::fmt;
 /// The major version of the layout. The daemon refuses files of another major version.
 const MAJOR: u32 = 1;
 /// The minor version of the layout. A change that adds a field raises the minor version.
-const MINOR: u32 = 9;
+const MINOR: u32 = 10;
 /// The size of the comma between two iterations or plans, bytes.
 const COMMA_BYTES: usize = 1;
 
@@ -163,6 +163,9 @@ pub struct SavedTenant {
     pub found: Option<Found>,
     /// The container of the tenant's first process.
     pub container: Option<Container>,
+    /// The path of the cgroup of the container, pod or batch job of the tenant's first process.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub place: Option<String>,
     /// The groups of the tenant's first process, as far as the configuration has caps for them.
     pub groups: Vec<u32>,
     /// The wishes of the tenant's job.
@@ -374,6 +377,7 @@ mod tests {
             uid: 1000,
             key: Some(Key::Cgroup("/docker/4711".to_owned())),
             found: Some(Found::Container),
+            place: Some("/docker/4711".to_owned()),
             set: Wish { share_ppm: Some(700_000), ..Wish::default() },
             accounts: vec![OnGpu { uuid: uuid.clone(), saved: account }],
             sessions: vec![SavedSession {
