@@ -75,7 +75,8 @@ pub struct Identity {
 pub struct Facts {
     /// The process's id.
     pub pid: u32,
-    /// The process itself; `None` if the daemon could not look at it.
+    /// The process itself, with the user of its connection; `None` if the daemon could not look at
+    /// the process.
     pub process: Option<Process>,
     /// The container, pod or batch job of the process.
     pub place: Option<Place>,
@@ -89,14 +90,16 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// Returns the facts of the process that has this id now. The caller checks afterwards that the
-    /// id still belongs to the same process.
+    /// Returns the facts of the process that has this id now. `user` is the user that the process
+    /// had when it connected. The process may have another user by now, for example the owner of a
+    /// setuid program that it executes. But other processes may have the same connection, and get
+    /// the answer. The caller checks afterwards that the id still belongs to the same process.
     pub fn read(pid: u32, user: u32) -> Self {
         let namespace = read::namespace(pid);
         let outermost = namespace.and_then(|_| read::outermost_namespace(pid));
         Self {
             pid,
-            process: read::process(pid),
+            process: read::process(pid).map(|process| Process { user, ..process }),
             place: read::place(pid),
             owner: outermost.map_or(user, |outermost| outermost.owner),
             namespace,
@@ -373,6 +376,16 @@ mod tests {
 
     const DOCKER: &str =
         "0::/system.slice/docker-4c01b2a3f9d7c5e8b6a4123456789abcdef0123456789abcdef0123456789abc.scope";
+
+    #[test]
+    fn a_process_has_the_rights_of_the_user_that_it_had_when_it_connected() {
+        // The process connected as a subordinate user, and has the user of the owner by now.
+        let owner = rustix::process::geteuid().as_raw();
+        let facts = Facts::read(std::process::id(), owner + 1);
+        assert_eq!(facts.process.as_ref().map(|process| process.user), Some(owner + 1));
+        let inside = Facts { owner, place: None, namespace: Some(4711), ..facts };
+        assert_eq!(NO_RULE.namespace_of(&inside), Some(4711));
+    }
 
     #[test]
     fn nobody_looks_at_the_ancestors_of_a_process_on_the_host_that_gives_a_name() {
