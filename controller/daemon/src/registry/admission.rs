@@ -474,7 +474,7 @@ mod tests {
             place: cgroup::place(&format!("0::{path}")),
             owner: 1_000,
             namespace: None,
-            outermost: None,
+            namespaces: Vec::new(),
         };
         let peer = Peer { pid: facts.pid, uid: 1_000, gid: 1_000 };
         let guest = Guest { peer, groups: Vec::new(), facts, source: Source::User(1_000), allotment: None };

@@ -180,8 +180,14 @@ mod tests {
             holder: None,
         };
         let (gpus, tenants) = (Gpus::default(), Tenants::default());
-        let facts =
-            Facts { pid: 30, process: None, place: None, owner: 1_000, namespace: None, outermost: None };
+        let facts = Facts {
+            pid: 30,
+            process: None,
+            place: None,
+            owner: 1_000,
+            namespace: None,
+            namespaces: Vec::new(),
+        };
         let mut allocations = Allocations::default();
         let why = allocations.record(allocation.clone(), &gpus).unwrap_err();
         assert!(why.contains("does not manage the GPU GPU-1"), "{why}");
@@ -214,7 +220,7 @@ mod tests {
             place: cgroup::place(&format!("0::{path}")),
             owner: 1_001,
             namespace: None,
-            outermost: None,
+            namespaces: Vec::new(),
         };
         let scope = |digit: &str| format!("cri-containerd-{}.scope", digit.repeat(64));
         let in_pod = |digit: &str| facts(format!("/kubepods/pod{}/{}", "0".repeat(32), scope(digit)));

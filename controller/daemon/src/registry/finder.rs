@@ -154,8 +154,8 @@ impl Known for Kin<'_> {
         Some((tenant.owner.key.clone(), name.to_owned()))
     }
 
-    fn is_within(&self, ancestor: &identity::tree::Process, namespace: u64) -> bool {
-        identity::read::is_within(ancestor, namespace)
+    fn is_within(&self, ancestor: &identity::tree::Process, namespaces: &[u64]) -> bool {
+        identity::read::is_within(ancestor.key(), namespaces)
     }
 
     fn is_of_root(&self, name: &str) -> bool {
@@ -202,7 +202,7 @@ mod tests {
                 place: None,
                 owner,
                 namespace: Some(4711),
-                outermost: Some(4711),
+                namespaces: vec![4711],
             };
             for claim in ["job", ""] {
                 let found = registry.finder().identify_outside_jobs(claim, &facts).key;

@@ -191,7 +191,7 @@ mod tests {
             place: None,
             owner,
             namespace,
-            outermost: namespace,
+            namespaces: namespace.into_iter().collect(),
         };
         let peer = Peer { pid: own.pid, uid: user, gid: user };
         let guest = Guest { peer, groups: Vec::new(), facts, source: Source::User(owner), allotment: None };

@@ -354,7 +354,7 @@ mod tests {
             place: cgroup::place(&format!("0::{path}/docker-{}.scope", digit.repeat(64))),
             owner: 1_000,
             namespace: None,
-            outermost: None,
+            namespaces: Vec::new(),
         };
         let (inside, other) = (facts("/system.slice", "a"), facts("/system.slice", "b"));
         let mut owner = Owner {
