@@ -163,7 +163,7 @@ impl Names<'_> {
     }
 
     /// Returns the container or pod of a process, unless the daemon runs in it.
-    fn container_of(self, facts: &Facts) -> Option<&Place> {
+    pub fn container_of(self, facts: &Facts) -> Option<&Place> {
         let is_container = |place: &&Place| !matches!(place.kind, Kind::Slurm { .. });
         let is_home = |place: &&Place| self.home.is_some_and(|home| home.path == place.path);
         facts.place.as_ref().filter(is_container).filter(|place| !is_home(place))

@@ -64,6 +64,11 @@ impl<'a> Finder<'a> {
         self.tenants.of_key(&key).map(|(_, tenant)| tenant)
     }
 
+    /// Returns the container or pod of a process, unless the daemon runs in it.
+    pub fn container_of(self, facts: &Facts) -> Option<&Place> {
+        self.names().container_of(facts)
+    }
+
     /// Returns the number of the user namespace to which a process is confined
     /// ([`Names::namespace_of`]).
     pub fn namespace_of(self, facts: &Facts) -> Option<u64> {
