@@ -86,7 +86,7 @@ impl<'a> Finder<'a> {
             return identity;
         }
         let ancestors = facts.process.iter().flat_map(identity::read::ancestors);
-        let kin = Kin { tenants: self.tenants, owner: facts.owner, may_be_roots: facts.process.is_some() };
+        let kin = Kin { tenants: self.tenants, owner: facts.owner };
         identity::identify(claim, facts, self.names(), ancestors, kin)
     }
 
@@ -136,20 +136,18 @@ impl<'a> Finder<'a> {
     }
 }
 
-/// The tenants to which a process of a user may belong.
+/// The tenants to which a process of `owner` may belong: the tenants of `owner`, and of root. The
+/// process may have dropped root's rights. A process of a subordinate user may have dropped first
+/// root's rights, then those of `owner`.
 struct Kin<'a> {
     tenants: &'a Tenants,
     owner: u32,
-    /// Whether the process may have dropped root's rights, and belong to a tenant of root. A
-    /// process of a subordinate user may have dropped first root's rights, then those of `owner`.
-    may_be_roots: bool,
 }
 
 impl Kin<'_> {
     fn all(&self) -> impl Iterator<Item = (&str, &Tenant)> {
-        let (owner, may_be_roots) = (self.owner, self.may_be_roots);
-        let is_kin = move |user: u32| user == owner || may_be_roots && user == ROOT;
-        self.tenants.iter().filter(move |(_, tenant)| is_kin(tenant.owner.user))
+        let kin = [self.owner, ROOT];
+        self.tenants.iter().filter(move |(_, tenant)| kin.contains(&tenant.owner.user))
     }
 }
 
@@ -165,7 +163,7 @@ impl Known for Kin<'_> {
 
     fn is_of_root(&self, name: &str) -> bool {
         let is_it = |key: &Key| matches!(key, Key::Name { user: ROOT, name: own, .. } if own == name);
-        self.may_be_roots && self.all().any(|(_, tenant)| is_it(&tenant.owner.key))
+        self.all().any(|(_, tenant)| is_it(&tenant.owner.key))
     }
 
     fn named_within(&self, path: &str) -> Option<(Key, String)> {
