@@ -1,5 +1,7 @@
 //! The record of the tenants on the GPUs, with their memory. Only the methods here change the
-//! record, and they tell the arbiters each change.
+//! record, and the choice of GPUs ([`Placer`]). The methods that change what an arbiter knows
+//! return the orders to the arbiters, or send them. Other methods, for example `begin_anew`, `join`
+//! and `keep`, prepare a tenant for sessions. The begin of a session tells the arbiters.
 
 use super::placing::Placer;
 use super::waiting::Waiting;
