@@ -334,7 +334,7 @@ mod tests {
             place: cgroup::place("0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_0"),
             owner: 1000,
             namespace: None,
-            outermost: None,
+            namespaces: Vec::new(),
         };
         let slurm = Slurm::default();
         // The thread of a question to a stuck `scontrol` holds this lock.

@@ -75,7 +75,8 @@ pub struct Identity {
 pub struct Facts {
     /// The process's id.
     pub pid: u32,
-    /// The process itself; `None` if the daemon could not look at it.
+    /// The process itself, with the user of its connection; `None` if the daemon could not look at
+    /// the process.
     pub process: Option<Process>,
     /// The container, pod or batch job of the process.
     pub place: Option<Place>,
@@ -83,30 +84,37 @@ pub struct Facts {
     pub owner: u32,
     /// The number of the process's user namespace; `None` in the daemon's own.
     pub namespace: Option<u64>,
-    /// The number of the outermost user namespace of the process below the daemon's own; `None` in
-    /// the daemon's own, or if the kernel does not tell it.
-    pub outermost: Option<u64>,
+    /// The numbers of the process's user namespaces below the daemon's own, from the process's own
+    /// to the outermost. Empty in the daemon's own, or if the kernel does not tell them.
+    pub namespaces: Vec<u64>,
 }
 
 impl Facts {
-    /// Returns the facts of the process that has this id now. The caller checks afterwards that the
-    /// id still belongs to the same process.
+    /// Returns the facts of the process that has this id now. `user` is the user that the process
+    /// had when it connected. The process may have another user by now, for example the owner of a
+    /// setuid program that it executes. But other processes may have the same connection, and get
+    /// the answer. The caller checks afterwards that the id still belongs to the same process.
     pub fn read(pid: u32, user: u32) -> Self {
         let namespace = read::namespace(pid);
-        let outermost = namespace.and_then(|_| read::outermost_namespace(pid));
+        let namespaces = namespace.and_then(|_| read::namespaces(pid));
         Self {
             pid,
-            process: read::process(pid),
+            process: read::process(pid).map(|process| Process { user, ..process }),
             place: read::place(pid),
-            owner: outermost.map_or(user, |outermost| outermost.owner),
+            owner: namespaces.as_ref().map_or(user, |namespaces| namespaces.owner),
             namespace,
-            outermost: outermost.map(|outermost| outermost.number),
+            namespaces: namespaces.map(|namespaces| namespaces.numbers).unwrap_or_default(),
         }
     }
 
     /// Returns the container of the process.
     pub fn container(&self) -> Option<&Container> {
         self.place.as_ref()?.container()
+    }
+
+    /// Returns the path of the cgroup of the process's container, pod or batch job.
+    pub fn path(&self) -> Option<&str> {
+        self.place.as_ref().map(|place| place.path.as_str())
     }
 
     /// Returns whether the process has the rights of `owner` outside of its user namespace too. A
@@ -155,7 +163,7 @@ impl Names<'_> {
     }
 
     /// Returns the container or pod of a process, unless the daemon runs in it.
-    fn container_of(self, facts: &Facts) -> Option<&Place> {
+    pub fn container_of(self, facts: &Facts) -> Option<&Place> {
         let is_container = |place: &&Place| !matches!(place.kind, Kind::Slurm { .. });
         let is_home = |place: &&Place| self.home.is_some_and(|home| home.path == place.path);
         facts.place.as_ref().filter(is_container).filter(|place| !is_home(place))
@@ -177,9 +185,8 @@ pub trait Known {
     /// Returns the key and the name of the tenant to which a process belongs.
     fn tenant_of(&self, process: &Process) -> Option<(Key, String)>;
 
-    /// Returns whether an ancestor is in this user namespace, which lies directly below the
-    /// daemon's own, or in a namespace within it.
-    fn is_within(&self, _ancestor: &Process, _namespace: u64) -> bool {
+    /// Returns whether an ancestor's own user namespace is one of these.
+    fn is_within(&self, _ancestor: &Process, _namespaces: &[u64]) -> bool {
         false
     }
 
@@ -242,12 +249,17 @@ pub fn identify(
 
 /// Returns whether a process may have started this descendant as a part of its own job. Either both
 /// have one user, or the descendant dropped the rights of root or of the user who made its user
-/// namespace, or both are in one namespace. No process can leave its namespace, so all processes
-/// between the two are in the namespace too. The maker of the namespace has all rights over them,
-/// whichever users they have.
+/// namespace, or the descendant is in the ancestor's own user namespace, or in a namespace within
+/// it. No process can leave its namespace, so all processes between the two are there too. The
+/// maker of the namespace has all rights over them, whichever users they have.
+///
+/// The namespaces count as they are now. An ancestor may have entered a further namespace after it
+/// started the descendant. Then the descendant is not in the ancestor's own namespace, and the
+/// users alone decide. The daemon would have to read all namespaces of each ancestor to find the
+/// namespace that the two have in common.
 fn may_start(ancestor: &Process, descendant: &Process, facts: &Facts, known: &impl Known) -> bool {
     [descendant.user, facts.owner, ROOT].contains(&ancestor.user)
-        || facts.outermost.is_some_and(|namespace| known.is_within(ancestor, namespace))
+        || !facts.namespaces.is_empty() && known.is_within(ancestor, &facts.namespaces)
 }
 
 /// Returns the tenant of a process that gives a name.
@@ -267,7 +279,7 @@ fn of_name(
     let is_of_job =
         |process: &Process| facts.process.as_ref().is_some_and(|own| may_start(process, own, facts, known));
     // Reading an ancestor from the kernel takes longer than all other work of this function.
-    let is_inside = facts.outermost.is_some();
+    let is_inside = !facts.namespaces.is_empty();
     let matter = extent.is_some() || is_inside || facts.owner != ROOT && known.is_of_root(claim);
     let ancestors = matter.then_some(ancestors).into_iter().flatten();
     let line = own.chain(ancestors.take_while(is_of_job));
@@ -354,7 +366,7 @@ mod tests {
             place: cgroup::place(cgroup),
             owner: 1000,
             namespace: None,
-            outermost: None,
+            namespaces: Vec::new(),
         }
     }
 
@@ -368,6 +380,16 @@ mod tests {
 
     const DOCKER: &str =
         "0::/system.slice/docker-4c01b2a3f9d7c5e8b6a4123456789abcdef0123456789abcdef0123456789abc.scope";
+
+    #[test]
+    fn a_process_has_the_rights_of_the_user_that_it_had_when_it_connected() {
+        // The process connected as a subordinate user, and has the user of the owner by now.
+        let owner = rustix::process::geteuid().as_raw();
+        let facts = Facts::read(std::process::id(), owner + 1);
+        assert_eq!(facts.process.as_ref().map(|process| process.user), Some(owner + 1));
+        let inside = Facts { owner, place: None, namespace: Some(4711), ..facts };
+        assert_eq!(NO_RULE.namespace_of(&inside), Some(4711));
+    }
 
     #[test]
     fn nobody_looks_at_the_ancestors_of_a_process_on_the_host_that_gives_a_name() {
@@ -509,8 +531,8 @@ mod tests {
             (process.pid == self.member).then(|| (self.tenant.clone(), "train".to_owned()))
         }
 
-        fn is_within(&self, ancestor: &Process, namespace: u64) -> bool {
-            namespace == 4711 && ancestor.pid > self.outside
+        fn is_within(&self, ancestor: &Process, namespaces: &[u64]) -> bool {
+            namespaces.contains(&4711) && ancestor.pid > self.outside
         }
     }
 
@@ -524,7 +546,7 @@ mod tests {
             let line = line.into_iter().zip([middle, outer, ROOT]);
             let line = line.map(|(process, user)| Process { user, ..process });
             let inside = Facts { process: Some(own), owner, namespace: Some(4712), ..facts("0::/") };
-            let inside = Facts { outermost: Some(4711), ..inside };
+            let inside = Facts { namespaces: vec![4712, 4711], ..inside };
             identify(claim, &inside, NO_RULE, line, Chain { tenant, member, outside: 10 }).key
         };
         let (one, other) = (SUBORDINATE, SUBORDINATE + 1);

@@ -6,7 +6,9 @@
 
 use super::cgroup::{self, Place};
 use super::tree::{self, Process};
-use deepres_model::process::{stat, text};
+use deepres_model::process::{ProcessKey, stat, text};
+use rustix::fs::fstat;
+use std::fmt::Display;
 use std::fs::{self, File};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
@@ -74,43 +76,39 @@ fn groups_in(status: &str) -> Option<Vec<u32>> {
 /// Returns the owner of a process. In a user namespace of its own (a rootless container), user ids
 /// are made up. The owner is then the user who made the outermost such namespace.
 pub fn owner(pid: u32, user: u32) -> u32 {
-    namespace_owner(pid).unwrap_or(user)
+    namespaces(pid).map_or(user, |namespaces| namespaces.owner)
+}
+
+/// Returns the number of the user namespace of a process: an id, or `self` for the daemon.
+fn number(pid: impl Display) -> Option<u64> {
+    fs::metadata(format!("/proc/{pid}/ns/user")).map(|found| found.ino()).ok()
 }
 
 /// Returns the number of a process's user namespace. Returns `None` if the process is in the
 /// daemon's own namespace, or if the namespace cannot be read.
 pub fn namespace(pid: u32) -> Option<u64> {
-    let number = |path: String| fs::metadata(path).map(|found| found.ino()).ok();
-    let (own, of_process) =
-        (number("/proc/self/ns/user".to_owned())?, number(format!("/proc/{pid}/ns/user"))?);
+    let (own, of_process) = (number("self")?, number(pid)?);
     (own != of_process).then_some(of_process)
 }
 
-/// A user namespace.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Namespace {
-    /// The namespace's number.
-    pub number: u64,
-    /// The user who made the namespace.
+/// The user namespaces of a process below the daemon's own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Namespaces {
+    /// The numbers of the namespaces, from the process's own to the outermost. There is at least
+    /// one.
+    pub numbers: Vec<u64>,
+    /// The user who made the outermost namespace.
     pub owner: u32,
 }
 
-/// Returns the user who made the outermost user namespace of a process below the daemon's own.
-/// Returns `None` if the process is in the daemon's own namespace, or if the kernel does not tell
-/// the user.
-pub fn namespace_owner(pid: u32) -> Option<u32> {
-    outermost_namespace(pid).map(|namespace| namespace.owner)
-}
-
-/// Returns the outermost user namespace of a process below the daemon's own. Returns `None` if the
-/// process is in the daemon's own namespace, or if the kernel does not tell the user.
-pub fn outermost_namespace(pid: u32) -> Option<Namespace> {
-    let number = |namespace: BorrowedFd<'_>| {
-        Some(File::from(namespace.try_clone_to_owned().ok()?).metadata().ok()?.ino())
-    };
-    let own = fs::metadata("/proc/self/ns/user").ok()?.ino();
+/// Returns the user namespaces of a process below the daemon's own. Returns `None` if the process
+/// is in the daemon's own namespace, or if the kernel does not tell the namespaces or the user.
+pub fn namespaces(pid: u32) -> Option<Namespaces> {
+    let number_of = |namespace: BorrowedFd<'_>| fstat(namespace).map(|found| found.st_ino).ok();
+    let own = number("self")?;
     let mut namespace = OwnedFd::from(File::open(format!("/proc/{pid}/ns/user")).ok()?);
-    if number(namespace.as_fd())? == own {
+    let mut numbers = vec![number_of(namespace.as_fd())?];
+    if numbers == [own] {
         return None;
     }
     for _ in 0..MAX_NAMESPACES {
@@ -121,23 +119,23 @@ pub fn outermost_namespace(pid: u32) -> Option<Namespace> {
         }
         // SAFETY: the kernel has just made this descriptor, and nothing else owns it.
         let above = unsafe { OwnedFd::from_raw_fd(above) };
-        if number(above.as_fd())? == own {
+        let number = number_of(above.as_fd())?;
+        if number == own {
             let mut owner: libc::uid_t = 0;
             // SAFETY: this request writes one user id, for which there is room.
             let status = unsafe { libc::ioctl(namespace.as_raw_fd(), NS_GET_OWNER_UID, &raw mut owner) };
-            return (status == 0).then_some(Namespace { number: number(namespace.as_fd())?, owner });
+            return (status == 0).then_some(Namespaces { numbers, owner });
         }
+        numbers.push(number);
         namespace = above;
     }
     None
 }
 
-/// Returns whether a process is in this user namespace, which lies directly below the daemon's own,
-/// or in a namespace within it. The kernel reuses ids, so the answer counts only if the process
-/// still lives afterwards.
-pub fn is_within(process: &Process, outermost: u64) -> bool {
-    outermost_namespace(process.pid).is_some_and(|found| found.number == outermost)
-        && process.key().is_alive()
+/// Returns whether a process's own user namespace is one of these. The kernel reuses ids, so the
+/// answer counts only if the process still lives afterwards.
+pub fn is_within(process: ProcessKey, namespaces: &[u64]) -> bool {
+    number(process.pid).is_some_and(|own| namespaces.contains(&own)) && process.is_alive()
 }
 
 /// Returns the path that stands for a user namespace, as for a container's cgroup.
@@ -207,6 +205,43 @@ mod tests {
     }
 
     #[test]
+    fn a_process_is_within_its_own_user_namespace_while_it_lives() {
+        let own = ProcessKey::of(std::process::id()).unwrap();
+        let here = number("self").unwrap();
+        assert!(is_within(own, &[here]) && is_within(own, &[here + 1, here]));
+        assert!(!is_within(own, &[here + 1]) && !is_within(own, &[]));
+        let before = ProcessKey { start_ticks: own.start_ticks + 1, ..own };
+        assert!(!is_within(before, &[here]), "another process has the id by now");
+    }
+
+    #[test]
+    fn a_process_has_all_user_namespaces_from_its_own_to_the_outermost() {
+        // The outer `unshare` becomes the inner one, which becomes `sleep`.
+        let nested = ["--user", "--map-root-user", "unshare", "--user", "sleep", "60"];
+        let inside = Command::new("unshare").args(nested).stderr(Stdio::null()).spawn();
+        let Ok(mut inside) = inside else { return };
+        let pid = inside.id();
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        let found = loop {
+            let found = namespaces(pid).filter(|found| found.numbers.len() == 2);
+            // Some systems forbid one of the two namespaces, and `unshare` ends.
+            let is_over = ProcessKey::of(pid).is_none() || std::time::Instant::now() > until;
+            if found.is_some() || is_over {
+                break found;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        };
+        if let Some(found) = found {
+            assert_eq!(found.numbers.first().copied(), namespace(pid));
+            assert_eq!(found.owner, rustix::process::geteuid().as_raw());
+            let key = ProcessKey::of(pid).unwrap();
+            assert!(is_within(key, &found.numbers) && !is_within(key, &found.numbers[1..]));
+        }
+        inside.kill().unwrap();
+        inside.wait().unwrap();
+    }
+
+    #[test]
     fn a_process_in_a_user_namespace_is_whose_namespace_it_is() {
         // `unshare -U` needs no rights, but some systems forbid it.
         let inside = Command::new("unshare").args(["--user", "sleep", "60"]).stderr(Stdio::null()).spawn();
@@ -224,12 +259,7 @@ mod tests {
         if inside.try_wait().unwrap().is_none() {
             let user = rustix::process::geteuid().as_raw();
             assert_eq!(owner(inside.id(), 65_534), user);
-            let number = outermost_namespace(inside.id()).unwrap().number;
-            let there = process(inside.id()).unwrap();
-            assert!(is_within(&there, number) && !is_within(&there, number + 1));
-            let before = Process { start_ticks: there.start_ticks + 1, ..there };
-            assert!(!is_within(&before, number), "another process has the id by now");
-            assert!(!is_within(&process(std::process::id()).unwrap(), number));
+            assert_eq!(namespaces(inside.id()).unwrap().numbers, [namespace(inside.id()).unwrap()]);
             // A container without a cgroup of its own (LXC, nspawn) is not the host's root.
             let source = Source::of(inside.id(), user);
             assert!(matches!(&source, Source::Place { .. }) && source.has_limit(), "{source:?}");

@@ -34,7 +34,7 @@ impl Source {
         // In a namespace, a process can make any number of further namespaces. The outermost
         // namespace is the container's.
         let of_namespace = || {
-            let number = read::outermost_namespace(pid)?.number;
+            let number = *read::namespaces(pid)?.numbers.last()?;
             Some(Self::Place { path: read::namespace_path(number), name: read::namespace_name(number) })
         };
         place.or_else(of_namespace).unwrap_or(Self::User(user))

@@ -327,7 +327,7 @@ impl Registry {
             );
             return Err(Refused::new(RefusalKind::Request, reason));
         }
-        self.tenancy.join(&name, asked, oversubscribe);
+        self.tenancy.join(&name, guest, asked, oversubscribe);
         Ok(name)
     }
 
@@ -415,6 +415,7 @@ impl Registry {
             key: identity.key,
             found: identity.found,
             container: guest.facts.container().cloned(),
+            place: guest.facts.path().map(str::to_owned),
             user: guest.facts.owner,
             groups: guest.groups.clone(),
         };
@@ -453,5 +454,50 @@ fn wish(hello: &Hello) -> Result<Wish, Refused> {
     match authority::impossible(&wish) {
         Some(reason) => Err(refused(reason)),
         None => Ok(wish),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpus::Gpus;
+    use crate::identity::cgroup;
+    use crate::state::{SavedTenant, State};
+    use deepres_model::config::Config;
+
+    #[test]
+    fn a_tenant_has_the_place_of_its_first_process_and_one_of_an_older_state_learns_it() {
+        let path = format!("/docker/{}", "a".repeat(64));
+        let facts = Facts {
+            pid: std::process::id(),
+            process: None,
+            place: cgroup::place(&format!("0::{path}")),
+            owner: 1_000,
+            namespace: None,
+            namespaces: Vec::new(),
+        };
+        let peer = Peer { pid: facts.pid, uid: 1_000, gid: 1_000 };
+        let guest = Guest { peer, groups: Vec::new(), facts, source: Source::User(1_000), allotment: None };
+        let older = SavedTenant {
+            name: "train".to_owned(),
+            uid: 1_000,
+            key: Some(Key::Name { user: 1_000, name: "train".to_owned(), place: Some(path.clone()) }),
+            container: guest.facts.container().cloned(),
+            ..SavedTenant::default()
+        };
+        let awaited = SavedTenant { is_here: true, ..older.clone() };
+        // A new tenant, a tenant that begins anew, and a tenant whose process comes back.
+        for (saved, sessions_before) in [(Vec::new(), 0), (vec![older], 0), (vec![awaited], 1)] {
+            let beat = SharedPage::<BeatPage>::create("deepres-test", Writer::Controller).unwrap();
+            let mut registry = Registry::new(Config::default(), Gpus::default(), Arc::new(beat));
+            let is_known = !saved.is_empty();
+            registry.restore(&State::new("boot", 1, Vec::new(), saved)).unwrap();
+            let mut hello = Hello::new(Role::Session);
+            hello.sessions_before = sessions_before;
+            wire::set_text(&mut hello.tenant, "train");
+            let name = registry.admit(&guest, &hello).unwrap().tenant;
+            let tenant = registry.tenancy.tenants().get(&name).unwrap();
+            assert_eq!(tenant.owner.place.as_ref(), Some(&path), "{is_known} {sessions_before}");
+        }
     }
 }

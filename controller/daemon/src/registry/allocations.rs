@@ -107,9 +107,8 @@ impl Allocations {
             Some((key(&allocation.token), name.unwrap_or_else(|| PLACE.to_owned())))
         };
         let by_container = || {
-            let container = facts.container()?;
             let (name, tenant) = tenants.iter().find(|(_, tenant)| {
-                tenant.owner.container.as_ref() == Some(container) && self.of_key(&tenant.owner.key).is_some()
+                tenant.owner.has_container_of(facts) && self.of_key(&tenant.owner.key).is_some()
             })?;
             Some((tenant.owner.key.clone(), name.to_owned()))
         };
@@ -164,6 +163,11 @@ impl Allocations {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::identity::cgroup;
+    use crate::memory::TenantMemory;
+    use crate::tenant::{Owner, Tenant, Terms};
+    use deepres_model::authority::Wish;
+    use deepres_model::config::{CapOf, Caps};
 
     #[test]
     fn a_token_shows_which_allocation_a_process_has_while_the_allocation_is_on_record() {
@@ -176,8 +180,14 @@ mod tests {
             holder: None,
         };
         let (gpus, tenants) = (Gpus::default(), Tenants::default());
-        let facts =
-            Facts { pid: 30, process: None, place: None, owner: 1_000, namespace: None, outermost: None };
+        let facts = Facts {
+            pid: 30,
+            process: None,
+            place: None,
+            owner: 1_000,
+            namespace: None,
+            namespaces: Vec::new(),
+        };
         let mut allocations = Allocations::default();
         let why = allocations.record(allocation.clone(), &gpus).unwrap_err();
         assert!(why.contains("does not manage the GPU GPU-1"), "{why}");
@@ -190,5 +200,53 @@ mod tests {
         assert_eq!((identity.name.as_str(), allotment.share_ppm), (PLACE, 300_000));
         allocations.remove(&token);
         assert!(allocations.of_key(&identity.key).is_none());
+    }
+
+    #[test]
+    fn a_container_has_its_allocation_by_its_whole_path_and_not_by_its_id_alone() {
+        let token = Token::of([7; 16]);
+        let allocation = Allocation {
+            token: token.clone(),
+            share_ppm: 300_000,
+            memory_bytes: 1 << 30,
+            gpus: Vec::new(),
+            holder: None,
+        };
+        let mut allocations = Allocations::default();
+        allocations.restore(&[allocation]);
+        let facts = |path: String| Facts {
+            pid: 30,
+            process: None,
+            place: cgroup::place(&format!("0::{path}")),
+            owner: 1_001,
+            namespace: None,
+            namespaces: Vec::new(),
+        };
+        let scope = |digit: &str| format!("cri-containerd-{}.scope", digit.repeat(64));
+        let in_pod = |digit: &str| facts(format!("/kubepods/pod{}/{}", "0".repeat(32), scope(digit)));
+        let real = in_pod("a");
+        // `systemd-run --user --scope --unit=cri-containerd-….scope` makes such a cgroup.
+        let forged = facts(format!("/user.slice/user-1001.slice/user@1001.service/app.slice/{}", scope("a")));
+        assert_eq!((forged.container(), forged.path() == real.path()), (real.container(), false));
+        // Returns whether a process with these facts has the allocation of the tenant at `place`.
+        let has_it = |facts: &Facts, place: Option<&str>| {
+            let owner = Owner {
+                key: key(&token),
+                found: Found::Allocation,
+                container: real.container().cloned(),
+                place: place.map(str::to_owned),
+                user: 1_000,
+                groups: Vec::new(),
+            };
+            let terms = Terms::new(Wish::default(), Wish::default(), (Caps::NONE, CapOf::Everyone));
+            let mut tenants = Tenants::default();
+            tenants.add("main".to_owned(), Tenant::new(1, owner, terms, TenantMemory::new().unwrap()));
+            let identity = allocations.identify("train", facts, &tenants);
+            identity.is_some_and(|identity| identity.key == key(&token))
+        };
+        assert!(has_it(&real, real.path()));
+        assert!(!has_it(&forged, real.path()), "another user made a cgroup with the container's id");
+        assert!(!has_it(&in_pod("b"), real.path()), "another container of the pod");
+        assert!(!has_it(&facts("/".to_owned()), real.path()) && !has_it(&real, None));
     }
 }

@@ -64,6 +64,11 @@ impl<'a> Finder<'a> {
         self.tenants.of_key(&key).map(|(_, tenant)| tenant)
     }
 
+    /// Returns the container or pod of a process, unless the daemon runs in it.
+    pub fn container_of(self, facts: &Facts) -> Option<&Place> {
+        self.names().container_of(facts)
+    }
+
     /// Returns the number of the user namespace to which a process is confined
     /// ([`Names::namespace_of`]).
     pub fn namespace_of(self, facts: &Facts) -> Option<u64> {
@@ -81,7 +86,7 @@ impl<'a> Finder<'a> {
             return identity;
         }
         let ancestors = facts.process.iter().flat_map(identity::read::ancestors);
-        let kin = Kin { tenants: self.tenants, owner: facts.owner, may_be_roots: facts.process.is_some() };
+        let kin = Kin { tenants: self.tenants, owner: facts.owner };
         identity::identify(claim, facts, self.names(), ancestors, kin)
     }
 
@@ -131,22 +136,18 @@ impl<'a> Finder<'a> {
     }
 }
 
-/// The tenants to which a process of a user may belong.
+/// The tenants to which a process of `owner` may belong: the tenants of `owner`, and of root. The
+/// process may have dropped root's rights. A process of a subordinate user may have dropped first
+/// root's rights, then those of `owner`.
 struct Kin<'a> {
     tenants: &'a Tenants,
     owner: u32,
-    /// Whether a tenant of root can also own the process. True if the daemon knows the process,
-    /// because a process can start as root and then change its user. A process of a subordinate
-    /// user (subuid) may have changed its user twice: from root to `owner`, then to the subordinate
-    /// user.
-    may_be_roots: bool,
 }
 
 impl Kin<'_> {
     fn all(&self) -> impl Iterator<Item = (&str, &Tenant)> {
-        let (owner, may_be_roots) = (self.owner, self.may_be_roots);
-        let is_kin = move |user: u32| user == owner || may_be_roots && user == ROOT;
-        self.tenants.iter().filter(move |(_, tenant)| is_kin(tenant.owner.user))
+        let kin = [self.owner, ROOT];
+        self.tenants.iter().filter(move |(_, tenant)| kin.contains(&tenant.owner.user))
     }
 }
 
@@ -156,13 +157,13 @@ impl Known for Kin<'_> {
         Some((tenant.owner.key.clone(), name.to_owned()))
     }
 
-    fn is_within(&self, ancestor: &identity::tree::Process, namespace: u64) -> bool {
-        identity::read::is_within(ancestor, namespace)
+    fn is_within(&self, ancestor: &identity::tree::Process, namespaces: &[u64]) -> bool {
+        identity::read::is_within(ancestor.key(), namespaces)
     }
 
     fn is_of_root(&self, name: &str) -> bool {
         let is_it = |key: &Key| matches!(key, Key::Name { user: ROOT, name: own, .. } if own == name);
-        self.may_be_roots && self.all().any(|(_, tenant)| is_it(&tenant.owner.key))
+        self.all().any(|(_, tenant)| is_it(&tenant.owner.key))
     }
 
     fn named_within(&self, path: &str) -> Option<(Key, String)> {
@@ -204,7 +205,7 @@ mod tests {
                 place: None,
                 owner,
                 namespace: Some(4711),
-                outermost: Some(4711),
+                namespaces: vec![4711],
             };
             for claim in ["job", ""] {
                 let found = registry.finder().identify_outside_jobs(claim, &facts).key;

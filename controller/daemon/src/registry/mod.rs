@@ -2,7 +2,7 @@
 //!
 //! | part | job |
 //! |---|---|
-//! | [`Tenancy`] | the record of the tenants on the GPUs; it tells the arbiters each change |
+//! | [`Tenancy`] | the record of the tenants on the GPUs; it gives the arbiters their orders |
 //! | [`Gpus`] | the GPUs and their arbiters |
 //! | [`Tenants`] | all tenants, by name |
 //! | [`crate::tenant`] | one tenant |

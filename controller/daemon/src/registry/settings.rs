@@ -122,6 +122,7 @@ mod tests {
             key: Who::Cgroup("/a".to_owned()),
             found: Found::Container,
             container: None,
+            place: None,
             user: 1_000,
             groups: Vec::new(),
         };

@@ -1,5 +1,7 @@
 //! The record of the tenants on the GPUs, with their memory. Only the methods here change the
-//! record, and they tell the arbiters each change.
+//! record, and the choice of GPUs ([`Placer`]). The methods that change what an arbiter knows
+//! return the orders to the arbiters, or send them. Other methods, for example `begin_anew`, `join`
+//! and `keep`, prepare a tenant for sessions. The begin of a session tells the arbiters.
 
 use super::placing::Placer;
 use super::waiting::Waiting;
@@ -188,6 +190,7 @@ impl Tenancy {
         tenant.owner.user = guest.facts.owner;
         tenant.owner.groups.clone_from(&guest.groups);
         tenant.owner.container = guest.facts.container().cloned();
+        tenant.owner.place = guest.facts.path().map(str::to_owned);
         tenant.terms = terms;
         tenant.residence.set_oversubscribe(oversubscribe);
         tenant.memory.promise_everywhere();
@@ -197,8 +200,15 @@ impl Tenancy {
     }
 
     /// Adds the wishes of a later process to a tenant, as far as the tenant lacks them.
-    pub(super) fn join(&mut self, name: &str, asked: Wish, oversubscribe: Option<Oversubscribe>) {
+    pub(super) fn join(
+        &mut self,
+        name: &str,
+        guest: &Guest,
+        asked: Wish,
+        oversubscribe: Option<Oversubscribe>,
+    ) {
         let Some(tenant) = self.tenants.get_mut(name) else { return };
+        tenant.owner.learn_place(&guest.facts);
         tenant.residence.join_oversubscribe(oversubscribe);
         if tenant.terms.ask_more(asked) {
             // The class and the share can come from different processes. Together they can be a

@@ -256,6 +256,13 @@ async fn converse(
     (death, turn): (Option<OwnedFd>, Option<Turn<'_>>),
     shared: &Rc<Shared>,
 ) -> io::Result<()> {
+    let hello = match heard(packet.bytes(), peer) {
+        Ok(hello) => hello,
+        Err(refused) => {
+            turn_down(connection.as_fd(), (peer, source), &refused, shared);
+            return Ok(());
+        }
+    };
     // The watch begins before the session exists, so that the daemon does not miss the death of the
     // process.
     let death = death.map(watched).transpose()?;
@@ -269,43 +276,32 @@ async fn converse(
     groups.retain(|group| shared.registry.borrow().config().groups.contains_key(&group.to_string()));
     groups.sort_unstable();
     groups.dedup();
-    let role = wire::decode::<Hello>(packet.bytes()).ok().and_then(|hello| hello.role());
-    let joins = matches!(role, Some(Role::Session | Role::Keeper));
+    let joins = matches!(hello.role(), Some(Role::Session | Role::Keeper));
     let allotment = shared.slurm.allotment(&facts, &shared.registry, joins).await;
     if death.as_ref().is_some_and(|death| is_dead(death.get_ref().as_fd())) {
         // The process died while Slurm answered.
         return Ok(());
     }
     let guest = Guest { peer, groups, facts, source: source.clone(), allotment };
-    if let Ok(hello) = wire::decode::<Hello>(packet.bytes()) {
-        match role {
-            Some(Role::Viewer | Role::Appraised) => {
-                drop(turn);
-                return viewer::answer(connection.as_fd(), &guest, &hello, shared).await;
-            }
-            // The turn lasts, so that the questions of one user come one after another.
-            Some(Role::Owner) => return owner::answer(connection.as_fd(), &guest, &hello, shared).await,
-            _ => {}
+    match hello.role() {
+        Some(Role::Viewer | Role::Appraised) => {
+            drop(turn);
+            return viewer::answer(connection.as_fd(), &guest, &hello, shared).await;
         }
+        // The turn lasts, so that the questions of one user come one after another.
+        Some(Role::Owner) => return owner::answer(connection.as_fd(), &guest, &hello, shared).await,
+        _ => {}
     }
     let introduced = if shared.is_stopping.get() {
         Err(Refused::new(RefusalKind::Stopping, "the daemon is stopping; try again once a daemon runs again"))
     } else {
-        introduce(&guest, &packet, &mut shared.registry.borrow_mut())
+        introduce(&guest, &hello, &mut shared.registry.borrow_mut())
     };
     drop(turn);
     let admitted = match introduced {
         Ok(admitted) => admitted,
         Err(refused) => {
-            if shared.lines.allows_refusal(source, peer.pid, &refused.reason) {
-                tracing::info!(
-                    pid = peer.pid,
-                    uid = peer.uid,
-                    reason = refused.reason,
-                    "the daemon refused a process"
-                );
-            }
-            refuse(connection.as_fd(), &refused, shared);
+            turn_down(connection.as_fd(), (peer, source), &refused, shared);
             return Ok(());
         }
     };
@@ -323,7 +319,7 @@ async fn converse(
     let ready = shared.registry.borrow_mut().tenancy.share_out_anew(&tenant);
     let _ = answers(ready).await;
     memory::host::share_out(shared);
-    if let Some(pid) = wants_metering(&packet)
+    if let Some(pid) = wants_metering(&hello)
         && let Err(reason) = meter(peer, pid, &tenant, shared).await
     {
         if shared.lines.allows(source) {
@@ -406,8 +402,7 @@ async fn tell_of_strays(keeper: BorrowedFd<'_>, tenant: &str, shared: &Shared) {
 /// Returns the process that a keeper wants metered from outside: `Some(None)` for the keeper
 /// itself. A keeper that reconnects names a process that it has started. The pid of this process is
 /// that of the keeper's pid namespace, which can differ from the daemon's.
-fn wants_metering(packet: &Packet) -> Option<Option<u32>> {
-    let hello: Hello = wire::decode(packet.bytes()).ok()?;
+fn wants_metering(hello: &Hello) -> Option<Option<u32>> {
     let wants = hello.role() == Some(Role::Keeper) && hello.metering != 0;
     wants.then(|| (hello.sessions_before > 0).then_some(hello.pid))
 }
@@ -427,24 +422,49 @@ async fn meter(peer: Peer, named: Option<u32>, tenant: &str, shared: &Rc<Shared>
     }
 }
 
-/// Decodes the hello and admits its sender, or returns the reason of the refusal.
-fn introduce(guest: &Guest, packet: &Packet, registry: &mut Registry) -> Result<Admitted, Refused> {
-    let hello: Hello = wire::decode(packet.bytes()).map_err(|error| {
+/// Returns the hello in a packet, or the reason for which the daemon answers no hello of its
+/// sender, whatever the role. If the daemon does not see the sender's pid namespace, it knows only
+/// the user of the sender. The sender may then be in any container of this user.
+fn heard(packet: &[u8], peer: Peer) -> Result<Hello, Refused> {
+    let hello: Hello = wire::decode(packet).map_err(|error| {
         let kind = match error {
             FrameError::Major(_) => RefusalKind::Version,
             FrameError::Malformed | FrameError::Kind(_) => RefusalKind::Malformed,
         };
         Refused::new(kind, error.to_string())
     })?;
-    if guest.peer.pid == 0 {
+    if peer.pid == 0 {
         let reason = "the daemon cannot see the pid namespace of the process; run the daemon in the host's";
         return Err(Refused::new(RefusalKind::Namespace, reason));
     }
+    Ok(hello)
+}
+
+/// Admits the sender of a hello, or returns the reason of the refusal.
+fn introduce(guest: &Guest, hello: &Hello, registry: &mut Registry) -> Result<Admitted, Refused> {
     if hello.monotonic_ns.abs_diff(monotonic_ns()) > CLOCK_LIMIT_NS {
         let reason = "the process has another monotonic clock than the daemon; run the process in the host's time namespace";
         return Err(Refused::new(RefusalKind::Namespace, reason));
     }
-    registry.admit(guest, &hello)
+    registry.admit(guest, hello)
+}
+
+/// Refuses a process, and logs the reason.
+fn turn_down(
+    connection: BorrowedFd<'_>,
+    (peer, source): (Peer, &Source),
+    refused: &Refused,
+    shared: &Shared,
+) {
+    if shared.lines.allows_refusal(source, peer.pid, &refused.reason) {
+        tracing::info!(
+            pid = peer.pid,
+            uid = peer.uid,
+            reason = refused.reason,
+            "the daemon refused a process"
+        );
+    }
+    refuse(connection, refused, shared);
 }
 
 /// Sends a refusal. If the peer does not read, the refusal is lost.
@@ -479,5 +499,23 @@ async fn end_of(connection: &AsyncFd<OwnedFd>, death: Option<&AsyncFd<OwnedFd>>)
             // connection, and stays in its account until then.
             let _ = timeout(DYING_LIMIT, death.readable()).await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_the_daemon_does_not_see_is_refused_in_every_role() {
+        let unseen = Peer { pid: 0, uid: 0, gid: 0 };
+        let seen = Peer { pid: std::process::id(), ..unseen };
+        for role in [Role::Session, Role::Keeper, Role::Viewer, Role::Appraised, Role::Owner] {
+            let hello = Hello::new(role);
+            assert_eq!(heard(hello.as_bytes(), seen).unwrap().role(), Some(role));
+            let refused = heard(hello.as_bytes(), unseen).unwrap_err();
+            assert_eq!(refused.kind, RefusalKind::Namespace, "{role:?}");
+        }
+        assert_eq!(heard(b"nonsense", seen).unwrap_err().kind, RefusalKind::Malformed);
     }
 }

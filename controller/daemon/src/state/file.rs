@@ -124,11 +124,11 @@ impl StateFile {
     /// Writes a state, unless the file has the same state already. If the state is too large,
     /// leaves out iterations and plans. Logs the first failure of several. The next state is
     /// another attempt.
-    pub fn save(&mut self, state: State) -> Saved {
+    pub fn save(&mut self, mut state: State) -> Saved {
         if self.last.as_ref().is_some_and(|last| !state.differs_from(last)) {
             return Saved::Already;
         }
-        match write(&self.path, &state, self.most_bytes) {
+        match write(&self.path, &mut state, self.most_bytes) {
             Ok(left_out) => {
                 self.last = Some(state);
                 self.note_left_out(left_out);
@@ -175,7 +175,7 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
 
 /// Writes a state of at most `most_bytes`. Returns the number of iterations and plans that the file
 /// lacks.
-fn write(path: &Path, state: &State, most_bytes: usize) -> io::Result<usize> {
+fn write(path: &Path, state: &mut State, most_bytes: usize) -> io::Result<usize> {
     let (bytes, left_out) = state.to_bytes_within(most_bytes)?;
     if bytes.len() > most_bytes {
         // The next daemon would refuse a larger file, and all accounts would begin anew.

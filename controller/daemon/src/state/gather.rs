@@ -52,13 +52,14 @@ pub fn state(boot: &str, gpus: &Gpus, tenants: &Tenants, snapshots: &[Snapshot])
 }
 
 fn saved(name: &str, tenant: &Tenant, gpus: &Gpus) -> SavedTenant {
-    let Owner { key, found, container, user, groups } = tenant.owner.clone();
+    let Owner { key, found, container, place, user, groups } = tenant.owner.clone();
     SavedTenant {
         name: name.to_owned(),
         uid: user,
         key: Some(key),
         found: Some(found),
         container,
+        place,
         groups,
         job_used_ns: tenant.job.ns(),
         placed: tenant.placed.as_ref().map(|placed| SavedPlacement {
@@ -144,6 +145,7 @@ fn tenant(id: TenantId, saved: &SavedTenant, config: &Config) -> io::Result<Tena
         }),
         found: saved.found.clone().unwrap_or(Found::Name { within: None }),
         container: saved.container.clone(),
+        place: saved.place.clone(),
         user: saved.uid,
         groups: saved.groups.clone(),
     };
@@ -164,6 +166,21 @@ fn tenant(id: TenantId, saved: &SavedTenant, config: &Config) -> io::Result<Tena
 mod tests {
     use super::*;
     use crate::arbiter::SavedAccount;
+
+    #[test]
+    fn the_place_of_a_tenant_is_in_the_next_state_and_an_older_state_has_none() {
+        let place_after = |saved: SavedTenant| {
+            let before = State::new("boot", 1, Vec::new(), vec![saved]);
+            let (gpus, mut tenants) = (Gpus::default(), Tenants::default());
+            restore(&before, &Config::default(), &gpus, &mut tenants, &mut 0).unwrap();
+            state("boot", &gpus, &tenants, &[]).tenants.remove(0).place
+        };
+        let place = Some("/docker/4711".to_owned());
+        let saved = SavedTenant { name: "train".to_owned(), place: place.clone(), ..Default::default() };
+        assert_eq!(place_after(saved), place);
+        let older: SavedTenant = serde_json::from_str(r#"{"name":"train"}"#).unwrap();
+        assert_eq!(place_after(older), None);
+    }
 
     #[test]
     fn the_accounts_on_a_gpu_that_is_lost_now_are_in_the_next_state() {

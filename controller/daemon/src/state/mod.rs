@@ -37,7 +37,7 @@ use std::fmt;
 /// The major version of the layout. The daemon refuses files of another major version.
 const MAJOR: u32 = 1;
 /// The minor version of the layout. A change that adds a field raises the minor version.
-const MINOR: u32 = 9;
+const MINOR: u32 = 10;
 /// The size of the comma between two iterations or plans, bytes.
 const COMMA_BYTES: usize = 1;
 
@@ -163,6 +163,9 @@ pub struct SavedTenant {
     pub found: Option<Found>,
     /// The container of the tenant's first process.
     pub container: Option<Container>,
+    /// The path of the cgroup of the container, pod or batch job of the tenant's first process.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub place: Option<String>,
     /// The groups of the tenant's first process, as far as the configuration has caps for them.
     pub groups: Vec<u32>,
     /// The wishes of the tenant's job.
@@ -308,39 +311,51 @@ impl State {
     /// Returns the bytes of the state file, and the number of iterations and plans that the bytes
     /// lack. If the whole state has more than `most_bytes`, the method leaves out iterations, then
     /// plans, the largest first, because the accounts need neither. If the rest alone has more than
-    /// `most_bytes`, so have the bytes.
+    /// `most_bytes`, so have the bytes. Afterwards, the state is the same as before.
     ///
     /// # Errors
     ///
     /// Returns the same error as [`Self::to_bytes`].
-    fn to_bytes_within(&self, most_bytes: usize) -> serde_json::Result<(Vec<u8>, usize)> {
+    fn to_bytes_within(&mut self, most_bytes: usize) -> serde_json::Result<(Vec<u8>, usize)> {
         let bytes = self.to_bytes()?;
         if bytes.len() <= most_bytes {
             return Ok((bytes, 0));
         }
-        let needed = Self { iterations: Vec::new(), plans: Vec::new(), ..self.clone() };
-        let mut room_bytes = most_bytes.saturating_sub(needed.to_bytes()?.len());
-        let plans = fitting(&self.plans, &mut room_bytes)?;
-        let iterations = fitting(&self.iterations, &mut room_bytes)?;
+        let (plans, iterations) = (sized(&self.plans)?, sized(&self.iterations)?);
+        let sizes = plans.iter().map(|(bytes, _)| bytes).chain(iterations.iter().map(|(bytes, _)| bytes));
+        let all_bytes: usize = sizes.sum();
+        // The last plan and the last iteration have no comma.
+        let needed_bytes = (bytes.len() + 2 * COMMA_BYTES).saturating_sub(all_bytes);
+        let mut room_bytes = most_bytes.saturating_sub(needed_bytes);
+        let plans = fitting(plans, &mut room_bytes);
+        let iterations = fitting(iterations, &mut room_bytes);
         let left_out = (self.plans.len() - plans.len()) + (self.iterations.len() - iterations.len());
-        Ok((Self { iterations, plans, ..needed }.to_bytes()?, left_out))
+        let plans = std::mem::replace(&mut self.plans, plans);
+        let iterations = std::mem::replace(&mut self.iterations, iterations);
+        let bytes = self.to_bytes();
+        (self.plans, self.iterations) = (plans, iterations);
+        Ok((bytes?, left_out))
     }
 }
 
-/// Returns the parts whose JSON fits into `room_bytes`, the smallest first, and takes their bytes
-/// off the room.
-fn fitting<T: Clone + Serialize>(parts: &[T], room_bytes: &mut usize) -> serde_json::Result<Vec<T>> {
+/// Returns each part with the bytes of its JSON and of a comma, the smallest first.
+fn sized<T: Serialize>(parts: &[T]) -> serde_json::Result<Vec<(usize, &T)>> {
     let sized =
         parts.iter().map(|part| serde_json::to_vec(part).map(|json| (json.len() + COMMA_BYTES, part)));
     let mut sized = sized.collect::<serde_json::Result<Vec<(usize, &T)>>>()?;
     sized.sort_by_key(|(bytes, _)| *bytes);
+    Ok(sized)
+}
+
+/// Returns the first parts that fit into `room_bytes`, and takes their bytes off the room.
+fn fitting<T: Clone>(sized: Vec<(usize, &T)>, room_bytes: &mut usize) -> Vec<T> {
     let mut fitting = Vec::new();
     for (bytes, part) in sized {
         let Some(left_bytes) = room_bytes.checked_sub(bytes) else { break };
         *room_bytes = left_bytes;
         fitting.push(part.clone());
     }
-    Ok(fitting)
+    fitting
 }
 
 /// Returns the state in a file's bytes.
@@ -374,6 +389,7 @@ mod tests {
             uid: 1000,
             key: Some(Key::Cgroup("/docker/4711".to_owned())),
             found: Some(Found::Container),
+            place: Some("/docker/4711".to_owned()),
             set: Wish { share_ppm: Some(700_000), ..Wish::default() },
             accounts: vec![OnGpu { uuid: uuid.clone(), saved: account }],
             sessions: vec![SavedSession {
@@ -486,7 +502,9 @@ mod tests {
         let state = State { iterations: vec![iteration("large", 2000), iteration("small", 1)], ..example() };
         let needed = State { iterations: Vec::new(), plans: Vec::new(), ..state.clone() };
         let written = |most_bytes: usize| {
-            let (bytes, left_out) = state.to_bytes_within(most_bytes).unwrap();
+            let mut whole = state.clone();
+            let (bytes, left_out) = whole.to_bytes_within(most_bytes).unwrap();
+            assert_eq!(whole, state, "the state keeps what the bytes lack");
             assert!(bytes.len() <= most_bytes, "{} > {most_bytes}", bytes.len());
             let read = parse(&bytes).unwrap();
             assert_eq!((&read.tenants, &read.allocations), (&state.tenants, &state.allocations));

@@ -10,7 +10,7 @@ pub use members::{Ended, KeeperId, Members, Session};
 pub use terms::Terms;
 
 use crate::arbiter::{JobUse, SavedAccount, TenantSeat};
-use crate::identity::Key;
+use crate::identity::{Facts, Key};
 use crate::memory::TenantMemory;
 use crate::residency::Residence;
 use crate::state::OnGpu;
@@ -39,10 +39,32 @@ pub struct Owner {
     pub found: Found,
     /// The container of the tenant's first process.
     pub container: Option<Container>,
+    /// The path of the cgroup of the container, pod or batch job of the tenant's first process.
+    /// `None` if the process was in none, or if an older daemon saved the tenant.
+    pub place: Option<String>,
     /// The user who owns the tenant.
     pub user: u32,
     /// The groups of the tenant's first process, as far as the configuration has caps for them.
     pub groups: Vec<u32>,
+}
+
+impl Owner {
+    /// Returns whether a process with these facts is in the container of the tenant's first
+    /// process. The container's id alone proves nothing, because every user can make a cgroup whose
+    /// name has the id. Only the whole path of a cgroup shows who made it.
+    pub fn has_container_of(&self, facts: &Facts) -> bool {
+        let is_there = self.place.is_some() && self.place.as_deref() == facts.path();
+        is_there && self.container.is_some() && self.container.as_ref() == facts.container()
+    }
+
+    /// Records the place of a process that has joined the tenant, if the tenant has the process's
+    /// container, but an older daemon saved the tenant without the place.
+    pub fn learn_place(&mut self, facts: &Facts) {
+        let is_its = self.container.is_some() && self.container.as_ref() == facts.container();
+        if self.place.is_none() && is_its {
+            self.place = facts.path().map(str::to_owned);
+        }
+    }
 }
 
 /// A tenant, as the registry records it.
@@ -291,6 +313,7 @@ impl Tenant {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::identity::cgroup;
     use deepres_model::authority::Wish;
     use deepres_model::config::{CapOf, Caps};
     use deepres_model::profile::{Point, Profile};
@@ -310,7 +333,7 @@ mod tests {
         let mut terms = Terms::new(Wish::default(), Wish::default(), (Caps::NONE, CapOf::Everyone));
         terms.allot(allotment);
         let found = Found::Slurm { job: JobName::Number(7) };
-        let owner = Owner { key, found, container: None, user: 1_000, groups: Vec::new() };
+        let owner = Owner { key, found, container: None, place: None, user: 1_000, groups: Vec::new() };
         let tenant = Tenant::new(1, owner, terms, TenantMemory::new().unwrap());
         [0, 1].map(|gpu| tenant.seat_on(gpu).memory_limit_bytes)
     }
@@ -321,6 +344,32 @@ mod tests {
         assert_eq!(limits_bytes(Key::Cgroup(path.clone())), [NO_LIMIT, 10]);
         let named = Key::Name { user: 1_000, name: "sweep".to_owned(), place: Some(path) };
         assert_eq!(limits_bytes(named), [NO_LIMIT, 0]);
+    }
+
+    #[test]
+    fn only_a_process_in_the_tenants_container_tells_the_place_that_an_older_state_lacks() {
+        let facts = |path: &str, digit: &str| Facts {
+            pid: 30,
+            process: None,
+            place: cgroup::place(&format!("0::{path}/docker-{}.scope", digit.repeat(64))),
+            owner: 1_000,
+            namespace: None,
+            namespaces: Vec::new(),
+        };
+        let (inside, other) = (facts("/system.slice", "a"), facts("/system.slice", "b"));
+        let mut owner = Owner {
+            key: Key::Cgroup("/a".to_owned()),
+            found: Found::Container,
+            container: inside.container().cloned(),
+            place: None,
+            user: 1_000,
+            groups: Vec::new(),
+        };
+        owner.learn_place(&other);
+        assert_eq!(owner.place, None);
+        owner.learn_place(&inside);
+        owner.learn_place(&facts("/user.slice", "a"));
+        assert_eq!(owner.place.as_deref(), inside.path(), "the tenant keeps the first place");
     }
 
     #[test]
@@ -337,7 +386,7 @@ mod tests {
         let terms = Terms::new(asked, Wish::default(), (Caps::NONE, CapOf::Everyone));
         let key = Key::Cgroup("/job".to_owned());
         let found = Found::Slurm { job: JobName::Number(7) };
-        let owner = Owner { key, found, container: None, user: 0, groups: Vec::new() };
+        let owner = Owner { key, found, container: None, place: None, user: 0, groups: Vec::new() };
         let mut tenant = Tenant::new(1, owner, terms, TenantMemory::new().unwrap());
         tenant.profiled = Some(Profiled { fitted, auto: Some(auto) });
         assert_eq!(tenant.sm_auto(), Some(&auto));
