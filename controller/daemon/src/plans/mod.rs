@@ -630,10 +630,11 @@ fn together(registry: &Registry, lessons: &BTreeMap<String, Lesson>) -> BTreeMap
                 let page = session.meter.page();
                 let server = page.mps_server(gpu)?.load(Ordering::Relaxed);
                 let part_ppm = page.sm_ppm(gpu)?.load(Ordering::Relaxed).min(PPM);
-                (server != 0 && part_ppm > 0).then_some((part_ppm, server))
+                (part_ppm > 0).then_some((part_ppm, server))
             };
             let parts: Vec<(u32, u64)> = sessions().filter_map(part).collect();
             if let Some((part_ppm, server)) = parts.iter().max()
+                && *server != 0
                 && parts.iter().all(|(_, other)| other == server)
             {
                 let beside = (name.to_owned(), Arc::clone(learned), *part_ppm);

@@ -259,7 +259,14 @@ async fn converse(
     let hello = match heard(packet.bytes(), peer) {
         Ok(hello) => hello,
         Err(refused) => {
-            turn_down(connection.as_fd(), (peer, source), &refused, shared);
+            // A program can ask for its view many times a second, so the log leaves out these roles.
+            let role = wire::decode::<Hello>(packet.bytes()).ok().and_then(|hello| hello.role());
+            match role {
+                Some(Role::Viewer | Role::Appraised | Role::Owner) => {
+                    refuse(connection.as_fd(), &refused, shared);
+                }
+                _ => turn_down(connection.as_fd(), (peer, source), &refused, shared),
+            }
             return Ok(());
         }
     };

@@ -3,7 +3,7 @@
 use super::{OnGpu, SavedGpu, SavedPlacement, SavedSession, SavedTenant, State};
 use crate::arbiter::{Baseline, JobUse, Restored, Snapshot};
 use crate::gpus::Gpus;
-use crate::identity::Key;
+use crate::identity::{Key, read};
 use crate::memory::TenantMemory;
 use crate::registry::Tenants;
 use crate::tenant::{Members, Owner, Placed, Tenant, Terms};
@@ -138,6 +138,12 @@ pub fn restore(
 
 /// Returns a saved tenant without its accounts.
 fn tenant(id: TenantId, saved: &SavedTenant, config: &Config) -> io::Result<Tenant> {
+    // An older daemon saved no path. A daemon in another cgroup namespace saw another path.
+    let place_now = saved.sessions.iter().find_map(|session| {
+        let place = read::place(session.process.pid)?;
+        let is_its = saved.container.is_some() && place.container() == saved.container.as_ref();
+        (is_its && session.process.is_alive()).then_some(place.path)
+    });
     let owner = Owner {
         key: saved.key.clone().unwrap_or_else(|| {
             let name = saved.name.clone();
@@ -145,7 +151,7 @@ fn tenant(id: TenantId, saved: &SavedTenant, config: &Config) -> io::Result<Tena
         }),
         found: saved.found.clone().unwrap_or(Found::Name { within: None }),
         container: saved.container.clone(),
-        place: saved.place.clone(),
+        place: place_now.or_else(|| saved.place.clone()),
         user: saved.uid,
         groups: saved.groups.clone(),
     };

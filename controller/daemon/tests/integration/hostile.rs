@@ -195,13 +195,16 @@ fn one_user_cannot_take_all_the_connections() {
 fn a_name_of_another_user_is_another_tenant() {
     let daemon = open_to_all(Config::default());
     let (socket, uuids) = (daemon.directory.tenant_socket(), daemon.uuids());
-    let victim = daemon.join("train", 300_000, 1_000);
     let claim = |role| hello(role, "train", &uuids);
+    let mut own = claim(Role::Session);
+    own.wishes = Wish { share_ppm: Some(300_000), memory_bytes: Some(1_000), ..Wish::default() }.encode();
+    // A tenant of root would also be the tenant of this process's threads of other users.
+    let victim = as_user(ALICE, ALICE, || Tenant::connect(&socket, &own).unwrap());
     let claimed = as_user(MALLORY, MALLORY, || {
         let refused = shake_hands(&socket, claim(Role::Keeper).as_bytes()).unwrap_err();
         (Tenant::connect(&socket, &claim(Role::Session)).unwrap(), refused)
     });
-    let Some((thief, (kind, reason))) = claimed else { return };
+    let Some((victim, (thief, (kind, reason)))) = victim.zip(claimed) else { return };
     assert_eq!(kind, RefusalKind::Request as u32);
     assert!(reason.contains("belongs to user"), "{reason}");
     let inode = |tenant: &Tenant, page: usize| fstat(&tenant.descriptors[page]).unwrap().st_ino;
@@ -210,8 +213,7 @@ fn a_name_of_another_user_is_another_tenant() {
     }
     assert!(thief.allocate(1 << 20) && victim.allocate(1_000));
     let status = daemon.status();
-    let own = rustix::process::getuid().as_raw();
-    assert_eq!((tenant(&status, "train").uid, tenant(&status, "train-2").uid), (own, MALLORY));
+    assert_eq!((tenant(&status, "train").uid, tenant(&status, "train-2").uid), (ALICE, MALLORY));
     assert_eq!(tenant(&status, "train").sessions.len(), 1);
     drop(thief);
     assert_eq!(victim.gate().entitled_ppm(), 300_000);

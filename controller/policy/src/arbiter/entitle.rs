@@ -82,9 +82,8 @@ impl Core {
 
     /// Chooses the MPS server whose clients count with their parts of the SMs. The hardware runs
     /// kernels of one server at a time, so clients of other servers count with all SMs, as do
-    /// processes without MPS. The choice stays while two of the server's clients use the GPU. So no
-    /// tenant gains by the name of a false server, and a new server takes nothing from the clients
-    /// of another one.
+    /// processes without MPS. The choice stays while two of the server's clients use the GPU, so
+    /// the clients of a new server take nothing from them.
     fn choose_server(&mut self, now_ns: u64) {
         let mut servers = core::mem::take(&mut self.review.servers);
         let busy = self.tenants.iter().filter(|(id, _)| !self.scheduler.is_idle(**id, now_ns));
@@ -120,12 +119,12 @@ impl Core {
                 actions.used.push((*id, used_ns));
             }
         }
+        self.choose_server(now_ns);
         let mut review = core::mem::take(&mut self.review);
         review.requests.clear();
         review.requests.extend(self.requests(now_ns));
         entitle(&review.requests, &mut review.work, &mut review.owed);
         review.weights.clone_from(&review.owed);
-        self.choose_server(now_ns);
         if self.scheduler.is_in_space() {
             // An owner cannot use more than its part of the SMs, so others are owed the rest.
             for (id, request) in &mut review.requests {
