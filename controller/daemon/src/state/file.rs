@@ -176,7 +176,7 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
 /// Writes a state of at most `most_bytes`. Returns the number of iterations and plans that the file
 /// lacks.
 fn write(path: &Path, state: &mut State, most_bytes: usize) -> io::Result<usize> {
-    let (bytes, left_out) = state.to_bytes_within(most_bytes)?;
+    let (bytes, left_out) = state.write_within(most_bytes)?;
     if bytes.len() > most_bytes {
         // The next daemon would refuse a larger file, and all accounts would begin anew.
         return Err(io::Error::other(format!("the state has {} bytes, more than {most_bytes}", bytes.len())));

@@ -316,7 +316,7 @@ impl State {
     /// # Errors
     ///
     /// Returns the same error as [`Self::to_bytes`].
-    fn to_bytes_within(&mut self, most_bytes: usize) -> serde_json::Result<(Vec<u8>, usize)> {
+    fn write_within(&mut self, most_bytes: usize) -> serde_json::Result<(Vec<u8>, usize)> {
         let bytes = self.to_bytes()?;
         if bytes.len() <= most_bytes {
             return Ok((bytes, 0));
@@ -503,7 +503,7 @@ mod tests {
         let needed = State { iterations: Vec::new(), plans: Vec::new(), ..state.clone() };
         let written = |most_bytes: usize| {
             let mut whole = state.clone();
-            let (bytes, left_out) = whole.to_bytes_within(most_bytes).unwrap();
+            let (bytes, left_out) = whole.write_within(most_bytes).unwrap();
             assert_eq!(whole, state, "the state keeps what the bytes lack");
             assert!(bytes.len() <= most_bytes, "{} > {most_bytes}", bytes.len());
             let read = parse(&bytes).unwrap();

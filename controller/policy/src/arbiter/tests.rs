@@ -7,6 +7,7 @@ const MS: u64 = 1_000_000;
 const LIMIT_NS: u64 = 250 * MS;
 const A: TenantId = 1;
 const B: TenantId = 2;
+const C: TenantId = 3;
 
 /// A GPU with the core of its arbiter, and a meter for each session.
 struct Bench {
@@ -386,7 +387,6 @@ fn an_owner_on_a_tiny_part_is_owed_no_more_than_its_part_beside_owners_on_all_sm
 
 #[test]
 fn tenants_that_report_next_to_no_part_leave_an_owner_on_all_sms_its_time() {
-    const C: SessionId = 3;
     let mut bench = Bench::with(&[A, B, C]);
     bench.parts_ppm.extend([(A, 1), (B, 1)]);
     let mut had_ms = 0;
