@@ -1476,7 +1476,7 @@ fn owners_whose_demands_fit_use_the_gpu_together_and_others_take_turns() {
 #[test]
 fn owners_part_for_a_while_when_they_want_the_whole_gpu_or_hold_each_other_up() {
     let busy = Seen { used_ns: MS / 2, ..RUNNING };
-    for (a, b) in [(busy, busy), (used_us(50), used_us(250))] {
+    for (a, b) in [(busy, busy), (used_us(140), used_us(350))] {
         let mut bench = together();
         let steps = (0..500).take_while(|_| {
             bench.step(MS, a, b);
@@ -1490,6 +1490,17 @@ fn owners_part_for_a_while_when_they_want_the_whole_gpu_or_hold_each_other_up() 
         }
         (0..300).for_each(|_| _ = bench.step(MS, used_us(200), used_us(200)));
         assert_eq!(bench.scheduler.phase(), Phase::Together);
+    }
+}
+
+#[test]
+fn owners_stay_together_if_one_slows_down_more_than_the_others_can_explain() {
+    for (a, b) in [(50, 50), (50, 150), (10, 200)] {
+        let mut bench = together();
+        for _ in 0..1_000 {
+            bench.step(MS, used_us(a), used_us(b));
+            assert_eq!(bench.scheduler.phase(), Phase::Together, "{a} {b}");
+        }
     }
 }
 

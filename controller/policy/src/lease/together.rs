@@ -12,8 +12,9 @@
 //! Owners that fit in time part, and take turns again, if one of these happens:
 //!
 //! - The paces add up to nearly the whole GPU.
-//! - An owner's pace falls well below its demand. Another tenant's work then holds it up, or the
-//!   owner's program has changed.
+//! - An owner's pace falls by a quarter below its demand, and the others use the GPU for more than a
+//!   quarter of the time. The others hold an owner up no longer than they use the GPU. If they use
+//!   less, the owner's host is slow, or its program has changed. Turns would then make it slower.
 //!
 //! All owners part if another tenant wants the GPU that has other rules: a guest or a gang, and for
 //! owners that fit in time, an owner with an SLO.
@@ -195,8 +196,8 @@ struct Census {
     paces_ppm: u64,
     /// Whether the pace of an owner is unknown.
     has_unknown: bool,
-    /// Whether the pace of an owner is well below its demand.
-    has_slow: bool,
+    /// The least pace of an owner whose pace is well below its demand, parts per million.
+    slow_ppm: Option<u64>,
     /// Whether an owner takes turns with all others: its memory follows its turns, or its work did
     /// not end within a drain.
     has_solitary: bool,
@@ -210,6 +211,12 @@ impl Census {
     /// Returns whether the parts of all owners add up to the whole GPU at most.
     fn fits_whole(&self) -> bool {
         self.parts_ppm <= u64::from(PPM)
+    }
+
+    /// Returns whether owners that use the GPU together hold each other up, or are about to.
+    fn is_harmed(&self) -> bool {
+        let others_ppm = self.slow_ppm.map_or(0, |slow_ppm| self.paces_ppm.saturating_sub(slow_ppm));
+        others_ppm > u64::from(PPM) - LEAST_PACE_PPM || self.paces_ppm > MOST_PACE_PPM
     }
 
     /// Returns whether at least two owners can use the GPU at once, each on its part of the SMs.
@@ -318,7 +325,9 @@ impl Scheduler {
                 Some(ppm) => {
                     census.paces_ppm += ppm;
                     let least_ppm = u64::from(tenant.pace.demand_ppm) * LEAST_PACE_PPM / u64::from(PPM);
-                    census.has_slow |= ppm < least_ppm;
+                    if ppm < least_ppm {
+                        census.slow_ppm = Some(census.slow_ppm.map_or(ppm, |slow_ppm| slow_ppm.min(ppm)));
+                    }
                 }
                 None => census.has_unknown = true,
             }
@@ -393,8 +402,7 @@ impl Scheduler {
         if !fits || census.has_solitary || census.owners < 2 {
             return Some(Parting::Others);
         }
-        let is_harmed = census.has_slow || census.paces_ppm > MOST_PACE_PPM;
-        (fit == Fit::Time && is_harmed).then_some(Parting::Paces)
+        (fit == Fit::Time && census.is_harmed()).then_some(Parting::Paces)
     }
 
     /// Closes all gates. The work in flight drains.
