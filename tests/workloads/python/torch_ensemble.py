@@ -19,9 +19,9 @@ from torch import nn
 
 WARM_UP_REQUESTS = 3
 # The pause before a request, s.
-PAUSE_S = 0.05
+PAUSE_S = 0.02
 # The parts of the network, and the layers of each half of a part.
-PARTS, LAYERS = 6, 4
+PARTS, LAYERS = 6, 2
 # Rows for which the stand-in of cuBLAS has one block, and features for which the blocks do not grow.
 ROWS, WIDTH = 128, 64
 # Blocks of the first layer, and of the wide layers. The first layer begins a request.

@@ -208,7 +208,7 @@ mod measured {
     /// A GPU of 10 SMs, each of which runs one block at once. Each layer of the network takes as
     /// long. A slow host launches a layer in 0.2 ms, and a plan cannot speed up the host.
     const SMALL: &str = "sm_count = 10\nblocks_per_sm = 1\nlaunch_overhead_ns = 0\n\
-                         kernel = [{ name = \"standin_*\", ns = 500000 }]\n";
+                         kernel = [{ name = \"standin_*\", ns = 400000 }]\n";
     /// Time limit of a client's start. PyTorch's import takes seconds.
     const STARTS_WITHIN: Duration = Duration::from_secs(120);
     /// The time between two looks at the trial.
