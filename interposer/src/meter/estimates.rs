@@ -179,8 +179,9 @@ impl Estimates {
     }
 
     /// Records that a launch took no more than `most_ns`, if the meter could not measure its exact
-    /// time. Once the table has a measurement of the key, the table uses a bound only if it is far
-    /// below the mean. Otherwise the mean of scattered times would follow the shortest times.
+    /// time. Until the table has a measurement of the key, the least bound is the estimate. From
+    /// then on, the table uses a bound only if it is far below the mean. Otherwise the mean of
+    /// scattered times would follow the shortest times.
     pub fn bound(&self, _meter: MeterThread, key: u64, most_ns: u64) {
         let scatters = self.history(key).is_some_and(|history| history.is_measured.load(Ordering::Relaxed));
         let part = if scatters { TIMES_SCATTERED } else { 1 };
@@ -193,8 +194,7 @@ impl Estimates {
 
     /// Records that a launch took `took_ns`, beside other tenants' work. The time can include their
     /// turns, so it is a bound. The least of [`BESIDE`] times includes no turn of others as a rule.
-    /// If it is above the mean, it counts as a measurement, because the launch takes longer than
-    /// before.
+    /// If it is above the mean, the table counts it in, because the launch takes longer than before.
     pub fn beside(&self, meter: MeterThread, key: u64, took_ns: u64) {
         self.bound(meter, key, took_ns);
         let Some(history) = self.history(key) else { return };
@@ -204,7 +204,7 @@ impl Estimates {
         history.least_beside_ns.store(least_ns, Ordering::Relaxed);
         history.beside.store((times + 1) % BESIDE, Ordering::Relaxed);
         if times + 1 == BESIDE && self.get(key).is_some_and(|known_ns| known_ns < least_ns) {
-            self.take(key, least_ns, true);
+            self.take(key, least_ns, history.is_measured.load(Ordering::Relaxed));
         }
     }
 
@@ -226,9 +226,8 @@ impl Estimates {
         let victim = (key >> VICTIM_SHIFT) as usize % WAYS;
         if let Some((place, history)) = of(key) {
             let History { more, measured, .. } = history;
-            if is_measured {
-                history.is_measured.store(true, Ordering::Relaxed);
-            }
+            let was_measured = history.is_measured.load(Ordering::Relaxed);
+            history.is_measured.store(was_measured || is_measured, Ordering::Relaxed);
             let mean_ns = place.mean_ns();
             let known_more = more.load(Ordering::Relaxed);
             let most_ns = mean_ns.saturating_mul(MOST_TIMES_KNOWN << (known_more / MORE_PER_DOUBLING));
@@ -241,9 +240,9 @@ impl Estimates {
             more.store(next_more, Ordering::Relaxed);
             let is_second = measured.load(Ordering::Relaxed) == 1;
             let counted_ns = took_ns.min(most_ns);
-            // A second measurement that is shorter shows that the first one included something
-            // else.
-            let replaces = is_measured && is_second && took_ns < mean_ns;
+            // If a second measurement is shorter, the first one included something else. So did all
+            // bounds before a shorter time.
+            let replaces = took_ns < mean_ns && (!was_measured || is_measured && is_second);
             let weight = if replaces { 1 } else { WEIGHT };
             place.set(mean_ns - mean_ns / weight + counted_ns / weight, history.count());
             return Some(counted_ns);
@@ -443,10 +442,9 @@ mod tests {
         estimates.bound(METER, keyed(1), 50_000);
         assert_eq!(estimates.get(keyed(1)), Some(9_000));
         estimates.bound(METER, keyed(1), 5_000);
-        assert_eq!(estimates.get(keyed(1)), Some(8_000));
-        assert_eq!(estimates.measured_ns(keyed(1)), None);
-        estimates.learn(METER, keyed(1), 8_000);
-        assert_eq!(estimates.measured_ns(keyed(1)), Some(8_000));
+        assert_eq!((estimates.get(keyed(1)), estimates.measured_ns(keyed(1))), (Some(5_000), None));
+        estimates.learn(METER, keyed(1), 2_000);
+        assert_eq!(estimates.measured_ns(keyed(1)), Some(2_000));
     }
 
     #[test]

@@ -128,7 +128,8 @@ impl Observed {
             (true, true) => ((self.first_ns - self.began_ns).max(0), (self.first_ns - self.began_ns).max(0)),
             (true, false) => (0, before_first_ns),
         };
-        let most_ns = (whole_ns - lead_least_ns).max(0);
+        // A shorter bound would come from the rounding.
+        let most_ns = (whole_ns - lead_least_ns).max(ROUNDING_NS.min(whole_ns));
         // Converts a host time to the time since the first event.
         let since_start_ns = |host_ns: i64| match was_idle {
             true => lead_most_ns + host_ns - self.first_ns,
@@ -153,7 +154,7 @@ impl Observed {
             took_ns,
             least_ns,
             most_ns,
-            is_exact: (most_ns - least_ns) <= most_ns / EXACT_PART,
+            is_exact: most_ns > 0 && most_ns - least_ns <= most_ns / EXACT_PART,
             was_idle,
             offset_ns: (was_idle && is_uninterrupted && !self.may_wait)
                 .then(|| self.start_ns - self.began_ns),

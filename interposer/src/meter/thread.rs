@@ -466,20 +466,22 @@ impl Meter {
         if contents.is_end_only {
             return self.charge_known(context, inner, lane, contents, times);
         }
+        // The turns of other tenants' work then lie between the events too, so the times are only
+        // bounds.
+        let is_beside = self.accounts.get(context.ordinal).is_some_and(|account| {
+            !contents.is_copy && u64::try_from(times.0).unwrap_or(0) <= account.beside_ns
+        });
         let told = contents.observed(times);
         let observed = Observed {
             previous_end_ns: lane.previous_end_of_stream_ns(inner, times.0),
             offset_ns: inner.offset.get(),
             usual_ns: inner.lead.get(),
             expected_ns: told.expected_ns.saturating_add(lane.carried_ns(self.here, told.expected_ns)),
+            // The start event of a quiet stream can wait for the turns of other tenants' work.
+            is_quiet: told.is_quiet && !is_beside,
             ..told
         };
         let measured = observed.measure();
-        // The turns of other tenants' work then lie between the events too, so the times are only
-        // bounds.
-        let is_beside = self.accounts.get(context.ordinal).is_some_and(|account| {
-            !contents.is_copy && u64::try_from(times.0).unwrap_or(0) <= account.beside_ns
-        });
         if !measured.is_exact && !is_beside {
             lane.carry(self.here, told.expected_ns, measured.took_ns);
         }
@@ -487,7 +489,7 @@ impl Meter {
             inner.lead.learn(observed.before_first_ns());
         }
         lane.set_previous_end(inner, Some(times.1));
-        if let Some(offset_ns) = measured.offset_ns {
+        if let Some(offset_ns) = measured.offset_ns.filter(|_| !is_beside) {
             inner.offset.learn(offset_ns);
         }
         let launches = u64::from(contents.launches);

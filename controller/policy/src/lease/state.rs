@@ -760,7 +760,6 @@ impl Tenant {
         self.settle_accrued();
         if unexplained_ns > 0 {
             self.charge(unexplained_ns);
-            self.pace.used(unexplained_ns);
             self.advance_ns = self.advance_ns.saturating_add(unexplained_ns);
         }
         unexplained_ns
