@@ -88,7 +88,7 @@ impl Core {
         let mut servers = core::mem::take(&mut self.review.servers);
         let busy = self.tenants.iter().filter(|(id, _)| !self.scheduler.is_idle(**id, now_ns));
         servers.clear();
-        servers.extend(busy.filter_map(|(_, tenant)| tenant.mps_server().filter(|_| tenant.sm_ppm() > 0)));
+        servers.extend(busy.filter_map(|(_, tenant)| tenant.part()).map(|(server, _)| server));
         servers.sort_unstable();
         let pairs = || servers.iter().zip(servers.iter().skip(1)).filter(|(one, next)| one == next);
         let has_pair = |server: &u64| pairs().any(|(one, _)| one == server);

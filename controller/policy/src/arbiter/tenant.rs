@@ -215,37 +215,39 @@ impl Tenant {
         &self.seat
     }
 
-    /// Returns the part of the SMs that the tenant's processes use together at most, parts per
-    /// million; 0 for all SMs. Each process counts with the part that it reports, but at least with
-    /// the granted part and the least `--sm`. Before the first launch, this is the granted part of
-    /// one process. Processes of several MPS servers use all SMs, because the hardware does not run
-    /// them at once.
-    pub(super) fn sm_ppm(&self) -> u32 {
+    /// Returns the MPS server of the processes that launch, and the part of the SMs that these
+    /// processes use together at most, parts per million. Each process counts with the part that it
+    /// reports, but at least with the granted part and the least `--sm`. Before the first launch,
+    /// returns the server of all processes, and the granted part of one process.
+    ///
+    /// Returns `None` if the processes use all SMs. Clients of several servers do so, because the
+    /// hardware does not run them at once.
+    pub(super) fn part(&self) -> Option<(u64, u32)> {
         let granted_ppm = self.seat.sm_ppm.unwrap_or(0);
+        let has_launched = self.sessions.values().any(Session::launches);
         let part_ppm = |session: &Session| match session.sm_ppm {
+            _ if !has_launched => 0,
             0 => PPM,
             reported_ppm => reported_ppm.max(granted_ppm).max(MIN_SHARE_PPM),
         };
-        let launching = self.sessions.values().filter(|session| session.launches());
-        let parts_ppm = launching.map(part_ppm).fold(0, u32::saturating_add).max(granted_ppm);
-        let counts = self.seat.uses_mps && self.mps_server().is_some();
-        if counts && parts_ppm < PPM { parts_ppm } else { 0 }
-    }
-
-    /// Returns the MPS server of the processes that launch; before the first launch, of all
-    /// processes. Returns `None` if the processes are clients of several servers, or of none.
-    pub(super) fn mps_server(&self) -> Option<u64> {
-        let has_launched = self.sessions.values().any(Session::launches);
-        let asked = self.sessions.values().filter(|session| session.launches() || !has_launched);
-        let mut servers = asked.map(|session| session.mps_server);
-        let first = servers.next().unwrap_or(0);
-        servers.all(|server| server == first).then_some(first).filter(|server| *server != 0)
+        let counted = self.sessions.values().filter(|session| session.launches() == has_launched);
+        let mut parts = counted.map(|session| (session.mps_server, part_ppm(session)));
+        let (server, mut parts_ppm) = parts.next()?;
+        for (other, part_ppm) in parts {
+            if other != server {
+                return None;
+            }
+            parts_ppm = parts_ppm.saturating_add(part_ppm);
+        }
+        let parts_ppm = parts_ppm.max(granted_ppm);
+        let counts = self.seat.uses_mps && server != 0 && (1..PPM).contains(&parts_ppm);
+        counts.then_some((server, parts_ppm))
     }
 
     /// Returns the part of the SMs with which the tenant counts while the clients of `server` count
     /// with their parts, parts per million; 0 for all SMs.
     pub(super) fn part_ppm(&self, server: u64) -> u32 {
-        if self.mps_server() == Some(server) { self.sm_ppm() } else { 0 }
+        self.part().filter(|(own, _)| *own == server).map_or(0, |(_, part_ppm)| part_ppm)
     }
 
     /// Returns the estimate of the tenant's demand: how much of the GPU the tenant wants, parts per

@@ -444,7 +444,7 @@ fn a_tenant_with_processes_on_two_mps_servers_runs_beside_no_other_tenant() {
     let pass = |bench: &mut Bench, ms: usize| (0..ms).for_each(|_| bench.pass_ms(&[1, 11, 2]));
     pass(&mut bench, 200);
     assert!(both(&bench));
-    assert_eq!(bench.core.tenant(1).unwrap().sm_ppm(), 400_000);
+    assert_eq!(bench.core.tenant(1).unwrap().part(), Some((1, 400_000)));
     for servers in [[(1, 1), (11, 2)], [(1, 2), (11, 2)]] {
         bench.servers.extend(servers);
         pass(&mut bench, 50);
@@ -453,10 +453,11 @@ fn a_tenant_with_processes_on_two_mps_servers_runs_beside_no_other_tenant() {
             assert!(!both(&bench), "{servers:?}");
         }
     }
-    assert_eq!(bench.core.tenant(1).unwrap().sm_ppm(), 400_000, "both processes are on the other server");
+    let part = bench.core.tenant(1).unwrap().part();
+    assert_eq!(part, Some((2, 400_000)), "both processes are on the other server");
     bench.servers.extend([(1, 1), (11, 2)]);
     pass(&mut bench, 2);
-    assert_eq!(bench.core.tenant(1).unwrap().sm_ppm(), 0, "all SMs");
+    assert_eq!(bench.core.tenant(1).unwrap().part(), None, "all SMs");
     bench.servers.clear();
     pass(&mut bench, 200);
     assert!(both(&bench));
@@ -515,5 +516,5 @@ fn no_part_of_the_sms_counts_if_the_daemon_does_not_use_mps() {
         bench.pass_ms(&[A, B]);
         assert!(!both(&bench));
     }
-    assert_eq!(bench.core.tenant(A).unwrap().sm_ppm(), 0);
+    assert_eq!(bench.core.tenant(A).unwrap().part(), None);
 }
