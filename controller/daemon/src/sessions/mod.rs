@@ -198,10 +198,11 @@ async fn hear(
         },
     };
     let Ok(packet) = received else { return Ok(()) };
-    let Some(packet) = packet? else { return Ok(()) };
-    let is_arriving =
-        wire::decode::<Hello>(packet.bytes()).is_ok_and(|hello| hello.role() == Some(Role::Arriving));
-    if !is_arriving {
+    let (role, hello) = match packet? {
+        Some(packet) => heard(packet.bytes(), peer),
+        None => return Ok(()),
+    };
+    if role != Some(Role::Arriving) {
         let turn = counted.turns.next(|| has_hung_up(connection.as_fd())).await;
         // The yield lets the waiting connections of other sources go before the next connection of
         // this source.
@@ -210,7 +211,7 @@ async fn hear(
             // The daemon does not spend time on a peer that no longer waits.
             return Ok(());
         }
-        return converse(connection, packet, (peer, source), (death, turn), shared).await;
+        return converse(connection, (role, hello), (peer, source), (death, turn), shared).await;
     }
     // The drop frees the place for the session that follows.
     drop(counted);
@@ -251,16 +252,15 @@ fn has_hung_up(connection: BorrowedFd<'_>) -> bool {
 /// admitted or refused the peer. The next connection of the source then gets its turn.
 async fn converse(
     connection: AsyncFd<OwnedFd>,
-    packet: Packet,
+    (role, hello): (Option<Role>, Result<Hello, Refused>),
     (peer, source): (Peer, &Source),
     (death, turn): (Option<OwnedFd>, Option<Turn<'_>>),
     shared: &Rc<Shared>,
 ) -> io::Result<()> {
-    let hello = match heard(packet.bytes(), peer) {
+    let hello = match hello {
         Ok(hello) => hello,
         Err(refused) => {
             // A program can ask for its view many times a second, so the log leaves out these roles.
-            let role = wire::decode::<Hello>(packet.bytes()).ok().and_then(|hello| hello.role());
             match role {
                 Some(Role::Viewer | Role::Appraised | Role::Owner) => {
                     refuse(connection.as_fd(), &refused, shared);
@@ -283,14 +283,14 @@ async fn converse(
     groups.retain(|group| shared.registry.borrow().config().groups.contains_key(&group.to_string()));
     groups.sort_unstable();
     groups.dedup();
-    let joins = matches!(hello.role(), Some(Role::Session | Role::Keeper));
+    let joins = matches!(role, Some(Role::Session | Role::Keeper));
     let allotment = shared.slurm.allotment(&facts, &shared.registry, joins).await;
     if death.as_ref().is_some_and(|death| is_dead(death.get_ref().as_fd())) {
         // The process died while Slurm answered.
         return Ok(());
     }
     let guest = Guest { peer, groups, facts, source: source.clone(), allotment };
-    match hello.role() {
+    match role {
         Some(Role::Viewer | Role::Appraised) => {
             drop(turn);
             return viewer::answer(connection.as_fd(), &guest, &hello, shared).await;
@@ -429,22 +429,27 @@ async fn meter(peer: Peer, named: Option<u32>, tenant: &str, shared: &Rc<Shared>
     }
 }
 
-/// Returns the hello in a packet, or the reason for which the daemon answers no hello of its
-/// sender, whatever the role. If the daemon does not see the sender's pid namespace, it knows only
-/// the user of the sender. The sender may then be in any container of this user.
-fn heard(packet: &[u8], peer: Peer) -> Result<Hello, Refused> {
-    let hello: Hello = wire::decode(packet).map_err(|error| {
-        let kind = match error {
-            FrameError::Major(_) => RefusalKind::Version,
-            FrameError::Malformed | FrameError::Kind(_) => RefusalKind::Malformed,
-        };
-        Refused::new(kind, error.to_string())
-    })?;
+/// Returns the role that the hello in a packet states, `None` without one, and the hello. Instead of
+/// the hello, returns the reason for which the daemon answers no hello of its sender, whatever the
+/// role. If the daemon does not see the sender's pid namespace, it knows only the user of the
+/// sender. The sender may then be in any container of this user.
+fn heard(packet: &[u8], peer: Peer) -> (Option<Role>, Result<Hello, Refused>) {
+    let hello: Hello = match wire::decode(packet) {
+        Ok(hello) => hello,
+        Err(error) => {
+            let kind = match error {
+                FrameError::Major(_) => RefusalKind::Version,
+                FrameError::Malformed | FrameError::Kind(_) => RefusalKind::Malformed,
+            };
+            return (None, Err(Refused::new(kind, error.to_string())));
+        }
+    };
+    let role = hello.role();
     if peer.pid == 0 {
         let reason = "the daemon cannot see the pid namespace of the process; run the daemon in the host's";
-        return Err(Refused::new(RefusalKind::Namespace, reason));
+        return (role, Err(Refused::new(RefusalKind::Namespace, reason)));
     }
-    Ok(hello)
+    (role, Ok(hello))
 }
 
 /// Admits the sender of a hello, or returns the reason of the refusal.
@@ -514,15 +519,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_that_the_daemon_does_not_see_is_refused_in_every_role() {
+    fn a_process_that_the_daemon_does_not_see_is_refused_in_every_role_and_its_role_is_known() {
         let unseen = Peer { pid: 0, uid: 0, gid: 0 };
         let seen = Peer { pid: std::process::id(), ..unseen };
         for role in [Role::Session, Role::Keeper, Role::Viewer, Role::Appraised, Role::Owner] {
-            let hello = Hello::new(role);
-            assert_eq!(heard(hello.as_bytes(), seen).unwrap().role(), Some(role));
-            let refused = heard(hello.as_bytes(), unseen).unwrap_err();
-            assert_eq!(refused.kind, RefusalKind::Namespace, "{role:?}");
+            let sent = Hello::new(role);
+            let (told, hello) = heard(sent.as_bytes(), seen);
+            assert_eq!((told, hello.unwrap().role()), (Some(role), Some(role)));
+            let (told, hello) = heard(sent.as_bytes(), unseen);
+            assert_eq!((told, hello.unwrap_err().kind), (Some(role), RefusalKind::Namespace));
         }
-        assert_eq!(heard(b"nonsense", seen).unwrap_err().kind, RefusalKind::Malformed);
+        let (told, hello) = heard(b"nonsense", seen);
+        assert_eq!((told, hello.unwrap_err().kind), (None, RefusalKind::Malformed));
     }
 }
