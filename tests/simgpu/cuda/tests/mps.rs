@@ -291,11 +291,7 @@ const WAITS: Duration = Duration::from_millis(1500);
 
 #[test]
 fn clients_of_another_user_wait_unless_the_server_is_for_all_users() {
-    // SAFETY: the call takes nothing and returns a number.
-    if unsafe { libc::geteuid() } != 0 {
-        // libtest captures the output of the macros.
-        let skipped = b"\nskipped: only root may do what this test does\n";
-        std::io::stderr().write_all(skipped).expect("standard error can be written to");
+    if !deepres_e2e::skip::root_or_skipped() {
         return;
     }
     let as_another = |command: &mut Command| _ = command.uid(ANOTHER);
