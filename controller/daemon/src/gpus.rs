@@ -181,6 +181,12 @@ impl Gpu {
         nvml::tells_process_memory(gpus.iter().map(|gpu| gpu.uuid_text.clone()).collect())
     }
 
+    /// Returns the places in `gpus` of the GPUs on which NVML does not tell the clients of MPS.
+    /// Waits for NVML for a limited time.
+    pub fn without_mps_clients(gpus: &[Self]) -> Vec<usize> {
+        nvml::without_mps_clients(gpus.iter().map(|gpu| gpu.uuid_text.clone()).collect())
+    }
+
     /// Returns those of all GPUs of the host, in their order, that processes cannot share because of
     /// their compute modes; `None` if there are none. `has_mps` says whether an MPS control daemon
     /// runs, whose clients share a GPU in exclusive mode.

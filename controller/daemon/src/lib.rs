@@ -10,6 +10,7 @@
 //! | `gpu_lock` | the lock by which one daemon shares a GPU |
 //! | `nvml` | the thread that asks NVML |
 //! | `mps` | the MPS control daemon that the daemon starts |
+//! | `mps_clients` | the rule by which a session counts with its part of the SMs |
 //! | `points` | the operating points of tenants with profiles |
 //! | `faults` | the threads that notice faults of GPUs |
 //! | `residency` | tenants that take turns on the GPUs with all their memory |
@@ -45,6 +46,7 @@ mod look_ups;
 mod memory;
 mod metrics;
 mod mps;
+mod mps_clients;
 mod nvml;
 pub mod plans;
 mod points;
@@ -181,6 +183,8 @@ struct Shared {
     changed: Notify,
     /// Whether a session came or went since the saving task last looked.
     stirred: Cell<bool>,
+    /// The notification that a session came, for the task that asks for the clients of MPS.
+    came: Notify,
 }
 
 impl Shared {
@@ -321,6 +325,7 @@ pub fn run(
         is_of_run: options.exits_idle,
         changed: Notify::new(),
         stirred: Cell::new(false),
+        came: Notify::new(),
     });
 
     let tenants_listener = files.tenants.try_clone()?;
@@ -336,6 +341,7 @@ pub fn run(
         plans::resume(&shared);
         tokio::task::spawn_local(memory::reconcile::serve(Rc::clone(&shared)));
         tokio::task::spawn_local(memory::log::serve(shared.status.subscribe()));
+        tokio::task::spawn_local(mps_clients::serve(Rc::clone(&shared)));
         let faults = shared.registry.borrow().tenancy.gpus().faults().clone();
         tokio::task::spawn_local(faults.log_changes());
         tokio::task::spawn_local(driver_use::serve(Rc::clone(&shared)));

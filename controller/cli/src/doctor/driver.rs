@@ -25,7 +25,7 @@ pub fn checks() -> Vec<Check> {
     // A driver that cannot be read cannot be loaded either.
     let of_file = library().and_then(|path| file::checks(&path).ok()).unwrap_or_default();
     let always = [module(), gpus(), devices(), mps()];
-    let others = [compute_mode(), process_memory(), checkpoints()].into_iter().flatten();
+    let others = [mps_clients(), compute_mode(), process_memory(), checkpoints()].into_iter().flatten();
     always.into_iter().chain(others).chain(of_file).collect()
 }
 
@@ -171,6 +171,26 @@ fn devices() -> Check {
         format!("{} missing", missing.join(", ")),
         "run `nvidia-modprobe -c 0 -u`, which creates them (a simulated GPU needs no devices)",
     )
+}
+
+/// Checks whether NVML tells the clients of MPS. Returns `None` if NVML does, or if no MPS runs.
+fn mps_clients() -> Option<Check> {
+    mps::running()?;
+    let gpus = Gpu::all().ok()?;
+    let untold = Gpu::without_mps_clients(&gpus).into_iter().filter_map(|place| gpus.get(place));
+    let names: Vec<_> = untold.map(|gpu| format!("{} ({})", gpu.name, gpu.uuid_text)).collect();
+    if names.is_empty() {
+        return None;
+    }
+    let found = format!(
+        "NVML does not tell the clients of MPS on {}, so the daemon believes each process that reports a part of the SMs",
+        names.join(", ")
+    );
+    Some(Check::limited(
+        "mps clients",
+        found,
+        "set `mps = \"off\"` in deepres.toml if users do not trust each other",
+    ))
 }
 
 fn mps() -> Check {

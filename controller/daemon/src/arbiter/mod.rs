@@ -19,6 +19,7 @@ pub use job::JobUse;
 pub use report::Report;
 pub use saved::{Baseline, Counters, SavedAccount, SavedMeter, Snapshot};
 
+use crate::mps_clients::Client;
 use crate::shm::SharedPage;
 use deepres_abi::beat::BeatPage;
 use deepres_abi::grant::{FailMode, GrantPage};
@@ -154,6 +155,8 @@ pub struct SessionSeat {
     pub grant: Arc<SharedPage<GrantPage>>,
     /// The meter page, in which the session writes what it did.
     pub meter: Arc<SharedPage<MeterPage>>,
+    /// Whether the session's process is a client of MPS.
+    pub mps: Arc<Client>,
     /// The session's slot in the tenant's ledger.
     pub ledger_slot: usize,
     /// The bell that the session rings to wake this GPU's arbiter.

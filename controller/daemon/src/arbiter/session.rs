@@ -19,7 +19,7 @@ pub struct Session {
     /// The number of intervals that the session had written at the last reading.
     intervals: u64,
     /// The part of the SMs that the session reported at the last reading, parts per million, and
-    /// its MPS server.
+    /// the MPS server with which it counted.
     part: (u32, u64),
 }
 
@@ -41,7 +41,7 @@ impl Session {
         let page = self.seat.meter.page();
         let Some(slot) = page.slot(gpu) else { return };
         // A session can report a wider launch before its meter shows the launch.
-        let mps_server = page.mps_server(gpu).map_or(0, |word| word.load(Ordering::Relaxed));
+        let mps_server = self.seat.mps.server(page, gpu);
         let part = (page.part_ppm(gpu), mps_server);
         let is_new = mem::replace(&mut self.part, part) != part;
         if !is_new && watched.at_rest.is_some_and(|last| slot.rests_since(last)) {

@@ -1,13 +1,18 @@
-//! NVML's library, with the functions that nvml-wrapper does not have: those of MIG devices.
+//! NVML's library, with the functions that nvml-wrapper does not have: those of MIG devices and of
+//! MPS.
 
 use super::LIBRARY;
 use nvml_wrapper::error::{NvmlError, nvml_sym, nvml_try};
 use nvml_wrapper::{Device, EventSet, Nvml};
 use nvml_wrapper_sys::bindings as sys;
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 
 /// The number by which NVML says that an event belongs to no instance.
 const NO_INSTANCE: u32 = u32::MAX;
+/// The places of the first list for the clients of MPS. An MPS server serves some tens of clients
+/// (NVIDIA's MPS guide), so one question is mostly enough.
+const PLACES: u32 = 64;
 
 /// NVML, open.
 pub struct Library {
@@ -66,6 +71,31 @@ impl Library {
         let find = self.raw.nvmlDeviceGetDeviceHandleFromMigDeviceHandle.as_ref().ok()?;
         // SAFETY: the handle is only passed to NVML, which outlives it, and the result has room.
         self.handle(|to| unsafe { find(device.handle(), to) }).ok()
+    }
+
+    /// Returns the pids of the processes that have an MPS context on a GPU.
+    ///
+    /// # Errors
+    /// NVML's error. [`NvmlError::FailedToLoadSymbol`] if the driver's NVML lacks the function.
+    pub fn mps_clients(&self, gpu: &Device<'_>) -> Result<BTreeSet<u32>, NvmlError> {
+        let list = nvml_sym(self.raw.nvmlDeviceGetMPSComputeRunningProcesses_v3.as_ref())?;
+        let none =
+            sys::nvmlProcessInfo_t { pid: 0, usedGpuMemory: 0, gpuInstanceId: 0, computeInstanceId: 0 };
+        let mut places = PLACES;
+        loop {
+            let (mut infos, mut count) = (vec![none; places as usize], places);
+            // SAFETY: the handle is only passed to NVML, which outlives it, and the list has this
+            // many places.
+            let listed = nvml_try(unsafe { list(gpu.handle(), &mut count, infos.as_mut_ptr()) });
+            match listed {
+                // More processes can come before the next question.
+                Err(NvmlError::InsufficientSize(_)) if count > places => {
+                    places = count.saturating_add(PLACES);
+                }
+                Err(error) => return Err(error),
+                Ok(()) => return Ok(infos.iter().take(count as usize).map(|info| info.pid).collect()),
+            }
+        }
     }
 
     /// Returns the instance that is a MIG device.

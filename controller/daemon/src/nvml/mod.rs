@@ -43,6 +43,15 @@ pub struct OnGpu {
     pub processes: BTreeMap<u32, u64>,
 }
 
+/// NVML's answer to the question which processes are clients of MPS on a GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MpsClients {
+    /// NVML does not tell.
+    Untold,
+    /// The processes with these pids, and no others.
+    Listed(BTreeSet<u32>),
+}
+
 /// A question. A question names GPUs by UUID, `GPU-…` or `MIG-…`.
 #[derive(PartialEq)]
 enum Question {
@@ -50,6 +59,7 @@ enum Question {
     Free(Vec<String>),
     Usage(Vec<String>),
     TellsProcesses(Vec<String>),
+    MpsClients(Vec<String>),
     Computing,
     Topology(Vec<String>),
 }
@@ -62,6 +72,7 @@ enum Answer {
     Free(BTreeMap<usize, u64>),
     Usage(BTreeMap<usize, OnGpu>),
     TellsProcesses(BTreeMap<usize, bool>),
+    MpsClients(BTreeMap<usize, MpsClients>),
     Computing(Option<BTreeSet<u32>>, u64),
     Topology(Result<Topology, GpuError>),
 }
@@ -102,6 +113,25 @@ pub fn tells_process_memory(uuids: Vec<String>) -> BTreeMap<usize, bool> {
         Some(Answer::TellsProcesses(tells)) => tells,
         _ => BTreeMap::new(),
     }
+}
+
+/// Returns the clients of MPS on GPUs, by the GPUs' places in `uuids`. GPUs without an answer are
+/// left out.
+pub async fn mps_clients(uuids: Vec<String>) -> BTreeMap<usize, MpsClients> {
+    match MAILBOX.ask(Question::MpsClients(uuids), LIMIT).await {
+        Some(Answer::MpsClients(clients)) => clients,
+        _ => BTreeMap::new(),
+    }
+}
+
+/// Returns the places in `uuids` of the GPUs on which NVML does not tell the clients of MPS. Waits
+/// for NVML.
+pub fn without_mps_clients(uuids: Vec<String>) -> Vec<usize> {
+    let Some(Answer::MpsClients(clients)) = MAILBOX.ask_and_wait(Question::MpsClients(uuids), LIMIT) else {
+        return Vec::new();
+    };
+    let untold = clients.into_iter().filter(|(_, clients)| *clients == MpsClients::Untold);
+    untold.map(|(place, _)| place).collect()
 }
 
 /// Returns the free memory of GPUs, bytes, by their places in `uuids`. GPUs without a known figure
@@ -151,10 +181,15 @@ fn answer(kept: &mut Kept, question: &Question) -> Answer {
         Question::Gpus => Answer::Gpus(open(kept).and_then(list)),
         Question::Free(uuids) => {
             let free = |nvml: &Nvml, uuid: &str| nvml.device_by_uuid(uuid)?.memory_info();
-            Answer::Free(of_each(kept, uuids, |nvml, uuid| Some(free(nvml, uuid).ok()?.free)))
+            Answer::Free(of_each(kept, uuids, |library, uuid| Some(free(&library.nvml, uuid).ok()?.free)))
         }
-        Question::Usage(uuids) => Answer::Usage(of_each(kept, uuids, |nvml, uuid| on_gpu(nvml, uuid).ok())),
-        Question::TellsProcesses(uuids) => Answer::TellsProcesses(of_each(kept, uuids, tells_processes)),
+        Question::Usage(uuids) => {
+            Answer::Usage(of_each(kept, uuids, |library, uuid| on_gpu(&library.nvml, uuid).ok()))
+        }
+        Question::TellsProcesses(uuids) => {
+            Answer::TellsProcesses(of_each(kept, uuids, |library, uuid| tells_processes(&library.nvml, uuid)))
+        }
+        Question::MpsClients(uuids) => Answer::MpsClients(of_each(kept, uuids, clients_of_mps)),
         Question::Computing => {
             let began_ns = thread_ns();
             let pids = open(kept).ok().map(computing);
@@ -180,10 +215,10 @@ fn open(kept: &mut Kept) -> Result<&Library, GpuError> {
 fn of_each<T>(
     kept: &mut Kept,
     uuids: &[String],
-    read: impl Fn(&Nvml, &str) -> Option<T>,
+    read: impl Fn(&Library, &str) -> Option<T>,
 ) -> BTreeMap<usize, T> {
     let Ok(library) = open(kept) else { return BTreeMap::new() };
-    uuids.iter().enumerate().filter_map(|(gpu, uuid)| Some((gpu, read(&library.nvml, uuid)?))).collect()
+    uuids.iter().enumerate().filter_map(|(gpu, uuid)| Some((gpu, read(library, uuid)?))).collect()
 }
 
 fn list(library: &Library) -> Result<Vec<Gpu>, GpuError> {
@@ -302,6 +337,27 @@ fn tells_processes(nvml: &Nvml, uuid: &str) -> Option<bool> {
     }
 }
 
+/// Returns the clients of MPS on a GPU; `None` without an answer, for example if the driver lost
+/// the GPU.
+fn clients_of_mps(library: &Library, uuid: &str) -> Option<MpsClients> {
+    let gpu = library.nvml.device_by_uuid(uuid).ok()?;
+    told_of_mps(library.mps_clients(&gpu))
+}
+
+/// Returns the meaning of NVML's list of the clients of MPS, or of its error.
+fn told_of_mps(listed: Result<BTreeSet<u32>, NvmlError>) -> Option<MpsClients> {
+    match listed {
+        Ok(pids) => Some(MpsClients::Listed(pids)),
+        // NVML has the function since drivers of 2022. The driver tells processes that they run
+        // under MPS since CUDA 12.1, so under an older driver no honest process reports a part.
+        Err(NvmlError::FailedToLoadSymbol(_) | NvmlError::FunctionNotFound) => {
+            Some(MpsClients::Listed(BTreeSet::new()))
+        }
+        Err(NvmlError::NotSupported | NvmlError::NoPermission) => Some(MpsClients::Untold),
+        Err(_) => None,
+    }
+}
+
 fn computing(library: &Library) -> BTreeSet<u32> {
     let nvml = &library.nvml;
     let count = nvml.device_count().unwrap_or(0);
@@ -317,6 +373,20 @@ fn computing(library: &Library) -> BTreeSet<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_driver_without_the_list_of_mps_has_no_clients_and_a_refusal_tells_nothing() {
+        let none = Some(MpsClients::Listed(BTreeSet::new()));
+        assert_eq!(told_of_mps(Err(NvmlError::FunctionNotFound)), none);
+        assert_eq!(told_of_mps(Err(NvmlError::FailedToLoadSymbol(String::new()))), none);
+        for refusal in [NvmlError::NotSupported, NvmlError::NoPermission] {
+            assert_eq!(told_of_mps(Err(refusal)), Some(MpsClients::Untold));
+        }
+        for error in [NvmlError::GpuLost, NvmlError::Unknown, NvmlError::Timeout] {
+            assert_eq!(told_of_mps(Err(error)), None, "the earlier answer holds");
+        }
+        assert_eq!(told_of_mps(Ok([7].into())), Some(MpsClients::Listed([7].into())));
+    }
 
     #[test]
     fn a_lost_gpu_keeps_its_number_and_an_error_that_may_pass_fails_the_start() {

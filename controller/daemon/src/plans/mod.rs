@@ -628,7 +628,7 @@ fn together(registry: &Registry, lessons: &BTreeMap<String, Lesson>) -> BTreeMap
         for gpu in gpus {
             let part = |session: &Session| {
                 let page = session.meter.page();
-                let server = page.mps_server(gpu)?.load(Ordering::Relaxed);
+                let server = session.mps.server(page, gpu);
                 let part_ppm = page.sm_ppm(gpu)?.load(Ordering::Relaxed).min(PPM);
                 (part_ppm > 0).then_some((part_ppm, server))
             };

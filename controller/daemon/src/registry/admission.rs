@@ -201,6 +201,7 @@ impl Registry {
             gpus,
             grant: Arc::clone(&pages.grant),
             meter: Arc::clone(&pages.meter),
+            mps: Arc::default(),
         };
         let continues = hello.sessions_before > 0;
         let begun = self.tenancy.begin(name, session_id, session, &pages.bells, continues);

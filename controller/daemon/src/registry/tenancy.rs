@@ -267,6 +267,7 @@ impl Tenancy {
                 id,
                 grant: Arc::clone(&session.grant),
                 meter: Arc::clone(&session.meter),
+                mps: Arc::clone(&session.mps),
                 ledger_slot: session.slot,
                 bell: bell.clone(),
                 process: session.process,

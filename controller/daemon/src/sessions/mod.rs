@@ -359,7 +359,10 @@ async fn converse(
     if sent.is_ok() {
         let end = end_of(&connection, death.as_ref());
         match membership {
-            Membership::Session(_) => end.await,
+            Membership::Session(_) => {
+                shared.came.notify_one();
+                end.await;
+            }
             Membership::Keeper(_) => {
                 tokio::select! {
                     () = end => {}

@@ -4,6 +4,7 @@ use super::slots::FormerSlots;
 use crate::arbiter::SessionId;
 use crate::identity::source::Source;
 use crate::identity::tree::Process;
+use crate::mps_clients::Client;
 use crate::probes::Presence;
 use crate::shm::SharedPage;
 use deepres_abi::grant::GrantPage;
@@ -41,6 +42,8 @@ pub struct Session {
     pub grant: Arc<SharedPage<GrantPage>>,
     /// The session's meter page.
     pub meter: Arc<SharedPage<MeterPage>>,
+    /// Whether the session's process is a client of MPS.
+    pub mps: Arc<Client>,
 }
 
 /// A session that has ended, and whether its process can reconnect.

@@ -208,7 +208,9 @@ pub struct SessionReading {
     /// The part of the SMs that the session's launches use at most, under MPS, parts per million; 0
     /// for all SMs. The process can report a false part. The core takes at least the granted part.
     pub sm_ppm: u32,
-    /// The MPS server of the session's process; 0 without one. The process can name a false server.
+    /// The MPS server with which the session counts; 0 if the session counts with all SMs. The
+    /// caller leaves out the servers of processes that are no clients of MPS. A client of MPS can
+    /// name the server of others.
     pub mps_server: u64,
     /// The time at which the first launch that had waited for the present lease began on the GPU,
     /// ns. The caller reads `began_ns` and `ended_ns` after the counters. So if a counter shows

@@ -47,7 +47,7 @@ pub struct Session {
     /// The part of the SMs that the session's launches use at most, parts per million; 0 for all
     /// SMs. The process reports it.
     pub(super) sm_ppm: u32,
-    /// The MPS server that the process names.
+    /// The MPS server with which the session counts; 0 for all SMs.
     pub(super) mps_server: u64,
     /// The last reading of the number of times that all work in flight ended. Each meter page
     /// begins at 0.

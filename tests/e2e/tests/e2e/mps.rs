@@ -265,6 +265,61 @@ fn without_mps_jobs_of_narrow_kernels_take_turns() {
     );
 }
 
+/// Starts a backlogged job that reports a hundredth of the SMs and the host's MPS server, and is no
+/// client of MPS. Of the server, only the directory has to exist.
+fn false_client(host: &Host, name: &str) -> Process {
+    let client = ["--sync-every", "4"];
+    let mut command = by_mps(host, host.run(&["--name", name], c_client("backlog"), &client));
+    command.env("SIMGPU_FALSE_MPS_CLIENT", "1").env("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "1");
+    host.start(command, "ready")
+}
+
+/// Returns the line of `deepres explain` with the part of the SMs with which a job counts.
+fn explained_part(host: &Host, name: &str) -> String {
+    let explained = host.shows(&["explain", name]);
+    let line = explained.lines().find(|line| line.trim_start().starts_with("SMs "));
+    line.unwrap_or_else(|| panic!("{explained}")).to_owned()
+}
+
+#[test]
+fn jobs_that_say_that_they_are_clients_of_mps_and_are_none_take_turns_with_all_others() {
+    let (host, _daemon) = Host::new().simgpu(SIMGPU).with_daemon();
+    fs::create_dir(host.path().join(PIPES)).expect("a folder of our own");
+    let _honest = job_in(&host, OTHER_PIPES, &["--name", "honest"]);
+    let _false = ["a", "b"].map(|name| false_client(&host, name));
+    thread::sleep(Duration::from_secs(1));
+    assert_take_turns(&host);
+    for name in ["a", "b", "honest"] {
+        let part = explained_part(&host, name);
+        assert!(part.contains("counts with all"), "{name}: {part}");
+    }
+}
+
+#[test]
+fn a_job_that_names_the_mps_server_of_others_and_is_no_client_does_not_run_beside_them() {
+    let (host, _daemon) = Host::new().simgpu(SIMGPU).with_daemon();
+    let _mps = mps(&host);
+    let _client = job(&host, &["--name", "client", "--sm", "40%"]);
+    let _false = false_client(&host, "false");
+    thread::sleep(Duration::from_secs(1));
+    assert_take_turns(&host);
+    let part = explained_part(&host, "false");
+    assert!(part.contains("counts with all"), "{part}");
+    let _other = job(&host, &["--name", "other", "--sm", "60%"]);
+    await_together(&host, true);
+}
+
+#[test]
+fn if_nvml_does_not_tell_the_clients_of_mps_the_daemon_believes_the_jobs_and_says_so() {
+    const NOT_SUPPORTED: &str = "nvmlDeviceGetMPSComputeRunningProcesses_v3:every:1:3";
+    let host = Host::new().simgpu(SIMGPU);
+    let daemon = host.daemon_with(&[("SIMGPU_FAULTS", Path::new(NOT_SUPPORTED))]);
+    fs::create_dir(host.path().join(PIPES)).expect("a folder of our own");
+    let _false = ["a", "b"].map(|name| false_client(&host, name));
+    await_together(&host, true);
+    assert!(daemon.stderr().contains("NVML does not tell the clients of MPS"), "{}", daemon.stderr());
+}
+
 /// Checks that no jobs run at once at ten looks of the next second.
 fn assert_take_turns(host: &Host) {
     for _ in 0..10 {

@@ -1,6 +1,7 @@
 //! NVML inside a tenant shows the tenant's part of the GPU, to clients of NVIDIA's own Python
 //! package. A process that asks NVML does not become a session.
 
+use crate::mps::{by_mps, mps};
 use deepres_e2e::artefacts::clients_python;
 use deepres_e2e::host::mute_socket;
 use deepres_e2e::prelude::*;
@@ -93,6 +94,21 @@ fn a_tenant_sees_its_own_memory_processes_and_use_and_is_no_session_for_asking()
         (vec![one], vec![two]),
         "asking makes no session"
     );
+}
+
+#[test]
+fn nvml_lists_the_clients_of_mps_and_no_other_processes() {
+    let (host, _daemon) = Host::new().with_daemon();
+    let _mps = mps(&host);
+    let _without = busy(&host, &["--name", "without"]);
+    let run = host.run(&["--name", "client"], c_client("backlog"), &[]);
+    let _client = host.start(by_mps(&host, run), "ready");
+    let pid = host.ps().tenant("client").sessions[0].pid;
+    let (inside, outside) = (asked(&host, Some("client")), asked(&host, None));
+    for list in ["mps", "mps_v2", "mps_v3"] {
+        assert_eq!((&inside[list], &outside[list]), (&json!([pid]), &json!([pid])), "{list}");
+    }
+    assert_eq!(asked(&host, Some("without"))["mps_v3"], json!([]), "the tenant sees its own processes alone");
 }
 
 #[test]

@@ -136,7 +136,7 @@ pub fn attribute(attribute: u32, device: i32) -> Result<i32> {
         cu::CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES => {
             cu::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR as i32
         }
-        cu::CU_DEVICE_ATTRIBUTE_MPS_ENABLED => mps::is_client().into(),
+        cu::CU_DEVICE_ATTRIBUTE_MPS_ENABLED => mps::tells_client().into(),
         cu::CU_DEVICE_ATTRIBUTE_NUMA_CONFIG => 0,
         cu::CU_DEVICE_ATTRIBUTE_NUMA_ID => -1,
         cu::CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID => 0,

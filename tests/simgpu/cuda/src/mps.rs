@@ -17,6 +17,9 @@ use crate::status::{self, Result};
 
 /// The variable that names the pipe directory (NVIDIA's MPS guide).
 const PIPE_DIRECTORY_VARIABLE: &str = "CUDA_MPS_PIPE_DIRECTORY";
+/// If this variable is set, the process joins no server, and the driver tells the process that it
+/// is a client of MPS. Tests make false reports in this way.
+const FALSE_CLIENT_VARIABLE: &str = "SIMGPU_FALSE_MPS_CLIENT";
 /// The daemon's socket in the pipe directory.
 pub const SOCKET: &str = "control";
 /// The line of a client: this word and the directory of the GPUs' state. The answer is the server's
@@ -73,6 +76,9 @@ pub fn ask(mut daemon: &UnixStream, line: &str) -> io::Result<String> {
 /// Joins the server of the control daemon, if a daemon runs for these GPUs. Waits while the server
 /// has clients of another user, unless the server is for all users.
 pub fn join(host: &Host) -> Result<()> {
+    if is_false_client() {
+        return Ok(());
+    }
     let directory = host.directory().canonicalize().unwrap_or_else(|_| host.directory().to_owned());
     let line = format!("{JOIN} {}", directory.display());
     let answer = loop {
@@ -109,9 +115,13 @@ pub fn sms(all: u32) -> u32 {
     SMS.get().copied().unwrap_or(all)
 }
 
-/// Returns whether this process is a client of MPS.
-pub fn is_client() -> bool {
-    SMS.get().is_some()
+/// Returns whether the driver tells this process that it is a client of MPS.
+pub fn tells_client() -> bool {
+    SMS.get().is_some() || is_false_client()
+}
+
+fn is_false_client() -> bool {
+    std::env::var_os(FALSE_CLIENT_VARIABLE).is_some()
 }
 
 /// Returns an error if this process is a client whose server has ended. The process then cannot use

@@ -6,6 +6,7 @@ use crate::library::{
 };
 use nvml_wrapper_sys::bindings::{self as sys, nvmlDevice_t, nvmlReturn_t};
 use simgpu_engine::topology::{Ancestor, P2p, Remote};
+use simgpu_engine::truth::Process;
 use simgpu_engine::{ComputeMode, Config, PciAddress};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulong};
 
@@ -167,22 +168,22 @@ export_versions! {
     nvmlDeviceGetComputeRunningProcesses_v2, nvmlDeviceGetComputeRunningProcesses_v3(
         device: nvmlDevice_t, count: *mut c_uint, infos: *mut sys::nvmlProcessInfo_v2_t
     ) |library| {
-        let list = running(library, device)?.into_iter().map(|(pid, bytes)| sys::nvmlProcessInfo_v2_t {
-            pid,
-            usedGpuMemory: bytes,
-            // Means "not a MIG instance".
-            gpuInstanceId: c_uint::MAX,
-            computeInstanceId: c_uint::MAX,
-        });
+        let list = infos_v2(running(library, device)?);
         // SAFETY: see above.
-        unsafe { write_list(count, infos, list.collect()) }
+        unsafe { write_list(count, infos, list) }
     }
 
-    // No process draws graphics, and no process runs under MPS. The lists have no items, so the
-    // type of an item has no effect.
-    nvmlDeviceGetGraphicsRunningProcesses, nvmlDeviceGetGraphicsRunningProcesses_v2,
-    nvmlDeviceGetGraphicsRunningProcesses_v3, nvmlDeviceGetMPSComputeRunningProcesses,
     nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlDeviceGetMPSComputeRunningProcesses_v3(
+        device: nvmlDevice_t, count: *mut c_uint, infos: *mut sys::nvmlProcessInfo_v2_t
+    ) |library| {
+        let list = infos_v2(mps_clients(library, device)?);
+        // SAFETY: see above.
+        unsafe { write_list(count, infos, list) }
+    }
+
+    // No process draws graphics. The lists have no items, so the type of an item has no effect.
+    nvmlDeviceGetGraphicsRunningProcesses, nvmlDeviceGetGraphicsRunningProcesses_v2,
+    nvmlDeviceGetGraphicsRunningProcesses_v3(
         device: nvmlDevice_t, count: *mut c_uint, infos: *mut u8
     ) |library| {
         library.index(device)?;
@@ -249,19 +250,56 @@ fn pci_info(address: PciAddress) -> sys::nvmlPciInfo_t {
     }
 }
 
-/// Returns the processes with contexts or memory on a GPU, and the memory of each.
+/// Returns the processes with contexts or memory on a GPU, and the memory of each. The list also
+/// has the clients of MPS.
 fn running(
     library: &crate::library::Library,
     device: nvmlDevice_t,
+) -> Result<Vec<(c_uint, u64)>, nvmlReturn_t> {
+    running_of(library, device, |_| true)
+}
+
+/// Returns the clients of MPS with contexts or memory on a GPU, and the memory of each.
+fn mps_clients(
+    library: &crate::library::Library,
+    device: nvmlDevice_t,
+) -> Result<Vec<(c_uint, u64)>, nvmlReturn_t> {
+    running_of(library, device, |process| process.sm_limit_ppm.is_some())
+}
+
+/// Returns the processes of [`running`] for which `is_meant` is true.
+fn running_of(
+    library: &crate::library::Library,
+    device: nvmlDevice_t,
+    is_meant: impl Fn(&Process) -> bool,
 ) -> Result<Vec<(c_uint, u64)>, nvmlReturn_t> {
     let index = library.index(device)?;
     let processes = library.snapshot().processes;
     let here = processes
         .iter()
+        .filter(|&process| is_meant(process))
         .map(|process| (process.pid, process.gpus[index]))
         // A process of a pid namespace that is not visible to this process has no id here.
         .filter(|(pid, account)| *pid != 0 && (account.contexts > 0 || account.memory_bytes > 0));
     Ok(here.map(|(pid, account)| (pid, account.memory_bytes)).collect())
+}
+
+/// Returns processes in the form of the first version of NVML's lists.
+fn infos_v1(processes: Vec<(c_uint, u64)>) -> Vec<sys::nvmlProcessInfo_v1_t> {
+    let info = |(pid, bytes)| sys::nvmlProcessInfo_v1_t { pid, usedGpuMemory: bytes };
+    processes.into_iter().map(info).collect()
+}
+
+/// Returns processes in the form of the later versions of NVML's lists.
+fn infos_v2(processes: Vec<(c_uint, u64)>) -> Vec<sys::nvmlProcessInfo_v2_t> {
+    let info = |(pid, bytes)| sys::nvmlProcessInfo_v2_t {
+        pid,
+        usedGpuMemory: bytes,
+        // Means "not a MIG instance".
+        gpuInstanceId: c_uint::MAX,
+        computeInstanceId: c_uint::MAX,
+    };
+    processes.into_iter().map(info).collect()
 }
 
 /// Version word of `nvmlProcessesUtilizationInfo_v1_t`: the struct's size and its version.
@@ -470,10 +508,15 @@ export! {
     }
 
     nvmlDeviceGetComputeRunningProcesses(device: nvmlDevice_t, count: *mut c_uint, infos: *mut sys::nvmlProcessInfo_v1_t) |library| {
-        let list = running(library, device)?.into_iter();
-        let list = list.map(|(pid, bytes)| sys::nvmlProcessInfo_v1_t { pid, usedGpuMemory: bytes });
+        let list = infos_v1(running(library, device)?);
         // SAFETY: see above.
-        unsafe { write_list(count, infos, list.collect()) }
+        unsafe { write_list(count, infos, list) }
+    }
+
+    nvmlDeviceGetMPSComputeRunningProcesses(device: nvmlDevice_t, count: *mut c_uint, infos: *mut sys::nvmlProcessInfo_v1_t) |library| {
+        let list = infos_v1(mps_clients(library, device)?);
+        // SAFETY: see above.
+        unsafe { write_list(count, infos, list) }
     }
 
     nvmlDeviceGetRunningProcessDetailList(device: nvmlDevice_t, details: *mut sys::nvmlProcessDetailList_v1_t) |library| {
@@ -485,7 +528,8 @@ export! {
         let computing = running(library, device)?;
         let list = match details.mode {
             PROCESS_MODE_COMPUTE => computing,
-            PROCESS_MODE_GRAPHICS | PROCESS_MODE_MPS => vec![],
+            PROCESS_MODE_MPS => mps_clients(library, device)?,
+            PROCESS_MODE_GRAPHICS => vec![],
             _ => return Err(sys::nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT),
         };
         let list = list.into_iter().map(|(pid, bytes)| sys::nvmlProcessDetail_v1_t {

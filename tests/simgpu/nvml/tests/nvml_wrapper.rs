@@ -40,6 +40,24 @@ fn link_and_fabric(device: &Device<'_>) -> (u32, u32, u32) {
     (link, fabric, info.state.into())
 }
 
+/// Returns the pids of the clients of MPS on a device. The crate nvml-wrapper lacks this function
+/// too.
+fn mps_clients(device: &Device<'_>) -> Vec<u32> {
+    /// More places than the test has processes.
+    const PLACES: usize = 4;
+    // SAFETY: the library is loaded already.
+    let raw = unsafe { sys::NvmlLib::new(library()) }.expect("the library");
+    // SAFETY: the structure is plain, so all zeroes is a valid value.
+    let mut infos: [sys::nvmlProcessInfo_t; PLACES] = unsafe { std::mem::zeroed() };
+    let mut count = PLACES as u32;
+    // SAFETY: the handle is of the library, and the list has this many places.
+    let code = unsafe {
+        raw.nvmlDeviceGetMPSComputeRunningProcesses_v3(device.handle(), &mut count, infos.as_mut_ptr())
+    };
+    assert_eq!(code, sys::nvmlReturn_enum_NVML_SUCCESS);
+    infos[..count as usize].iter().map(|info| info.pid).collect()
+}
+
 #[test]
 fn nvml_wrapper_sees_the_simulated_gpus() {
     const MIB: u64 = 1 << 20;
@@ -127,6 +145,11 @@ fn nvml_wrapper_sees_the_simulated_gpus() {
         [0, 1, 2].map(ancestor),
         [TopologyLevel::Single, TopologyLevel::Internal, TopologyLevel::Node]
     );
+
+    assert!(mps_clients(&device).is_empty(), "the process is no client yet");
+    let server = host.serve().expect("a server");
+    host.join(server, 400_000).expect("its own server");
+    assert_eq!(mps_clients(&device), [std::process::id()]);
 
     assert!(matches!(nvml.device_by_index(4), Err(NvmlError::InvalidArg)));
     assert!(matches!(nvml.device_by_uuid("GPU-0"), Err(NvmlError::NotFound)));
