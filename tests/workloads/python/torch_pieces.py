@@ -62,16 +62,27 @@ class Bottleneck(nn.Module):
 
 
 def resnet():
-    """Trains ResNet-50, with small images. Returns its parameters too."""
+    """Trains ResNet-50 with small images, mixed precision and AdamW. Returns its parameters too."""
     net = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
     channels = 64
     for width, stride, blocks in ((64, 1, 3), (128, 2, 4), (256, 2, 6), (512, 2, 3)):
         for block in range(blocks):
             net.append(Bottleneck(channels, width, stride if block == 0 else 1))
             channels = 4 * width
-    net = nn.Sequential(*net, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 1000))
+    net = nn.Sequential(*net, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 1000)).cuda()
     images = torch.randn(4, 3, 64, 64, device="cuda")
-    return sum(weights.numel() for weights in net.parameters()), trained(net, images)
+    optimizer = torch.optim.AdamW(net.parameters())
+    scaler = torch.amp.GradScaler("cuda")
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            scores = net(images)
+            loss = scores.float().square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        loss.item()
+    return sum(weights.numel() for weights in net.parameters()), list(scores.shape)
 
 
 def loader():

@@ -234,6 +234,7 @@ impl fmt::Display for Report {
 mod tests {
     use super::*;
     use crate::host::{self, Gpu, Session};
+    use crate::training::TORCH_SCRIPT;
 
     /// Returns a moment at which tenant `a` (process 1) and tenant `b` (process 2) have used these
     /// amounts of GPU time, metered and true.
@@ -337,6 +338,14 @@ mod tests {
             "wait_s",
         ];
         assert_eq!((keys(&json), keys(&json["tenants"][0])), (expected(&of_report), expected(&of_tenant)));
+    }
+
+    #[test]
+    fn the_name_of_a_pytorch_client_says_so() {
+        let (first, last) = (moment(0, 0, [0, 0], None), moment(1_000, 1_000, [650, 350], None));
+        let report = Report::between("simulated", TORCH_SCRIPT, &["a", "b"], &first, &last).unwrap();
+        let json = serde_json::to_value(&report).unwrap();
+        assert!(json["tenants"][0]["client"].as_str().unwrap().contains("torch"), "{json}");
     }
 
     #[test]

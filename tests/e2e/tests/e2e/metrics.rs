@@ -13,6 +13,8 @@ use deepres_e2e::prelude::*;
 /// Time within which a sample is in Prometheus' database, however busy the machine is. The daemon
 /// ends a silent connection after ten seconds.
 const SCRAPED_WITHIN: Duration = Duration::from_secs(40);
+/// Time for which Prometheus scrapes the daemon once a second.
+const SCRAPED_FOR: Duration = Duration::from_secs(60);
 /// More connections than the daemon serves at once.
 const SILENT: usize = 20;
 
@@ -85,7 +87,8 @@ fn promtool_takes_the_page_the_rules_and_the_board() {
 #[ignore = "deep: needs Debian's Prometheus"]
 fn prometheus_sees_counters_that_never_fall_though_the_daemon_is_killed() {
     let (metrics, own) = (free_address(), free_address());
-    let (host, mut daemon) = Host::new().config(&format!("metrics = \"{metrics}\"\n")).with_daemon();
+    let host = Host::new().lasting(SCRAPED_FOR).config(&format!("metrics = \"{metrics}\"\n"));
+    let (host, mut daemon) = host.with_daemon();
     let config = host.path().join("prometheus.yml");
     let job = json!({ "job_name": "deepres", "static_configs": [{ "targets": [metrics.to_string()] }] });
     let every = json!({ "scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s" });
@@ -98,6 +101,7 @@ fn prometheus_sees_counters_that_never_fall_though_the_daemon_is_killed() {
         .arg(format!("--storage.tsdb.path={}", host.path().join("tsdb").display()))
         .arg(format!("--web.listen-address={own}"));
     let _prometheus = host.spawn(prometheus);
+    let began = Instant::now();
     let url = format!("http://{own}");
     let shows = |expression: &str| {
         let asked = host.finish(promtool(&["query", "instant", &url, expression]));
@@ -117,10 +121,12 @@ fn prometheus_sees_counters_that_never_fall_though_the_daemon_is_killed() {
     let mut daemon = host.daemon();
     eventually_shows("changes(deepres_daemon_started_timestamp_seconds[2m])", "=> 1 ");
     eventually_shows("min(changes(deepres_tenant_kernel_launches_total[3s]))", "=> 2 ");
+    thread::sleep(SCRAPED_FOR.saturating_sub(began.elapsed()));
+    eventually_shows(&format!("count_over_time(up[5m]) >= {}", SCRAPED_FOR.as_secs()), "=> ");
     let page = page(metrics);
     let counters = page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" counter"));
     for counter in counters.chain(["deepres_tenant_wait_seconds_count", "deepres_tenant_wait_seconds_sum"]) {
-        let resets = shows(&format!("max(resets({counter}[2m]))"));
+        let resets = shows(&format!("max(resets({counter}[5m]))"));
         assert!(resets.contains("=> 0 "), "{counter}: {resets}");
     }
 
