@@ -379,6 +379,17 @@ mod tests {
     }
 
     #[test]
+    fn times_beside_other_work_are_no_measurements() {
+        let estimates = Estimates::default();
+        let beside = |took_ns: u64| (0..BESIDE).for_each(|_| estimates.beside(METER, keyed(1), took_ns));
+        beside(2_000);
+        beside(5_000);
+        assert!(estimates.get(keyed(1)).is_some_and(|ns| ns > 2_000) && estimates.measured_ns(keyed(1)).is_none());
+        beside(2_000);
+        assert_eq!(estimates.get(keyed(1)), Some(2_000), "the least bound");
+    }
+
+    #[test]
     fn one_outlier_does_not_stand_for_what_follows() {
         let estimates = Estimates::default();
         estimates.learn(METER, keyed(1), 1_000);

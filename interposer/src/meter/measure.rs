@@ -320,6 +320,28 @@ mod tests {
     }
 
     #[test]
+    fn the_bound_of_a_kernel_that_seems_to_take_no_time_is_the_rounding() {
+        let (observed, _) = stream(1, 0, 0);
+        // The start event waited for another tenant's turn, so the kernel began right behind it.
+        let whole_ns = observed.first_ns - observed.began_ns;
+        for whole_ns in [0, whole_ns, ROUNDING_NS] {
+            let late = Observed { end_ns: observed.start_ns + whole_ns, expected_ns: 0, ..observed };
+            let measured = late.measure();
+            assert_eq!((measured.most_ns, measured.is_exact), (whole_ns.min(ROUNDING_NS), false));
+        }
+    }
+
+    #[test]
+    fn a_stream_that_is_not_quiet_may_have_waited_before_its_start_event() {
+        let (observed, exact_ns) = stream(1, 0, 0);
+        let waited_ns = WAITED_NS + LATENCY_NS;
+        let start_ns = observed.start_ns + waited_ns;
+        let late = Observed { start_ns, end_ns: start_ns + exact_ns, is_quiet: false, ..observed };
+        assert_eq!((late.measure().most_ns, late.measure().was_idle), (exact_ns, false));
+        assert!(Observed { is_quiet: true, ..late }.measure().most_ns < exact_ns, "the lead is no work");
+    }
+
+    #[test]
     fn an_interrupted_thread_is_charged_by_what_is_known() {
         for stop_ns in [3_000, 4_000_000] {
             assert_interruption_adds_nothing(stop_ns);

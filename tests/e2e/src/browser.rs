@@ -205,12 +205,15 @@ impl Browser {
         self.ask("Emulation.setEmulatedMedia", json!({ "features": features })).map(drop)
     }
 
-    /// Writes a picture of the page into a file.
+    /// Writes a picture of the page, without the empty room below its main part, into a file.
     ///
     /// # Errors
     /// The system's or the browser's error.
     pub fn picture(&mut self, file: &Path) -> io::Result<()> {
-        let picture = self.ask("Page.captureScreenshot", json!({ "format": "png" }))?;
+        let [width, height] = ["innerWidth", "document.querySelector('main').getBoundingClientRect().bottom"]
+            .map(|length| self.value(length));
+        let clip = json!({ "x": 0, "y": 0, "width": width?, "height": height?, "scale": 1 });
+        let picture = self.ask("Page.captureScreenshot", json!({ "format": "png", "clip": clip }))?;
         let mut decode = Command::new("base64");
         decode.arg("--decode").stdin(Stdio::piped()).stdout(File::create(file)?);
         let mut decode = decode.spawn()?;

@@ -25,8 +25,10 @@ const DEBT_NS: u64 = ns(Duration::from_millis(250));
 const CHARGES_OWED: u64 = 2;
 /// The largest debt of any tenant, ns, so that no tenant starves because of a single long kernel.
 pub const MAX_DEBT_NS: u64 = ns(Duration::from_secs(1));
-/// Over a pause, and while no other tenant competes, a tenant's lag moves towards zero by the
-/// passed time divided by this number.
+/// While no other tenant competes, a tenant's lag moves towards zero by the passed time divided by
+/// this number. Over a pause, a debt shrinks by the same time at most, and what the tenant is owed
+/// shrinks by its part of this time. Otherwise a tenant with a small share would lose in each pause
+/// more than it is owed in between.
 const FORGOTTEN_PART: u64 = 50;
 /// The time for which the scheduler charges nothing while threads of the holder are on their way
 /// from the gate, ns: a wake-up on a busy machine. This time is also the largest lenience at once:
@@ -294,7 +296,8 @@ impl Tenant {
     }
 
     /// Changes the lag of a tenant that did not compete for `pause_ns`, while the GPU did not idle
-    /// for the tenant. The lag moves towards zero, and a debt shrinks by `forgiven_ns` at most.
+    /// for the tenant. A debt shrinks by `forgiven_ns`. Otherwise the tenant forgets a part of its
+    /// lag: its own part of the pause, divided by [`FORGOTTEN_PART`].
     /// After a pause that `ends_burst`, the tenant is owed [`MAX_CREDIT_NS`] at most. A tenant with
     /// an SLO is also owed its part of the pause, up to one request. Otherwise, the tenant's next
     /// request would wait because of the debt of its last request. The competing tenants share the
@@ -308,15 +311,15 @@ impl Tenant {
         tuning: &Tuning,
     ) {
         let before_ns = self.lag_ns;
-        let forgotten_ns = if self.lag_ns < 0 { forgiven_ns } else { pause_ns / FORGOTTEN_PART };
+        let part = u128::from(pause_ns) * u128::from(self.weight_ppm) / u128::from(PPM);
+        let part_ns = u64::try_from(part).unwrap_or(u64::MAX);
+        let forgotten_ns = if self.lag_ns < 0 { forgiven_ns } else { part_ns / FORGOTTEN_PART };
         let kept_ns = self.lag_ns.saturating_abs().saturating_sub(signed(forgotten_ns)).max(0);
         let most_ns = if ends_burst { MAX_CREDIT_NS } else { MAX_DEBT_NS };
         let mut lag_ns = (kept_ns * self.lag_ns.signum()).min(signed(most_ns));
         let request_ns = signed(self.area_ns(self.request_ns(tuning)));
         if self.has_objective() && lag_ns < request_ns {
-            let part = u128::from(pause_ns) * u128::from(self.weight_ppm) / u128::from(PPM);
-            let part_ns = i64::try_from(part).unwrap_or(i64::MAX);
-            lag_ns = lag_ns.saturating_add(part_ns).min(request_ns);
+            lag_ns = lag_ns.saturating_add(signed(part_ns)).min(request_ns);
         }
         self.set_lag(lag_ns, clock.now());
         clock.give(before_ns - self.lag_ns);

@@ -12,10 +12,14 @@ use deepres_e2e::prelude::*;
 const TENANT: &str = "train";
 /// The variable for the folder in which the test leaves pictures of the page, for the README.
 const PICTURES: &str = "DEEPRES_PICTURES";
-/// The further tenants of the pictures, with their options. Each begins this long after the tenant
-/// before it, so the chart of the last minute shows how the shares change.
-const IN_PICTURES: [(&str, [&str; 2]); 2] =
-    [("finetune", ["--share", "30%"]), ("nightly", ["--class", "best-effort"])];
+/// The further tenants of the pictures: name, options, C client and its arguments. Each begins this
+/// long after the tenant before it, so the chart of the last minute shows how the shares change.
+const IN_PICTURES: [(&str, &[&str], &str, &[&str]); 2] = [
+    ("finetune", &["--share", "30%"], "backlog", &BACKLOG),
+    ("search", &["--share", "20%", "--slo", "50ms"], "pace", &["busy_1000usx4", "sync", "sleep:20000"]),
+];
+/// The arguments of a job that always has work.
+const BACKLOG: [&str; 4] = ["--kernel", "busy_1000us", "--sync-every", "50"];
 const BEGINS_AFTER: Duration = Duration::from_secs(20);
 /// The most pages that may be open at a time (docs/web.md).
 const OPEN_PAGES: usize = 8;
@@ -31,15 +35,13 @@ fn free_address() -> SocketAddr {
 fn served() -> (Host, Process, Process, SocketAddr) {
     let address = free_address();
     let (host, daemon) = Host::new().config(&format!("web = \"{address}\"\n")).with_daemon();
-    let job = job(&host, TENANT, &["--share", "40%", "--slo", "50ms"]);
+    let job = job(&host, TENANT, &["--share", "40%"], "backlog", &BACKLOG);
     (host, daemon, job, address)
 }
 
-/// Starts a job that always has work.
-fn job(host: &Host, tenant: &str, options: &[&str]) -> Process {
+fn job(host: &Host, tenant: &str, options: &[&str], client: &str, arguments: &[&str]) -> Process {
     let options = [&["--name", tenant], options].concat();
-    let arguments = ["--kernel", "busy_1000us", "--sync-every", "50"];
-    host.start(host.run(&options, c_client("backlog"), &arguments), "ready")
+    host.start(host.run(&options, c_client(client), arguments), "ready")
 }
 
 fn browser(host: &Host, options: &[&str]) -> Browser {
@@ -61,9 +63,9 @@ fn the_page_shows_the_tenants_in_light_and_dark_without_an_error() {
     let pictures = std::env::var_os(PICTURES).map(PathBuf::from);
     let mut others = Vec::new();
     if pictures.is_some() {
-        for (tenant, options) in IN_PICTURES {
+        for (tenant, options, client, arguments) in IN_PICTURES {
             thread::sleep(BEGINS_AFTER);
-            others.push(job(&host, tenant, &options));
+            others.push(job(&host, tenant, options, client, arguments));
         }
         thread::sleep(BEGINS_AFTER);
         browser.value("document.getElementById('span').value = 60").expect("a choice");
