@@ -384,7 +384,9 @@ mod tests {
         let beside = |took_ns: u64| (0..BESIDE).for_each(|_| estimates.beside(METER, keyed(1), took_ns));
         beside(2_000);
         beside(5_000);
-        assert!(estimates.get(keyed(1)).is_some_and(|ns| ns > 2_000) && estimates.measured_ns(keyed(1)).is_none());
+        assert!(
+            estimates.get(keyed(1)).is_some_and(|ns| ns > 2_000) && estimates.measured_ns(keyed(1)).is_none()
+        );
         beside(2_000);
         assert_eq!(estimates.get(keyed(1)), Some(2_000), "the least bound");
     }

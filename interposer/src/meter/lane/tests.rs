@@ -131,6 +131,7 @@ fn sparse(calls: &Calls, lane: LaneOwner, launches: u32, took_ns: impl Fn(u32) -
 
 #[test]
 fn launches_with_gaps_share_segments_while_someone_else_waits_and_samples_follow_the_kernel() {
+    const ROUNDS: u32 = 20;
     let (calls, lane) = (fake::calls(), lane());
     sparse(&calls, lane, 20_000, |_| KERNEL_NS);
     assert_eq!(lane.learned.sample_every(), 32, "each sample confirms the estimate");
@@ -139,9 +140,15 @@ fn launches_with_gaps_share_segments_while_someone_else_waits_and_samples_follow
     // From now on, the kernel takes twice as long.
     sparse(&calls, lane, 4_000, |_| 2 * KERNEL_NS);
     assert!(lane.gpu.estimates.get(KERNEL.key) > Some(KERNEL_NS * 3 / 2));
-    let varying =
-        sparse(&calls, lane, 20_000, |number| KERNEL_NS << (number.wrapping_mul(0x9e37_79b9) >> 31));
-    assert_eq!(lane.learned.sample_every(), 8, "the samples contradict the estimate");
+    let (mut varying, mut every) = (0.0, 0);
+    for _ in 0..ROUNDS {
+        varying +=
+            sparse(&calls, lane, 1_000, |number| KERNEL_NS << (number.wrapping_mul(0x9e37_79b9) >> 31));
+        every += lane.learned.sample_every();
+    }
+    // A few samples in turn can confirm the estimate by chance.
+    assert!(every < 16 * ROUNDS, "the samples contradict the estimate: one in {every} / {ROUNDS}");
+    let varying = varying / f64::from(ROUNDS);
     assert!(varying < steady && varying > 4.0, "{varying} launches for each event");
 }
 
