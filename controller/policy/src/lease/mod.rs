@@ -588,9 +588,22 @@ impl Scheduler {
         self.account(now_ns, tuning);
         let wake_ns = self.decide_steps(now_ns, tuning);
         self.note_kept(now_ns);
-        self.flying = self.tenants.astir().filter(|(_, tenant)| tenant.flew).count();
+        self.note_flying();
         self.on_gpu = self.count_on_gpu();
         wake_ns
+    }
+
+    /// Records which tenants have work in flight until the next decision. A thread that waits at a
+    /// gate launches soon after the gate opens. The ranks of a gang wait for each other first.
+    fn note_flying(&mut self) {
+        let is_apart = self.order == Order::Apart;
+        let mut flying = 0;
+        self.tenants.astir_with(|_, tenant| {
+            let Seen { in_flight, waiting, .. } = tenant.seen;
+            tenant.flew = in_flight || (is_apart && waiting && tenant.may_launch());
+            flying += usize::from(tenant.flew);
+        });
+        self.flying = flying;
     }
 
     fn count_on_gpu(&self) -> usize {
@@ -980,13 +993,6 @@ impl Scheduler {
         let contended = self.next(rank, Some(tenant)).is_some();
         let is_idle = self.tenants.get(tenant).is_some_and(|tenant| !tenant.seen.wants());
         self.beside = self.beside.filter(|beside| beside.tenant != tenant);
-        if self.order == Order::Apart
-            && let Some(tenant) = self.tenants.get_quietly(tenant)
-        {
-            // A thread that waits launches as soon as the gate opens, before the next look. The
-            // ranks of a gang wait for each other first.
-            tenant.flew |= tenant.seen.waiting;
-        }
         let hold = Hold::begin(tenant, now_ns, is_idle);
         self.hold = Some(if contended { hold.contend(now_ns) } else { hold });
         // If there are owners, the guard sets a guest's lease. Without owners, guests get leases as

@@ -122,7 +122,7 @@ pub struct Tenant {
     pub accrued_ns: u64,
     /// GPU time that the meter has shown since the last decision, ns.
     pub shown_ns: u64,
-    /// Whether work was in flight at the last decision.
+    /// Whether work was in flight after the last decision, or about to be launched.
     pub flew: bool,
     /// GPU time used since the tenant's last pause that was longer than two hand-offs, ns: the
     /// present burst.
@@ -412,9 +412,8 @@ impl Tenant {
     /// takes this charge back.
     pub fn accrue(&mut self, passed_ns: u64, is_beside: bool) {
         let shown_ns = mem::take(&mut self.shown_ns);
-        let flew = mem::replace(&mut self.flew, self.seen.in_flight);
         let passed_ns = if is_beside { self.beside_ns(passed_ns) } else { passed_ns };
-        let passed_ns = if flew { passed_ns } else { 0 };
+        let passed_ns = if mem::take(&mut self.flew) { passed_ns } else { 0 };
         let accrued_ns = match self.seen.in_flight && self.wanted {
             true => self.accrued_ns.saturating_add(passed_ns).saturating_sub(shown_ns).min(MAX_DEBT_NS),
             false => 0,

@@ -137,6 +137,24 @@ fn of_those_equally_far_behind_who_is_owed_most_goes_first() {
 }
 
 #[test]
+fn work_that_begins_in_a_pause_of_another_tenant_costs_nothing_for_the_pause() {
+    let mut bench = Bench::new();
+    bench.step(MS, RUNNING, WAITING);
+    bench.step(5 * MS, Seen { used_ns: 5 * MS, ..IDLE }, WAITING);
+    // The thread of B still wakes up.
+    bench.step(2 * MS, IDLE, WAITING);
+    assert!(bench.may_launch(B));
+    bench.step(MS / 100, IDLE, WAITING);
+    let before_ns = bench.scheduler.lag_ns(B);
+    bench.step(4 * MS, WAITING, RUNNING);
+    let lags_ns = [before_ns, bench.scheduler.lag_ns(B)];
+    assert!((lags_ns[1] - before_ns).unsigned_abs() < MS / 4, "A did not want the GPU: {lags_ns:?}");
+    bench.step(2 * MS, WAITING, Seen { used_ns: 6 * MS, ..RUNNING });
+    let paid_ns = before_ns - bench.scheduler.lag_ns(B);
+    assert!((paid_ns - MS as i64).unsigned_abs() < MS / 4, "a half of 2 ms, and not {paid_ns}");
+}
+
+#[test]
 fn who_was_owed_next_to_nothing_for_a_moment_does_not_owe_more_for_it_afterwards() {
     let mut bench = Bench::new();
     let had = |used_ns| Seen { used_ns, ..RUNNING };
