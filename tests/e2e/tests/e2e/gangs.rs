@@ -106,7 +106,7 @@ mod measured {
         let gang = ring(&host, "threads", "50%", "ring", "1");
         assert_goes_on(&gang);
         assert_goes_on(&ranks[0]);
-        ranks[1].signal(Signal::STOP);
+        host.stop(ranks[1].pid());
         assert_goes_on(&gang);
         ranks[1].signal(Signal::CONT);
         assert_goes_on(&ranks[0]);
