@@ -466,8 +466,8 @@ impl Meter {
         if contents.is_end_only {
             return self.charge_known(context, inner, lane, contents, times);
         }
-        // The turns of other tenants' work then lie between the events too, so the times are only
-        // bounds.
+        // If other tenants' work ran beside the segment, the turns of this work lie between the
+        // events too. The times are then only bounds.
         let is_beside = self.accounts.get(context.ordinal).is_some_and(|account| {
             !contents.is_copy && u64::try_from(times.0).unwrap_or(0) <= account.beside_ns
         });

@@ -311,8 +311,7 @@ impl Tenant {
         tuning: &Tuning,
     ) {
         let before_ns = self.lag_ns;
-        let part = u128::from(pause_ns) * u128::from(self.weight_ppm) / u128::from(PPM);
-        let part_ns = u64::try_from(part).unwrap_or(u64::MAX);
+        let part_ns = part_of(pause_ns, self.weight_ppm);
         let forgotten_ns = if self.lag_ns < 0 { forgiven_ns } else { part_ns / FORGOTTEN_PART };
         let kept_ns = self.lag_ns.saturating_abs().saturating_sub(signed(forgotten_ns)).max(0);
         let most_ns = if ends_burst { MAX_CREDIT_NS } else { MAX_DEBT_NS };
@@ -371,9 +370,7 @@ impl Tenant {
     /// Returns the charge for `gpu_ns` of the tenant's time on the GPU, ns. If the tenant uses its
     /// own SMs, the charge is an area: the time times the part of the SMs.
     pub fn area_ns(&self, gpu_ns: u64) -> u64 {
-        let part_ppm = if self.is_free { self.part_ppm() } else { PPM };
-        let area_ns = u128::from(gpu_ns) * u128::from(part_ppm) / u128::from(PPM);
-        u64::try_from(area_ns).unwrap_or(u64::MAX)
+        part_of(gpu_ns, if self.is_free { self.part_ppm() } else { PPM })
     }
 
     /// Begins or ends the time in which the scheduler charges no use of the GPU.
@@ -773,6 +770,12 @@ impl Tenant {
         let pending_ns = if self.seen.in_flight { self.seen.pending_ns.min(MAX_DEBT_NS) } else { 0 };
         pending_ns.saturating_sub(self.accrued_ns.max(self.advance_ns))
     }
+}
+
+/// Returns a part of a time, ns; `ppm` is the part in parts per million.
+fn part_of(time_ns: u64, ppm: u32) -> u64 {
+    let part_ns = u128::from(time_ns) * u128::from(ppm) / u128::from(PPM);
+    u64::try_from(part_ns).unwrap_or(u64::MAX)
 }
 
 /// Returns the running mean `before` with one more value. If `before` is 0, returns the value.
