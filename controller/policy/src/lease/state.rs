@@ -26,10 +26,12 @@ const CHARGES_OWED: u64 = 2;
 /// The largest debt of any tenant, ns, so that no tenant starves because of a single long kernel.
 pub const MAX_DEBT_NS: u64 = ns(Duration::from_secs(1));
 /// While no other tenant competes, a tenant's lag moves towards zero by the passed time divided by
-/// this number. Over a pause, a debt shrinks by the same time at most, and what the tenant is owed
-/// shrinks by its part of this time. Otherwise a tenant with a small share would lose in each pause
-/// more than it is owed in between.
+/// this number. Over a pause, a debt shrinks by the same time at most.
 const FORGOTTEN_PART: u64 = 50;
+/// Over a pause, what a tenant is owed shrinks by the tenant's part of the pause divided by this
+/// number. If it shrank by a part of the whole pause, a tenant with a small share would lose in each
+/// pause more than it is owed in between.
+const OWED_FORGOTTEN_PART: u64 = 25;
 /// The time for which the scheduler charges nothing while threads of the holder are on their way
 /// from the gate, ns: a wake-up on a busy machine. This time is also the largest lenience at once:
 /// time without metered use that the scheduler does not charge.
@@ -297,7 +299,7 @@ impl Tenant {
 
     /// Changes the lag of a tenant that did not compete for `pause_ns`, while the GPU did not idle
     /// for the tenant. A debt shrinks by `forgiven_ns`. Otherwise the tenant forgets a part of its
-    /// lag: its own part of the pause, divided by [`FORGOTTEN_PART`].
+    /// lag: its own part of the pause, divided by [`OWED_FORGOTTEN_PART`].
     /// After a pause that `ends_burst`, the tenant is owed [`MAX_CREDIT_NS`] at most. A tenant with
     /// an SLO is also owed its part of the pause, up to one request. Otherwise, the tenant's next
     /// request would wait because of the debt of its last request. The competing tenants share the
@@ -312,7 +314,7 @@ impl Tenant {
     ) {
         let before_ns = self.lag_ns;
         let part_ns = part_of(pause_ns, self.weight_ppm);
-        let forgotten_ns = if self.lag_ns < 0 { forgiven_ns } else { part_ns / FORGOTTEN_PART };
+        let forgotten_ns = if self.lag_ns < 0 { forgiven_ns } else { part_ns / OWED_FORGOTTEN_PART };
         let kept_ns = self.lag_ns.saturating_abs().saturating_sub(signed(forgotten_ns)).max(0);
         let most_ns = if ends_burst { MAX_CREDIT_NS } else { MAX_DEBT_NS };
         let mut lag_ns = (kept_ns * self.lag_ns.signum()).min(signed(most_ns));
