@@ -350,6 +350,11 @@ impl Guard {
         self.harm.debt_ns
     }
 
+    /// Returns the time since which no owner has wanted the GPU, ns; `None` if an owner wants it.
+    pub fn idle_since_ns(&self) -> Option<u64> {
+        self.idle_since_ns
+    }
+
     /// Sets the largest credit for the waiting guests. `window_ns` is the time until the work of
     /// the slowest of these guests is gone, ns.
     pub fn save_for(&mut self, window_ns: u64) {

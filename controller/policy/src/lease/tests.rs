@@ -1541,7 +1541,7 @@ fn owners_part_until_at_most_one_has_work_in_flight() {
 }
 
 #[test]
-fn owners_take_turns_beside_guests_slos_gangs_and_after_a_pause_by_an_administrator() {
+fn owners_that_fit_in_time_take_turns_beside_guests_slos_gangs_and_after_a_pause_by_an_administrator() {
     let guest = |bench: &mut Bench| {
         bench.scheduler.enter(C, Class::BestEffort, bench.now_ns);
         bench.scheduler.observe(C, bench.now_ns, WAITING);
@@ -1642,6 +1642,14 @@ impl Space {
         let members = self.ids().filter(|id| self.bench.may_launch(*id));
         let members_ppm: u32 = members.map(|id| self.part_ppm(id)).sum();
         assert!(members_ppm <= PPM, "{members_ppm}");
+    }
+
+    /// Adds a guest that always waits, and returns its number.
+    fn enter_guest(&mut self) -> TenantId {
+        let guest = self.ids().end() + 1;
+        self.bench.scheduler.enter(guest, Class::BestEffort, self.bench.now_ns);
+        self.bench.scheduler.observe(guest, self.bench.now_ns, WAITING);
+        guest
     }
 
     /// Lets the time pass. Returns the time of the next decision, ns.
@@ -1800,6 +1808,37 @@ fn an_owner_that_pauses_in_its_place_does_not_pay_for_the_pause() {
     let before_ns = space.bench.scheduler.lag_ns(C);
     (0..3).for_each(|_| space.pass_ms());
     assert_eq!(space.bench.scheduler.lag_ns(C), before_ns);
+}
+
+#[test]
+fn a_guest_that_waits_takes_no_places_from_owners_that_run_at_once() {
+    for parts_percent in [vec![50, 50], vec![60, 60, 30]] {
+        let mut space = Space::new(&parts_percent);
+        let before = space.areas().iter().sum::<f64>();
+        let guest = space.enter_guest();
+        let areas = space.areas();
+        assert!(areas.iter().sum::<f64>() > before - 0.01, "{areas:?} after {before}");
+        assert!(space.bench.is_closed(guest));
+    }
+}
+
+#[test]
+fn a_guest_has_the_gpu_while_all_owners_that_run_at_once_pause() {
+    let mut space = Space::new(&[50, 50]);
+    (0..100).for_each(|_| space.pass_ms());
+    let guest = space.enter_guest();
+    (0..100).for_each(|_| space.pass_ms());
+    space.resting = vec![A];
+    for _ in 0..100 {
+        space.pass_ms();
+        assert!(space.bench.is_closed(guest) && space.bench.may_launch(B), "B goes on");
+    }
+    space.resting = vec![A, B];
+    (0..5).for_each(|_| space.pass_ms());
+    assert!(space.bench.may_launch(guest) && space.bench.is_closed(A) && space.bench.is_closed(B));
+    space.resting.clear();
+    (0..5).for_each(|_| space.pass_ms());
+    assert!(space.bench.is_closed(guest) && space.bench.may_launch(A) && space.bench.may_launch(B));
 }
 
 #[test]

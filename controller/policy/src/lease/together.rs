@@ -16,15 +16,16 @@
 //!   quarter of the time. The others hold an owner up no longer than they use the GPU. If they use
 //!   less, the owner's host is slow, or its program has changed. Turns would then make it slower.
 //!
-//! All owners part if another tenant wants the GPU that has other rules: a guest or a gang, and for
-//! owners that fit in time, an owner with an SLO.
+//! All owners part if another tenant wants the GPU that has other rules: a gang, and for owners that
+//! fit in time, a guest or an owner with an SLO. Owners that fit in space part for a guest only when
+//! none of them wants the GPU and the guard lets the guest launch.
 //!
 //! While owners that fit in time are together, the scheduler charges them as always. So a lag that
 //! grows is paid back under leases. If owners part because of their paces, they stay apart for a
 //! while, and for twice as long if this happens again soon.
 
 use super::state::{Rank, SHORT_IDLE_NS, Stuck, Tenant};
-use super::{Beside, DRAIN_POLL_NS, Grant, MAX_DRAIN_NS, Scheduler, Step, ns};
+use super::{Beside, DRAIN_POLL_NS, Grant, MAX_DRAIN_NS, PAUSE_POLL_NS, Scheduler, Step, ns};
 use crate::TenantId;
 use crate::entitlement::IDLE_NS;
 use crate::gang::Order;
@@ -261,6 +262,7 @@ impl Scheduler {
     pub(super) fn together_step(&mut self, now_ns: u64, tuning: &Tuning) -> Option<Step> {
         match self.company.state {
             State::Apart { until_ns } if now_ns < until_ns => None,
+            State::Apart { .. } if self.is_turn_of_guests() => None,
             State::Apart { .. } => match self.fit(now_ns) {
                 Some(fit) => {
                     self.come_together(fit, now_ns);
@@ -273,12 +275,23 @@ impl Scheduler {
             },
             State::Together { since_ns, fit } => {
                 let census = self.census(now_ns);
-                if let Some(parting) = self.parting(fit, &census) {
-                    self.part(since_ns, fit, parting, now_ns);
-                    return Some(Step::Again);
-                }
+                let guests_at_ns = match self.parting(fit, &census) {
+                    Some(parting) => Err(parting),
+                    None => self.guests_wait(now_ns, tuning),
+                };
+                let guests_at_ns = match guests_at_ns {
+                    Ok(guests_at_ns) => guests_at_ns,
+                    Err(parting) => {
+                        self.part(since_ns, fit, parting, now_ns);
+                        return Some(Step::Again);
+                    }
+                };
                 let wake_ns = match fit {
-                    Fit::Space => self.space_step(census.fits_whole(), now_ns, tuning),
+                    Fit::Space => {
+                        // A guest waits for a pause of all owners, and leases show its begin.
+                        let is_open = census.fits_whole() && !self.is_wanted_by(Rank::Guest);
+                        self.space_step(is_open, now_ns, tuning).min(guests_at_ns)
+                    }
                     Fit::Time => {
                         self.set_gates(|tenant| tenant.is_active(now_ns), Grant::Open);
                         now_ns.saturating_add(LOOK_NS)
@@ -294,12 +307,40 @@ impl Scheduler {
         }
     }
 
-    /// Returns whether neither a guest nor a gang uses this GPU or wants it.
-    fn is_of_owners(&self) -> bool {
-        let is_guest = |(_, tenant): (_, &Tenant)| tenant.rank == Rank::Guest && tenant.seen.wants();
+    /// Returns whether no gang uses this GPU or wants it.
+    fn is_without_gangs(&self) -> bool {
+        self.order == Order::Apart && self.gangs.is_empty()
+    }
+
+    /// Returns whether an owner, or a guest (`rank`), wants the GPU.
+    fn is_wanted_by(&self, rank: Rank) -> bool {
+        self.tenants.astir().any(|(_, tenant)| tenant.rank == rank && tenant.wanted)
+    }
+
+    /// Returns whether a guest has the GPU, or only guests want it.
+    fn is_turn_of_guests(&self) -> bool {
         let has_guest = self.hold.is_some_and(|hold| self.is_guest(hold.tenant));
-        let has_guest = has_guest || self.tenants.astir().any(is_guest);
-        self.order == Order::Apart && self.gangs.is_empty() && !has_guest
+        has_guest || (self.is_wanted_by(Rank::Guest) && !self.is_wanted_by(Rank::Owner))
+    }
+
+    /// Returns when the scheduler looks again whether a guest may launch in a pause of owners that
+    /// are together, ns.
+    ///
+    /// # Errors
+    /// A guest may launch now, so the owners part.
+    fn guests_wait(&mut self, now_ns: u64, tuning: &Tuning) -> Result<u64, Parting> {
+        if !self.is_turn_of_guests() {
+            return Ok(u64::MAX);
+        }
+        let pause_begins_ns = self.guard.idle_since_ns().unwrap_or(now_ns).saturating_add(tuning.grace_ns);
+        if now_ns < pause_begins_ns {
+            return Ok(pause_begins_ns);
+        }
+        match self.next_guest(None, now_ns, tuning) {
+            Ok(_) => Err(Parting::Others),
+            // The owners have leases, so no bell tells the end of their pause.
+            Err(retry_ns) => Ok(now_ns.saturating_add(PAUSE_POLL_NS).min(retry_ns.unwrap_or(u64::MAX))),
+        }
     }
 
     fn has_answering(&self) -> bool {
@@ -337,7 +378,7 @@ impl Scheduler {
 
     /// Returns how the active owners fit on the GPU together; `None` if they do not.
     fn fit(&self, now_ns: u64) -> Option<Fit> {
-        if !self.is_of_owners() || self.hold.is_some_and(|hold| self.is_paused(hold.tenant)) {
+        if !self.is_without_gangs() || self.hold.is_some_and(|hold| self.is_paused(hold.tenant)) {
             return None;
         }
         let census = self.census(now_ns);
@@ -347,8 +388,9 @@ impl Scheduler {
         if census.fits_whole() {
             return Some(Fit::Space);
         }
-        let fits = !census.has_unknown && census.paces_ppm <= MOST_DEMAND_PPM && !self.has_answering();
-        if fits && now_ns >= self.company.retry_ns {
+        let is_of_owners = !self.has_answering() && !self.is_wanted_by(Rank::Guest);
+        let fits = !census.has_unknown && census.paces_ppm <= MOST_DEMAND_PPM;
+        if is_of_owners && fits && now_ns >= self.company.retry_ns {
             return Some(Fit::Time);
         }
         census.fits_in_space().then_some(Fit::Space)
@@ -392,14 +434,12 @@ impl Scheduler {
 
     /// Returns why owners that fitted on the GPU part, if they do.
     fn parting(&self, fit: Fit, census: &Census) -> Option<Parting> {
-        if !self.is_of_owners() {
-            return Some(Parting::Others);
-        }
+        let has_others = || self.has_answering() || self.is_wanted_by(Rank::Guest);
         let fits = match fit {
             Fit::Space => census.fits_in_space(),
-            Fit::Time => !census.has_newcomer && !census.has_left && !self.has_answering(),
+            Fit::Time => !census.has_newcomer && !census.has_left && !has_others(),
         };
-        if !fits || census.has_solitary || census.owners < 2 {
+        if !self.is_without_gangs() || !fits || census.has_solitary || census.owners < 2 {
             return Some(Parting::Others);
         }
         (fit == Fit::Time && census.is_harmed()).then_some(Parting::Paces)
