@@ -46,7 +46,7 @@ const TICK_ALONE_NS: u64 = 400_000;
 /// a gate was not open. So a hand-off that ends this time comes late only by a small part of it. A
 /// job that has the GPU to itself has fewer interruptions on its CPUs.
 const TICK_ALONE_PART: u64 = 256;
-/// The least number of looks while the GPU works off the time that may be in flight.
+/// The number of looks while the GPU works off the time that may be in flight, if threads may wait.
 const TICKS_PER_RUN_AHEAD: u64 = 8;
 /// Pause between two looks while nothing is in flight and all gates are open, before the thread
 /// sleeps. A launch does not end this pause. If a gate is leased or closed, the pause is
@@ -120,10 +120,13 @@ fn stretched(process: &Process, gpu: &Gpu) -> Option<&'static AtomicU64> {
 
 /// Returns the pause between two looks while work is in flight, ns. `open_ns`: the time for which
 /// all gates have been open. `ahead_ns`: the GPU time that may be in flight. If other tenants have
-/// open gates too, this time is short, and threads wait for the looks that see its end.
-fn tick_ns(open_ns: u64, ahead_ns: u64) -> u64 {
-    let longest_ns = (ahead_ns / TICKS_PER_RUN_AHEAD).clamp(TICK_ALONE_NS, TICK_LINGER_NS);
-    (open_ns / TICK_ALONE_PART).clamp(TICK_ALONE_NS, longest_ns)
+/// open gates too, this time is short, and threads that reach it wait for the looks that see its
+/// end. `queued_ns`: the GPU time in flight. A job that is far from `ahead_ns` needs few looks: work
+/// for half of this time is left on the GPU at the next look, if the job reaches it before.
+fn tick_ns(open_ns: u64, ahead_ns: u64, queued_ns: u64) -> u64 {
+    let least_ns = ahead_ns / TICKS_PER_RUN_AHEAD;
+    let longest_ns = (ahead_ns / 2).saturating_sub(queued_ns).max(least_ns);
+    (open_ns / TICK_ALONE_PART).clamp(TICK_ALONE_NS, longest_ns.clamp(TICK_ALONE_NS, TICK_LINGER_NS))
 }
 
 struct Meter {
@@ -682,8 +685,9 @@ impl Meter {
         if self.accounts.iter().any(needs_looks) || is_untold() || is_timed() {
             return TICK_ALONE_NS;
         }
-        let ahead_ns = self.process.gpus.iter().map(Gpu::run_ahead_ns).min().unwrap_or(u64::MAX);
-        tick_ns(now_ns.saturating_sub(self.contended_ns), ahead_ns)
+        let open_ns = now_ns.saturating_sub(self.contended_ns);
+        let pause_ns = |gpu: &Gpu| tick_ns(open_ns, gpu.run_ahead_ns(), gpu.queued_ns());
+        self.process.gpus.iter().map(pause_ns).min().unwrap_or(TICK_ALONE_NS)
     }
 
     /// Sleeps until the next look is due, a launch wakes the thread, or the connection ends. Before
@@ -761,10 +765,18 @@ mod tests {
 
     #[test]
     fn looks_become_fewer_the_longer_a_job_has_the_gpu_to_itself() {
-        assert_eq!(tick_ns(0, u64::MAX), TICK_ALONE_NS, "another tenant may come back at once");
-        assert_eq!(tick_ns(256_000_000, u64::MAX), 1_000_000);
-        let late_ns = tick_ns(u64::MAX, 100_000_000);
+        assert_eq!(tick_ns(0, u64::MAX, 0), TICK_ALONE_NS, "another tenant may come back at once");
+        assert_eq!(tick_ns(256_000_000, u64::MAX, 0), 1_000_000);
+        let late_ns = tick_ns(u64::MAX, 100_000_000, 100_000_000);
         assert_eq!(late_ns, TICK_LINGER_NS, "a hand-off after a long time may cost this");
-        assert_eq!(tick_ns(u64::MAX, 2_000_000), TICK_ALONE_NS, "threads wait for the next look");
+    }
+
+    #[test]
+    fn looks_are_frequent_if_threads_may_wait_for_them() {
+        let ahead_ns = 4_000_000;
+        assert_eq!(tick_ns(u64::MAX, ahead_ns, 0), ahead_ns / 2, "no thread waits before the next look");
+        assert_eq!(tick_ns(u64::MAX, ahead_ns, 1_000_000), 1_000_000);
+        assert_eq!(tick_ns(u64::MAX, ahead_ns, ahead_ns), ahead_ns / TICKS_PER_RUN_AHEAD);
+        assert_eq!(tick_ns(u64::MAX, 1_000_000, 1_000_000), TICK_ALONE_NS);
     }
 }
