@@ -45,7 +45,8 @@ tenant; e sets its share and c its class; the space bar stops the screen; Ctrl-L
 q ends. Only administrators change tenants.
 
 In the bar of a tenant, each full block is a part of the GPU's time that the tenant had in the last second. \
-A light block is owed and not had, and a dark block had beyond what is owed.
+A light block is owed and not had, and a dark block had beyond what is owed. Below the list, two graphs show the \
+share that the selected tenant was owed and had in the last three minutes.
 
 Examples:
   deepres top

@@ -1,7 +1,7 @@
 //! The screen of `deepres top` as lines of text. The heads and the cells are those of `deepres ps`.
 
 use super::app::{About, App};
-use super::history::SPAN_NS;
+use super::history::{SPAN_NS, Shares};
 use crate::ps::memory::kinds;
 use crate::ps::order::Row;
 use crate::ps::{cells, cut, heads, owed, phase, requests, time, width};
@@ -35,6 +35,8 @@ const WIDE: usize = 120;
 const GRAPHS: usize = 40;
 /// The most lines about GPUs.
 const MOST_GPUS: usize = 8;
+/// The columns of the graphs in the lines about the selected tenant: one for each three seconds.
+const GRAPH: usize = 60;
 /// The most processes in the lines about the selected tenant.
 const MOST_PROCESSES: usize = 3;
 /// The width of the bars in the lines about GPUs.
@@ -56,6 +58,7 @@ s           sort by the next column  Esc  end the filter and this list
 space       stop the screen, go on   q    end
 
 SHARE     █ had in the last second   ▓ had beyond what is owed   ░ owed and not had
+3 MIN     had in the last minutes; below the list, owed and had
 OWED      in parentheses while the tenant is idle and others have its part
 Only administrators change tenants. `deepres ps --fields` explains each column.";
 
@@ -86,7 +89,7 @@ pub fn lines(app: &App, width: usize, height: Option<usize>, has_colours: bool) 
         let rows = app.rows();
         let place = app.place(&rows);
         let details = match place.and_then(|place| rows.get(place)) {
-            Some(row) => details(row),
+            Some(row) => details(app, row),
             None => lost(app).into_iter().collect(),
         };
         let columns = Columns::of(width);
@@ -236,12 +239,11 @@ impl Columns {
         let mut owned = owned.to_vec();
         owned[OWED] = owed(account, std::mem::take(&mut owned[OWED]));
         line.push_span(aligned(&owned, &LEFT) + " ");
-        let owed_ppm = account.entitled_ppm.filter(|_| !account.is_lent).unwrap_or(0);
-        let bar = bar(account.recent_share_ppm, owed_ppm, self.bar, has_colours);
+        let Shares { had_ppm, owed_ppm } = Shares::of(account);
+        let bar = bar(had_ppm, owed_ppm, self.bar, has_colours);
         bar.into_iter().for_each(|part| line.push_span(part));
         let shares = app.history.columns(&row.tenant.name, account.gpu, app.status.now_ns, self.history);
-        let heights = shares.into_iter().map(|share| share.map_or(' ', height));
-        line.push_span(" ".to_owned() + &heights.collect::<String>());
+        line.push_span(" ".to_owned() + &graph(&shares, |shares| shares.had_ppm));
         line.push_span(aligned(right, &RIGHT));
         line.push_span(self.further(more));
         line
@@ -264,14 +266,20 @@ fn left(text: &str, columns: usize) -> String {
     fitting + &" ".repeat(blanks)
 }
 
+/// Returns one of the shares over time as columns.
+fn graph(shares: &[Option<Shares>], share: fn(&Shares) -> u32) -> String {
+    shares.iter().map(|shares| shares.as_ref().map_or(' ', |shares| height(share(shares)))).collect()
+}
+
 /// Returns the column of a share.
 fn height(ppm: u32) -> char {
     let eighths = ppm.min(PPM) as usize * HEIGHTS.len() / PPM as usize;
     HEIGHTS[eighths.min(HEIGHTS.len() - 1)]
 }
 
-/// Returns lines about the selected row: grants, memory by kind, waits, and processes.
-fn details(row: &Row<'_>) -> Vec<String> {
+/// Returns lines about the selected row: grants, memory by kind, waits, the shares that the tenant
+/// was owed and had over the last minutes, and processes.
+fn details(app: &App, row: &Row<'_>) -> Vec<String> {
     let Row { tenant, account } = row;
     let granted =
         tenant.granted.map_or_else(|| format!("class {}", tenant.class), |granted| granted.to_string());
@@ -289,6 +297,10 @@ fn details(row: &Row<'_>) -> Vec<String> {
             time(account.owed_ns),
             time(account.had_ns),
         ));
+        let shares = app.history.columns(&tenant.name, account.gpu, app.status.now_ns, GRAPH);
+        let minutes = SPAN_NS / NS_PER_MIN;
+        lines.push(format!("  {minutes} min: owed {}", graph(&shares, |shares| shares.owed_ppm)));
+        lines.push(format!("          had {}", graph(&shares, |shares| shares.had_ppm)));
         if let Some(served) = &account.requests {
             lines.push(format!("  {}", requests::figures(served)));
             lines.extend(served.late.as_ref().map(|late| format!("  {}", requests::delays(late))));
@@ -414,14 +426,18 @@ pub mod tests {
         terminal.backend().to_string()
     }
 
-    /// Returns the state after three minutes, in which the shares rose.
+    /// Returns the state after three minutes, in which the shares rose. The shares that the tenants
+    /// were owed rose later than the shares that they had.
     fn app() -> App {
         let mut app = App::new(Status::default(), Order::Owed);
         for looks in (0..90u32).rev() {
             let mut status = status();
             status.now_ns -= u64::from(looks) * 2 * NS_PER_S;
             for (step, tenant) in (1..).zip(&mut status.tenants) {
-                tenant.gpus[0].recent_share_ppm /= 1 + looks * step / 40;
+                let account = &mut tenant.gpus[0];
+                account.recent_share_ppm /= 1 + looks * step / 40;
+                account.entitled_ppm =
+                    account.entitled_ppm.map(|owed_ppm| owed_ppm / (1 + looks * step / 20));
             }
             app.look(status);
         }
