@@ -128,6 +128,14 @@ pub fn kubernetes() -> Result<Venv> {
     with_requirements("venv-kubernetes", "requirements-kubernetes.txt", &Recipe::default())
 }
 
+/// Returns the script of axe-core, which checks the accessibility of the page that runs it. Makes
+/// the environment with the script first if the cache lacks it.
+pub fn axe() -> Result<PathBuf> {
+    let recipe = Recipe { options: &["--no-deps"], ..Recipe::default() };
+    let venv = with_requirements("venv-axe", "requirements-axe.txt", &recipe)?;
+    Ok(venv.packages()?.join("axe_playwright_python/axe.min.js"))
+}
+
 /// Returns the environment of one of the [`FRAMEWORKS`]. Makes the environment first if the cache
 /// lacks it.
 pub fn framework(name: &str) -> Result<Venv> {

@@ -38,6 +38,7 @@ pub fn run(tally: &mut Tally) -> Result<()> {
     }
     venv::jupyter()?;
     venv::kubernetes()?;
+    venv::axe()?;
     for framework in venv::FRAMEWORKS {
         venv::framework(framework)?;
     }
