@@ -31,8 +31,11 @@ const BETWEEN_SCRAPES: Duration = Duration::from_millis(1_050);
 const LIMIT_TURN_PERCENT: f64 = 5.0;
 /// Time between two scrapes while the arbiter's turns are measured.
 const BETWEEN_MANY_SCRAPES: Duration = Duration::from_millis(100);
-/// Time for which turns are measured with scrapes, and then without.
-const TURNS: Duration = Duration::from_secs(2);
+/// Time for which turns are measured with scrapes, and without: the arbiter keeps the latest turns
+/// only, so many short times tell more than few long ones.
+const TURNS: Duration = Duration::from_millis(500);
+/// The number of pairs of such times for each second that the bench measures.
+const PAIRS_PER_SECOND: u32 = 4;
 /// The most bytes of the page's files.
 const LIMIT_PAGE_BYTES: usize = 60 << 10;
 /// The fewest frames a second that the page draws.
@@ -58,7 +61,7 @@ pub struct Options {
     /// Number of simulated GPUs
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=16))]
     gpus: u32,
-    /// Number of scrapes, seconds to watch `deepres top` and the page, and pairs of turns
+    /// Number of scrapes, and seconds to watch `deepres top`, the page and the arbiter's turns
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=600))]
     seconds: u32,
 }
@@ -120,7 +123,8 @@ pub fn run(options: &Options) -> Result<impl super::Report> {
         scrapes_ms.push(began.elapsed().as_secs_f64() * 1e3);
     }
     let top_core_percent = top(&host, &interrupt, options.seconds)?;
-    let (turn_p99_us, turn_growth_percent) = turns(&host, &interrupt, address, options.seconds)?;
+    let (turn_p99_us, turn_growth_percent) =
+        turns(&host, &interrupt, address, options.seconds * PAIRS_PER_SECOND)?;
     crowds.into_iter().try_for_each(Crowd::end)?;
     Ok(Report {
         tenants: options.tenants as usize,
@@ -164,21 +168,26 @@ fn frames(host: &Host, interrupt: &Interrupt, page: SocketAddr, seconds: u32) ->
 /// percent.
 fn turns(host: &Host, interrupt: &Interrupt, address: SocketAddr, pairs: u32) -> Result<(f64, f64)> {
     let _rivals = rivals(host, interrupt)?;
-    let p99_us = || -> Result<f64> {
+    // The 99th percentile of the turns in the last [`TURNS`], us.
+    let p99_us = |has_scrapes: bool| -> Result<f64> {
+        let began = Instant::now();
+        while began.elapsed() < TURNS {
+            if has_scrapes {
+                get(address, METRICS)?;
+            }
+            interrupt.sleep(BETWEEN_MANY_SCRAPES)?;
+        }
         let gpu = host.ps()?.gpus.into_iter().next().context("the host has no GPU")?;
         Ok(gpu.turn_p99_ns as f64 / NS_PER_US)
     };
     let (mut without_us, mut growths_percent) = (Vec::new(), Vec::new());
-    for _ in 0..pairs {
-        interrupt.sleep(TURNS)?;
-        let before_us = p99_us()?;
-        let began = Instant::now();
-        while began.elapsed() < TURNS {
-            get(address, METRICS)?;
-            interrupt.sleep(BETWEEN_MANY_SCRAPES)?;
-        }
+    for pair in 0..pairs {
+        // A machine that becomes slower or faster meanwhile favours neither.
+        let is_first = pair % 2 == 0;
+        let [first_us, second_us] = [p99_us(is_first)?, p99_us(!is_first)?];
+        let [with_us, before_us] = if is_first { [first_us, second_us] } else { [second_us, first_us] };
         without_us.push(before_us);
-        growths_percent.push((p99_us()? / before_us - 1.0) * 100.0);
+        growths_percent.push((with_us / before_us - 1.0) * 100.0);
     }
     Ok((median(&mut without_us), median(&mut growths_percent)))
 }
