@@ -80,6 +80,7 @@ pub struct Config {
     pub context_overhead_bytes: u64,
     pub managed_memory_migrates: bool,
     pub slice_ns: u64,
+    pub newcomers_wait: bool,
     pub preempt_switch_ns: u64,
     pub idle_switch_ns: u64,
     pub launch_latency_ns: u64,

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Marks a complete file of simgpu. The process that creates the file writes this word last.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"simgpu01");
 /// Version of the layout. Every change of the layout in this file increases the version.
-pub const VERSION: u64 = 9;
+pub const VERSION: u64 = 10;
 
 /// The most contexts of the whole host.
 pub const MAX_CONTEXTS: usize = 1024;
@@ -171,6 +171,13 @@ pub struct Gpu {
     pub current: Word,
     /// End of the current context's slice, if other contexts want the SMs then.
     pub slice_end_ns: Word,
+    /// The context whose turn it is after the turn of a context that did not wait, and the rest of
+    /// its slice. 0: the current context has its turn in the order of turns.
+    pub interrupted: Word,
+    pub interrupted_left_ns: Word,
+    /// Contexts that have had the SMs since they got kernels to run. The engine keeps these bits
+    /// only if contexts do not wait for the end of a slice (`newcomers_wait`).
+    pub had_turn: [Word; MAX_CONTEXTS / BITS],
     /// Time of the GPU's next event. `u64::MAX`: nothing changes by itself.
     pub next_event_ns: Word,
     pub busy_ns: Word,

@@ -11,10 +11,12 @@
 //! seat of any other context is the context itself.
 //!
 //! A slice ends only when another context has a kernel to run. A context without a kernel to run
-//! gives way at once. Copies have their own engines and run for all contexts at any time; copies of
-//! one kind share the bandwidth of their kind. Memsets and copies within a device are kernels to
-//! this module. Markers and finished waits take no time and no SMs. Between events all quantities
-//! are linear.
+//! gives way at once. If the configuration says so, a *newcomer* interrupts the slice: a context
+//! that gets a kernel to run after it had none.
+//!
+//! Copies have their own engines and run for all contexts at any time; copies of one kind share the
+//! bandwidth of their kind. Memsets and copies within a device are kernels to this module. Markers
+//! and finished waits take no time and no SMs. Between events all quantities are linear.
 //!
 //! [`advance`] can continue after each transaction, because a GPU with unfinished changes has an
 //! event that is due now.
@@ -93,6 +95,9 @@ enum Engine {
 
 /// Number of kinds of copies.
 const COPY_KINDS: usize = 4;
+
+/// Number of words with a bit for each seat.
+const SEAT_WORDS: usize = MAX_CONTEXTS / u64::BITS as usize;
 
 /// The kernels of one process on the SMs, and the part that they have.
 struct Demand {
@@ -589,6 +594,65 @@ pub fn wake_everything<M: Memory>(memory: &mut M, state: &State) {
     memory.commit();
 }
 
+/// Begins a slice of the current context, and returns its length. An interrupted context has the
+/// rest of its slice.
+fn begin_slice<M: Memory>(memory: &mut M, config: &Config, gpu: &Gpu) -> u64 {
+    let interrupted = memory.get(&gpu.interrupted);
+    if interrupted == 0 || interrupted != memory.get(&gpu.current) {
+        return config.slice_ns;
+    }
+    memory.put(&gpu.interrupted, 0);
+    memory.get(&gpu.interrupted_left_ns)
+}
+
+/// Returns the first newcomer in turn: a seat, except the current one, that has a kernel to run and
+/// has not had the SMs since it got the kernel. Drops what the state says about seats without a
+/// kernel to run. The change is part of the caller's transaction.
+fn newcomer<M: Memory>(memory: &mut M, state: &State, gpu: &Gpu) -> Option<usize> {
+    const BITS: usize = u64::BITS as usize;
+    let bit = |seat: Option<usize>, word: usize| {
+        seat.filter(|seat| seat / BITS == word).map_or(0, |seat| 1_u64 << (seat % BITS))
+    };
+    let current = index_of(memory.get(&gpu.current));
+    let interrupted = index_of(memory.get(&gpu.interrupted));
+    let runnable = runnable_seats(memory, state, gpu);
+    let mut newcomers: SmallVec<[usize; 8]> = SmallVec::new();
+    for (word, (had_turn, runnable)) in gpu.had_turn.iter().zip(runnable).enumerate() {
+        if bit(interrupted, word) & !runnable != 0 {
+            memory.put(&gpu.interrupted, 0);
+        }
+        let known = (memory.get(had_turn) | bit(current, word)) & runnable;
+        memory.put(had_turn, known);
+        let mut new = runnable & !known;
+        while new != 0 {
+            newcomers.push(word * BITS + new.trailing_zeros() as usize);
+            new &= new - 1;
+        }
+    }
+    let first = current.map_or(0, |current| current + 1);
+    newcomers.into_iter().min_by_key(|seat| (seat + MAX_CONTEXTS - first) % MAX_CONTEXTS)
+}
+
+/// Returns the seats that have a kernel to run at the GPU's present moment, as bits.
+fn runnable_seats<M: Memory>(memory: &M, state: &State, gpu: &Gpu) -> [u64; SEAT_WORDS] {
+    const BITS: usize = u64::BITS as usize;
+    let now_ns = memory.get(&gpu.now_ns);
+    let is_runnable = |stream: usize| match head(memory, state, stream) {
+        Head::Work { item, eligible_ns, .. } => {
+            eligible_ns <= now_ns && memory.get(&item.kind) & item_kind::MASK == item_kind::KERNEL
+        }
+        Head::Empty | Head::Ready { .. } | Head::Blocked => false,
+    };
+    let mut seats = [0; SEAT_WORDS];
+    for context in occupied_after(memory, gpu, None) {
+        if unfinished_streams(memory, state, context).any(is_runnable) {
+            let seat = seat_of(memory, state, context);
+            seats[seat / BITS] |= 1 << (seat % BITS);
+        }
+    }
+    seats
+}
+
 /// Makes the changes that take no time, at the GPU's present moment. Computes the time of the GPU's
 /// next event.
 fn settle<M: Memory>(memory: &mut M, state: &State, config: &Config, gpu_index: usize) {
@@ -608,23 +672,36 @@ fn settle<M: Memory>(memory: &mut M, state: &State, config: &Config, gpu_index: 
     let mut slice_end_ns = memory.get(&gpu.slice_end_ns);
     if present == phase::SWITCHING && phase_end_ns <= now_ns {
         present = phase::IDLE;
-        slice_end_ns = now_ns + config.slice_ns;
+        slice_end_ns = now_ns + begin_slice(memory, config, gpu);
     }
     // While a context is alone, a new slice begins at each slice's end, even if no process looks at
     // that time.
     slice_end_ns += now_ns.saturating_sub(slice_end_ns).div_ceil(config.slice_ns) * config.slice_ns;
-    let switch_cost_ns = match (survey.next_seat, survey.kernels) {
+    let newcomer = if config.newcomers_wait { None } else { newcomer(memory, state, gpu) };
+    let interrupted = index_of(memory.get(&gpu.interrupted));
+    let interrupts = newcomer.is_some() && interrupted.is_none();
+    let is_over = survey.kernels == 0 || slice_end_ns == now_ns;
+    let next_seat = newcomer.or(interrupted).or(survey.next_seat);
+    let switch_cost_ns = match (next_seat, survey.kernels) {
         _ if present == phase::SWITCHING => None,
         (None, _) => None,
-        (Some(_), 1..) => (slice_end_ns == now_ns).then_some(config.preempt_switch_ns),
+        (Some(_), 1..) => (is_over || interrupts).then_some(config.preempt_switch_ns),
         (Some(_), 0) if current.is_some() => Some(config.idle_switch_ns),
         // A GPU without a loaded context has nothing to save.
         (Some(_), 0) => Some(0),
     };
     if present == phase::SWITCHING {
         event_ns = event_ns.min(phase_end_ns);
-    } else if let (Some(next), Some(cost_ns)) = (survey.next_seat, switch_cost_ns) {
+    } else if let (Some(next), Some(cost_ns)) = (next_seat, switch_cost_ns) {
         present = phase::SWITCHING;
+        if interrupts {
+            let (seat, left_ns) = match is_over {
+                true => (survey.next_seat, config.slice_ns),
+                false => (current, slice_end_ns - now_ns),
+            };
+            memory.put(&gpu.interrupted, seat.filter(|seat| *seat != next).map_or(0, stored));
+            memory.put(&gpu.interrupted_left_ns, left_ns);
+        }
         memory.put(&gpu.phase_end_ns, now_ns + cost_ns);
         memory.put(&gpu.current, stored(next));
         memory.add(&gpu.switches, 1);

@@ -212,16 +212,16 @@ fn check(truth: &Snapshot) {
     }
 }
 
-fn config(latency_ns: u64) -> String {
-    format!("gpus = {GPUS}\nlaunch_latency_ns = {latency_ns}")
+fn config(latency_ns: u64, newcomers_wait: bool) -> String {
+    format!("gpus = {GPUS}\nlaunch_latency_ns = {latency_ns}\nnewcomers_wait = {newcomers_wait}")
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn accounts_add_up_and_order_is_kept(steps in prop::collection::vec(step(), 1..120), latency_ns in 0_u64..50, clients in 0..=PROCESSES) {
-        let mut run = Run::new(&config(latency_ns), clients);
+    fn accounts_add_up_and_order_is_kept(steps in prop::collection::vec(step(), 1..120), latency_ns in 0_u64..50, newcomers_wait in any::<bool>(), clients in 0..=PROCESSES) {
+        let mut run = Run::new(&config(latency_ns, newcomers_wait), clients);
         for step in &steps {
             run.step(step, true);
         }
@@ -242,9 +242,9 @@ proptest! {
     }
 
     #[test]
-    fn looking_changes_nothing(steps in prop::collection::vec(step(), 1..80), clients in 0..=PROCESSES) {
+    fn looking_changes_nothing(steps in prop::collection::vec(step(), 1..80), newcomers_wait in any::<bool>(), clients in 0..=PROCESSES) {
         let times = [true, false].map(|looks| {
-            let mut run = Run::new(&config(3), clients);
+            let mut run = Run::new(&config(3, newcomers_wait), clients);
             steps.iter().for_each(|step| run.step(step, looks));
             run.finish()
         });

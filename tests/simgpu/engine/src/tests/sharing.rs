@@ -71,6 +71,37 @@ fn a_newcomer_waits_for_the_end_of_the_present_slice() {
 }
 
 #[test]
+fn a_newcomer_that_need_not_wait_interrupts_the_slice_and_the_slice_goes_on_later() {
+    let (world, [a, b, c]) = World::with("newcomers_wait = false").with_clients();
+    a.kernel(LONG_NS);
+    world.go_to(100);
+    c.kernel(LONG_NS);
+    // `c` runs from 200 to 1200, and `a` goes on from 1300 to 2200. From 2300 on, `c` has its turn.
+    world.go_to(2500);
+    let y = b.kernel(50);
+    world.go_to(3460);
+    assert_eq!(a.done(y), Some(2650));
+    let busy = || world.truth().processes.iter().map(|p| p.gpus[0].busy_ns).collect::<Vec<_>>();
+    // From 2660 on, `c` had the rest of its slice, 800.
+    assert_eq!(busy(), [1000, 50, 2000]);
+    world.go_to(4560);
+    assert_eq!(busy(), [2000, 50, 2000]);
+}
+
+#[test]
+fn a_context_that_always_has_work_is_no_newcomer() {
+    let (world, [a, b]) = World::with("newcomers_wait = false").with_clients();
+    a.kernel(LONG_NS);
+    for _ in 0..1000 {
+        b.kernel(30);
+    }
+    // Both come at the beginning: `b` has its slice first.
+    world.go_to(100 + 20 * 1100);
+    let busy: Vec<_> = world.truth().processes.iter().map(|p| p.gpus[0].busy_ns).collect();
+    assert_eq!(busy, [10_000, 10_000]);
+}
+
+#[test]
 fn copies_and_markers_of_another_context_need_no_turn() {
     let (world, [a, b]) = World::new().with_clients();
     let x = a.kernel(5000);
