@@ -3,6 +3,7 @@
 
 use std::env;
 use std::ffi::OsString;
+use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
@@ -26,10 +27,17 @@ pub fn check_bars(arguments: &[&str]) -> Result<()> {
 
 /// Builds the evaluation and runs it.
 pub fn run(options: &Options) -> Result<()> {
-    let mut cargo = build::cargo();
+    let mut program = program();
     // The paths of scenarios are relative to the user's current directory.
-    cargo.current_dir(env::current_dir().context("cannot find the current directory")?);
+    program.current_dir(env::current_dir().context("cannot find the current directory")?);
+    command::run(program.args(&options.arguments))
+}
+
+/// Returns the command that builds the evaluation program and runs it. The program's arguments
+/// follow.
+pub fn program() -> Command {
+    let mut cargo = build::cargo();
     cargo.args(["run", "--quiet", "--profile", "eval", "--package", "deepres-eval", "--manifest-path"]);
     cargo.arg(crate::workspace().join("Cargo.toml")).arg("--");
-    command::run(cargo.args(&options.arguments))
+    cargo
 }

@@ -234,6 +234,8 @@ pub struct Gpu {
     /// Time in which at least two tenants had work running or waiting, ns.
     pub contended_ns: u64,
     pub handoffs: u64,
+    /// Recent mean cost of a hand-off, ns.
+    pub handoff_ns: u64,
     pub handoff_p50_ns: u64,
     pub handoff_p99_ns: u64,
     pub quantum_ns: u64,

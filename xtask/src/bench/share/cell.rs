@@ -1,7 +1,7 @@
 //! One cell of the matrix of shares and work: its tenants with their work, and the figures of a
 //! run.
 
-use super::{Shares, Workload};
+use super::{Shares, Workload, pauses};
 
 /// One tenant of a cell: its share, and its work.
 pub struct Tenant {
@@ -53,6 +53,7 @@ fn tenant(place: usize, share: u32, workload: Workload) -> Tenant {
             ],
         ),
         Workload::FourProcesses => (4, &["busy_1000usx32", "sync"]),
+        Workload::WithPauses => (1, pauses::PAUSING.steps),
     };
     Tenant { name: format!("tenant-{place}"), share, processes, steps }
 }
@@ -74,6 +75,8 @@ pub struct Measured {
     pub tenants: Vec<Had>,
     pub elapsed_ns: u64,
     pub bound_fraction: f64,
+    /// Recent mean cost of a hand-off at the end of the run, ns.
+    pub handoff_ns: u64,
 }
 
 impl Measured {
@@ -120,6 +123,7 @@ mod tests {
             tenants: vec![had(70, 630, 630), had(30, 270, 270)],
             elapsed_ns: 1_000,
             bound_fraction: 1.0,
+            handoff_ns: 0,
         };
         assert!(exact.error_points() < 1e-9 && exact.meter_error_points() < 1e-9);
         assert!((exact.used_fraction() - 0.9).abs() < 1e-9);

@@ -19,6 +19,7 @@ const SIMGPU_TOML: &str = "kernel = [
     { name = \"busy_200us\", ns = 200000 },
     { name = \"busy_1000us\", ns = 1000000 },
     { name = \"busy_5000us\", ns = 5000000 },
+    { name = \"busy_12000us\", ns = 12000000 },
 ]
 ";
 /// Further configuration for a GPU that is hard to meter.
@@ -60,7 +61,8 @@ impl Bench {
         let tenants = cell.tenants.iter().map(|tenant| had(tenant, &first, &last)).collect::<Result<_>>()?;
         let elapsed_ns = last.truth.at_ns.saturating_sub(first.truth.at_ns);
         let bound_fraction = bound_fraction(cell, &first, &last)?;
-        Ok(Measured { tenants, elapsed_ns, bound_fraction })
+        let handoff_ns = last.ps.gpus.first().context("the daemon knows no GPU")?.handoff_ns;
+        Ok(Measured { tenants, elapsed_ns, bound_fraction, handoff_ns })
     }
 
     /// Returns the GPU time of a tenant alone under deepres, divided by its GPU time without
