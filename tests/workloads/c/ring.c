@@ -1,11 +1,12 @@
 /* ring: a job with a rank on each of the first GPUs, whose kernels spin until the kernels of all
  * ranks have begun.
  *
- *   ring [--kernel NAME] [--gpus N] [--depth N] [--rank R]
+ *   ring [--kernel NAME] [--local NAME] [--gpus N] [--depth N] [--rank R]
  *
  * One thread for each GPU launches kernels of one name until the process is killed. By the name the
- * simulated GPU knows how many kernels meet. Each thread launches --depth kernels before each wait.
- * With --rank the process is only that rank. Prints the rounds of its first rank about every 10 ms.
+ * simulated GPU knows how many kernels meet. With --local each thread launches a kernel of that
+ * name before each of these kernels. Each thread makes --depth rounds before each wait. With --rank
+ * the process is only that rank. Prints the rounds of its first rank about every 10 ms.
  */
 #include "driver.h"
 #include <pthread.h>
@@ -14,7 +15,7 @@
 
 enum { MAX_RANKS = 16, PROGRESS_NS = 10 * 1000 * 1000 };
 
-static const char *name = "ring";
+static const char *name = "ring", *local;
 static long depth = 1;
 static int first_rank;
 
@@ -24,15 +25,17 @@ static void *run(void *argument) {
     CUcontext context;
     CHECK(cu(cuDeviceGet)(&device, rank));
     CHECK(cu(cuCtxCreate_v2)(&context, CU_CTX_SCHED_AUTO, device));
-    CUfunction kernel = load_kernel(name);
+    CUfunction kernel = load_kernel(name), own = local ? load_kernel(local) : NULL;
     CUstream stream = new_stream();
     if (rank == first_rank) {
         say("ready");
     }
     long long last_progress = now_ns();
     for (long rounds = 0;; rounds += depth) {
-        for (long i = 0; i < depth; i++)
+        for (long i = 0; i < depth; i++) {
+            if (own) CHECK(launch_on(own, stream));
             CHECK(launch_on(kernel, stream));
+        }
         CHECK(cu(cuStreamSynchronize)(stream));
         if (rank == first_rank && now_ns() - last_progress >= PROGRESS_NS) {
             last_progress = now_ns();
@@ -47,6 +50,7 @@ int main(int argc, char **argv) {
     long gpus = 2, only = -1;
     for (int i = 1; i + 1 < argc; i += 2) {
         if (!strcmp(argv[i], "--kernel")) name = argv[i + 1];
+        else if (!strcmp(argv[i], "--local")) local = argv[i + 1];
         else if (!strcmp(argv[i], "--gpus")) gpus = atol(argv[i + 1]);
         else if (!strcmp(argv[i], "--depth")) depth = atol(argv[i + 1]);
         else if (!strcmp(argv[i], "--rank")) only = atol(argv[i + 1]);

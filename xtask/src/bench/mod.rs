@@ -5,6 +5,7 @@ mod connect;
 mod crowd;
 mod daemon;
 mod faces;
+mod gangs;
 mod handoff;
 mod hook;
 mod memory;
@@ -107,6 +108,11 @@ enum Bench {
     /// output also shows how much ten scrapes a second delay an arbiter. With 200 tenants and
     /// Chromium, it shows the frames that the page draws.
     Faces(faces::Options),
+    /// Measure the speed and the shares of two tenants with ranks on two and on four GPUs
+    ///
+    /// The kernels of a tenant's ranks spin for each other. Turns under deepres and turns under the
+    /// simulated GPU's own time-slicing alternate. The output compares the steps of both.
+    Gangs(gangs::Options),
     /// Measure how long hand-offs take, and how soon a new share holds or a waiting tenant runs
     Handoff(handoff::Options),
     /// Check that racing processes stay within their tenant's memory limit, and measure the cost
@@ -134,8 +140,8 @@ enum Bench {
     /// Two or three backlogged tenants share a simulated GPU, for each choice of shares and work.
     /// The output compares the GPU time used with the entitlement and with the meter. The output
     /// also compares the work done with one tenant alone, and one tenant alone with the bare
-    /// driver. A program with pauses runs beside long kernels and beside itself: the output compares
-    /// its GPU time with the fluid limit and with the bound of the evaluation.
+    /// driver. A program with pauses runs beside long kernels and beside itself: the output
+    /// compares its GPU time with the fluid limit and with the bound of the evaluation.
     Share(share::Options),
     /// Measure how long many processes that start at once wait until they are served
     ///
@@ -179,6 +185,7 @@ fn measure(bench: &Bench, output: &Output) -> Result<()> {
     match bench {
         Bench::Beside(options) => output.show(&beside::run(options)?),
         Bench::Connect(options) => output.show(&connect::run(options)?),
+        Bench::Gangs(options) => output.show(&gangs::run(options)?),
         Bench::Handoff(options) => output.show(&handoff::run(options)?),
         Bench::Daemon(options) => output.show(&daemon::run(options)?),
         Bench::Faces(options) => output.show(&faces::run(options)?),
