@@ -1,5 +1,5 @@
-//! Tenants with ranks on two GPUs, whose kernels spin until the other rank's kernel runs. Such a
-//! tenant has both GPUs or none, and its share of each.
+//! Tenants with ranks on several GPUs, whose kernels spin until the other ranks' kernels run. Such
+//! a tenant has all of its GPUs or none, and its share of each.
 
 use deepres_e2e::prelude::*;
 
@@ -15,6 +15,8 @@ kernel = [
 const SETTLED: Duration = Duration::from_secs(2);
 const MEASURED: Duration = Duration::from_secs(4);
 const ALLOWED_POINTS: f64 = 3.0;
+/// The least part of the steps under plain time-slicing that two gangs do together.
+const LEAST_OF_TIME_SLICING: f64 = 0.9;
 /// Time limit for some turns, after a bounded wait for work that does not end.
 const GOES_ON_WITHIN: Duration = Duration::from_secs(20);
 
@@ -38,16 +40,49 @@ fn rank(host: &Host, name: &str, share: &str, rank: &str, depth: &str) -> Proces
 }
 
 /// Returns each tenant's part of each GPU, percent.
-fn shares(host: &Host, names: &[&str]) -> Vec<[f64; 2]> {
+fn shares(host: &Host, names: &[&str]) -> Vec<Vec<f64>> {
     let pids: Vec<Vec<u32>> = names.iter().map(|name| host.ps().tenant(name).pids()).collect();
     let before = host.truth();
     thread::sleep(MEASURED);
     let after = host.truth();
-    let tallies = [0, 1].map(|gpu| Tally::between_on(gpu, &before, &after));
-    pids.iter().map(|pids| tallies.each_ref().map(|tally| tally.percent(pids))).collect()
+    let tally = |gpu| Tally::between_on(gpu, &before, &after);
+    let tallies: Vec<Tally> = (0..after.gpus.len()).map(tally).collect();
+    pids.iter().map(|pids| tallies.iter().map(|tally| tally.percent(pids)).collect()).collect()
 }
 
-fn assert_shares(had: &[[f64; 2]], owed: &[f64]) {
+/// Starts two gangs with a process for each rank: as tenants that are owed half of each GPU, or
+/// without deepres. A step of a rank is a kernel of its own, a kernel that spins for the other
+/// ranks, and a wait. Returns the steps of both gangs together.
+fn steps_of_two_gangs(gpus: usize, is_ours: bool) -> u64 {
+    let host = Host::measuring().simgpu(&format!(
+        "gpus = {gpus}\nkernel = [\n    {{ name = \"local\", ns = 1000000 }},\n    \
+         {{ name = \"ring_*\", ns = 200000, meets = {gpus} }},\n]\n"
+    ));
+    let _daemon = is_ours.then(|| host.daemon());
+    let names = ["one", "two"];
+    let rank = |name: &str, rank: usize| {
+        let client = c_client("ring");
+        let mut command = if is_ours { host.preloaded(client) } else { host.command(client) };
+        if is_ours {
+            command.env("DEEPRES_TENANT", name).env("DEEPRES_SHARE", "50%");
+        }
+        let (kernel, gpus, rank) = (format!("ring_{name}"), gpus.to_string(), rank.to_string());
+        command.args(["--kernel", &kernel, "--local", "local", "--gpus", &gpus, "--rank", &rank]);
+        host.start(command, "ready")
+    };
+    let gangs = names.map(|name| (0..gpus).map(|number| rank(name, number)).collect::<Vec<Process>>());
+    thread::sleep(SETTLED);
+    let steps = || gangs.iter().map(|ranks| ranks[0].last_number()).sum::<u64>();
+    let before = steps();
+    if is_ours {
+        assert_shares(&shares(&host, &names), &[50.0, 50.0]);
+    } else {
+        thread::sleep(MEASURED);
+    }
+    steps() - before
+}
+
+fn assert_shares(had: &[Vec<f64>], owed: &[f64]) {
     println!("{had:.1?} of {owed:?}");
     for (had, owed) in had.iter().zip(owed) {
         assert!(
@@ -97,6 +132,20 @@ mod measured {
         let _gang = ring(&host, "threads", "50%", "ring", "8");
         thread::sleep(SETTLED);
         assert_shares(&shares(&host, &["pair", "threads"]), &[50.0, 50.0]);
+    }
+
+    #[test]
+    #[ignore = "deep: takes long"]
+    fn two_gangs_do_nearly_the_steps_of_time_slicing_on_two_gpus_and_on_four() {
+        for gpus in [2, 4] {
+            let [plain, ours] = [false, true].map(|is_ours| steps_of_two_gangs(gpus, is_ours));
+            let ratio = ours as f64 / plain as f64;
+            println!("{ours} steps on {gpus} GPUs, {plain} by time-slicing: {ratio:.3}");
+            assert!(
+                ratio >= LEAST_OF_TIME_SLICING,
+                "{ours} steps on {gpus} GPUs, {plain} by time-slicing: {ratio:.3}"
+            );
+        }
     }
 
     #[test]
