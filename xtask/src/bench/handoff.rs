@@ -263,7 +263,27 @@ fn quantiles(mut values: Vec<f64>) -> Quantiles {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Report as _;
     use super::*;
+
+    #[test]
+    fn a_hand_off_may_leave_the_gpu_idle_for_two_percent_of_the_quantum() {
+        let report = |idle_per_handoff_us: f64| Report {
+            handoff_us: Quantiles { p50: 0.0, p99: 0.0 },
+            handoffs: 1,
+            quantum_us: 5_000.0,
+            idle_per_handoff_us,
+            idle_within_us: 0.0,
+            switch_per_handoff_us: 0.0,
+            idle_fraction_of_quantum: idle_per_handoff_us / 5_000.0,
+            set_reaction_ms: Quantiles { p50: 0.0, p99: 0.0 },
+            waiting_reaction_ms: Quantiles { p50: 0.0, p99: 0.0 },
+            guest_longest_kernel_ms: 0.0,
+        };
+        let holds = |report: Report| report.bars().iter().all(|(_, holds)| *holds);
+        assert!(holds(report(99.0)) && !holds(report(101.0)));
+        assert_eq!(serde_json::to_value(report(50.0)).unwrap()["idle_fraction_of_quantum"], 0.01);
+    }
 
     #[test]
     fn a_log_tells_the_first_launch_after_a_moment() {
