@@ -1,6 +1,7 @@
 //! The MPS control daemon of a directory: finding the daemon, and asking it by NVIDIA's control
 //! program.
 
+use crate::process::{self, ProcessKey};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::process::{Pid, geteuid, test_kill_process};
@@ -86,13 +87,18 @@ pub fn control_daemon(directory: &Path) -> Option<u32> {
     let number = text.trim().parse::<u32>().ok()?;
     let pid = Pid::from_raw(i32::try_from(number).ok()?)?;
     // Another process can have the number of a daemon that was killed. All users may write to the
-    // file, because NVIDIA's daemon makes it so. The system can hide another user's process.
-    let name = fs::read_to_string(format!("/proc/{number}/comm"));
-    let owner = fs::metadata(format!("/proc/{number}"));
-    // The daemon can be root's.
-    let lives = name.map_or(true, |name| name.trim_end() == CONTROL_NAME)
-        && owner.map_or(true, |owner| is_trusted(&owner))
-        && matches!(test_kill_process(pid), Ok(()) | Err(Errno::PERM));
+    // file, because NVIDIA's daemon makes it so.
+    let lives = match process::text(number, "comm") {
+        Some(name) => {
+            let owner = fs::metadata(format!("/proc/{number}"));
+            name.trim_end() == CONTROL_NAME
+                && owner.is_ok_and(|owner| is_trusted(&owner))
+                && ProcessKey::of(number).is_some()
+        }
+        // The system can hide another user's process (hidepid), and the daemon can be root's. This
+        // process may send no signal to a process of root.
+        None => test_kill_process(pid) == Err(Errno::PERM),
+    };
     lives.then_some(number)
 }
 
@@ -184,7 +190,15 @@ mod tests {
         std::os::unix::fs::symlink("elsewhere", &file).unwrap();
         assert!(!runs(), "a link may lead anywhere");
         fs::remove_file(&file).unwrap();
+        note(&format!("{}\n", daemon.id()));
+        assert!(runs());
         daemon.kill().unwrap();
+        // Nobody has waited for the daemon, so its number is still its own.
+        let patience = Instant::now() + Duration::from_secs(10);
+        while runs() {
+            assert!(Instant::now() < patience, "a dead daemon counts as living");
+            thread::yield_now();
+        }
         daemon.wait().unwrap();
         note(&format!("{}\n", daemon.id()));
         assert!(!runs(), "it has ended");
