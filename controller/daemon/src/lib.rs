@@ -227,8 +227,9 @@ impl Shared {
 }
 
 /// Runs a daemon until `stop` is ready, or until the daemon exits for idleness. Calls `ready` when
-/// tenants can connect. At its end, the daemon opens every gate, or closes every gate if the
-/// configuration says so. The daemon then saves its state, and removes the sockets that it made.
+/// tenants can connect. At its end, the daemon brings suspended tenants back. The daemon then opens
+/// every gate, or closes every gate if the configuration says so, saves its state, and removes the
+/// sockets that it made.
 ///
 /// # Errors
 /// [`DaemonError`] if the daemon cannot start.
@@ -383,13 +384,15 @@ pub fn run(
                 ),
                 () = stop => tracing::info!("a signal stops the daemon"),
                 () = idle => tracing::info!("the daemon stops: it had no tenant for the configured time"),
-                () = saver::serve(Rc::clone(&shared)) => {}
             }
+            // Meanwhile the daemon serves tenants as before.
+            residency::end(&shared).await;
         };
         let serve = sessions::serve(tenants_listener, Rc::clone(&shared));
         tokio::pin!(serve);
         tokio::select! {
             () = told => {}
+            () = saver::serve(Rc::clone(&shared)) => {}
             failed = &mut serve => return failed,
             failed = administrators::serve(administrators_listener, Rc::clone(&shared)) => return failed,
         }

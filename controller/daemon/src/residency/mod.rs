@@ -42,6 +42,10 @@ const RETRY: Duration = Duration::from_secs(1);
 const CANNOT_LEAVE_NS: u64 = Duration::from_secs(60).as_nanos() as u64;
 /// The time for which the daemon does not try again after the host had no room for a tenant.
 const NO_HOST_ROOM_NS: u64 = Duration::from_secs(10).as_nanos() as u64;
+/// The longest time for which a daemon that ends waits for the return of suspended tenants. systemd
+/// kills the daemon ten seconds after it told the daemon to end (`TimeoutStopSec=`). The rest of the
+/// ten seconds is for the end of the MPS control daemon and for the state file.
+const END_LIMIT: Duration = Duration::from_secs(6);
 /// The number of times that the daemon tells a tenant of free memory before the tenant's allocation
 /// should succeed. If the driver still refuses, the policy assumes that the driver cannot give the
 /// memory that NVML reports as free.
@@ -67,6 +71,8 @@ pub struct Residency {
     waiting: BTreeSet<(TenantId, GpuIndex)>,
     /// Tenants that the daemon told of free memory on their GPU, without suspending another tenant.
     told: BTreeMap<TenantId, Told>,
+    /// Whether the daemon is about to end, and suspends no tenant any more.
+    is_ending: bool,
 }
 
 /// The state of a tenant when the daemon told the tenant of room, and the number of such messages
@@ -125,10 +131,11 @@ struct Visits {
     idle: u32,
 }
 
-/// Suspends tenants and brings tenants back, as the policy of residency decides. Never returns.
+/// Suspends tenants and brings tenants back, as the policy of residency decides. Returns once the
+/// daemon is about to end.
 pub async fn serve(shared: Rc<Shared>) {
     let mut was_needed = false;
-    loop {
+    while !shared.residency.borrow().is_ending {
         let is_needed = stay::is_anybody_to_make_room(shared.registry.borrow().tenancy.tenants());
         // After the last tenant that could make room has left, the loop looks once more. So the
         // daemon tells the tenants that still wait for its memory.
@@ -172,6 +179,54 @@ pub async fn resume(name: &str, shared: &Rc<Shared>) -> Result<Resumption, Strin
         Ok(true) => Ok(Resumption::Now),
         Ok(false) => Ok(Resumption::Later),
         Err(reason) => Err(not_back(name, &reason)),
+    }
+}
+
+/// Brings all suspended tenants back before the daemon ends. Where a container runtime ends the
+/// daemon, it also kills the movers, and no mover could bring the tenants back later. The daemon
+/// waits for the moves of memory, but not for room. If a tenant has no room, its mover goes on
+/// trying.
+pub async fn end(shared: &Rc<Shared>) {
+    let names: Vec<String> = {
+        let mut residency = shared.residency.borrow_mut();
+        residency.is_ending = true;
+        residency.suspended.keys().cloned().collect()
+    };
+    let returning: Vec<_> = names
+        .into_iter()
+        .map(|name| tokio::task::spawn_local(bring_back_at_end(name, Rc::clone(shared))))
+        .collect();
+    let returned = async {
+        for one in returning {
+            // The result tells only whether the task panicked.
+            let _ = one.await;
+        }
+        // The tasks of these tenants bring them back.
+        while !shared.residency.borrow().left.is_empty() {
+            sleep(TICK).await;
+        }
+    };
+    let _ = timeout(END_LIMIT, returned).await;
+    let away: BTreeSet<String> =
+        shared.residency.borrow().suspended().into_iter().map(|process| process.tenant).collect();
+    if !away.is_empty() {
+        tracing::warn!(
+            ?away,
+            "the daemon ends while tenants are suspended: their movers bring them back as soon as there is room"
+        );
+    }
+}
+
+/// Brings a suspended tenant back once no move of the tenant is under way. Returns once the tenant
+/// is back, or has no room.
+async fn bring_back_at_end(name: String, shared: Rc<Shared>) {
+    loop {
+        let is_settled = settled(&name, &shared).await.is_ok();
+        if is_settled && bring_back(&name, &shared).await.is_ok() {
+            return;
+        }
+        // A task of its own brings back a tenant in an unknown state.
+        sleep(TICK).await;
     }
 }
 
@@ -253,6 +308,9 @@ async fn take_off(stay: &Stay, is_by_hand: bool, shared: &Rc<Shared>) -> Result<
     }
     {
         let mut residency = shared.residency.borrow_mut();
+        if residency.is_ending {
+            return Err(format!("the daemon does not suspend `{name}`: the daemon is ending"));
+        }
         if residency.suspended.contains_key(name) {
             return Err(format!("the daemon is moving the memory of `{name}` already; try again"));
         }
@@ -800,6 +858,13 @@ mod tests {
             wants: false,
             done,
         }
+    }
+
+    #[test]
+    fn a_daemon_that_ends_waits_for_tenants_for_less_than_the_time_that_systemd_gives_it() {
+        let unit = include_str!("../../../deploy/systemd/deepres.service");
+        let limit = unit.lines().find_map(|line| line.strip_prefix("TimeoutStopSec=")?.strip_suffix('s'));
+        assert!(END_LIMIT < Duration::from_secs(limit.unwrap().parse().unwrap()));
     }
 
     #[test]

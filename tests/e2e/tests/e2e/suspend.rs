@@ -237,6 +237,39 @@ fn a_service_manager_that_stops_all_processes_of_the_service_leaves_nobody_suspe
     assert_unchanged(client);
 }
 
+#[test]
+fn a_daemon_that_is_told_to_end_brings_suspended_tenants_back_before_its_end() {
+    let (host, mut daemon) = Host::of_one_gib().with_daemon();
+    let clients = ["first", "second"].map(|name| holding(&host, name, &[], 256 * MIB, "2000"));
+    for name in ["first", "second"] {
+        host.call(&["suspend", name]).success();
+    }
+    let (keepers, _) = children(host.ps().daemon_pid);
+    assert_eq!(keepers.len(), 2);
+    let told = daemon.terminate().success().stderr;
+    // A container runtime kills the container's other processes once the daemon has ended.
+    for keeper in keepers {
+        // The process may have ended already.
+        let _ = kill_process(keeper, Signal::KILL);
+    }
+    assert!(!told.contains("while tenants are suspended"), "{told}");
+    assert!(seen(&host).1 >= 512 * MIB, "both have their memory again");
+    clients.into_iter().for_each(assert_unchanged);
+}
+
+#[test]
+fn a_daemon_that_is_told_to_end_waits_for_no_room() {
+    let (host, mut daemon) = Host::of_one_gib().with_daemon();
+    let client = holding(&host, "t", &[], 608 * MIB, "300");
+    host.call(&["suspend", "t"]).success();
+    let _other = holding(&host, "other", &[], 608 * MIB, "100000");
+    let other = client_of(&host, "other");
+    let told = daemon.terminate().success().stderr;
+    assert!(told.contains("the daemon ends while tenants are suspended"), "{told}");
+    kill_process(other, Signal::KILL).expect("it lives");
+    assert_unchanged(client);
+}
+
 /// Returns the daemon's living children, which keep tenants off the GPUs, and the number of its
 /// zombies.
 fn children(daemon: u32) -> (Vec<Pid>, usize) {
