@@ -1,5 +1,6 @@
-//! Tests of the shipped systemd units: the units name the daemon's sockets, and systemd finds no
-//! fault.
+//! Tests of the shipped systemd units and of the package's script for a removal. The units name the
+//! daemon's sockets, and systemd finds no fault. The script waits for the processes that keep
+//! tenants suspended.
 
 use deepres_abi::directory::{ADMIN_SOCKET, TENANT_DIRECTORY, TENANT_SOCKET};
 use std::path::Path;
@@ -44,6 +45,19 @@ fn units_open_the_sockets_of_jobs_and_of_administrators_to_the_right_users() {
 #[test]
 fn systemd_stops_the_daemon_alone_because_its_movers_bring_suspended_tenants_back_afterwards() {
     assert!(unit("deepres.service").lines().any(|line| line == "KillMode=process"));
+}
+
+#[test]
+fn the_removal_of_the_package_waits_for_daemons_and_for_movers_by_the_names_of_their_commands() {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/debian/prerm");
+    let script = std::fs::read_to_string(script).unwrap();
+    let commands: Vec<&str> =
+        script.split("$(running ").skip(1).filter_map(|rest| Some(rest.split_once(')')?.0)).collect();
+    assert!(commands.contains(&"daemon") && commands.contains(&"mover"), "{commands:?}");
+    for command in commands {
+        let help = Command::new(env!("CARGO_BIN_EXE_deepres")).args([command, "--help"]).output().unwrap();
+        assert!(help.status.success(), "there is no command {command}");
+    }
 }
 
 #[test]
