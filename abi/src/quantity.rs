@@ -87,6 +87,15 @@ pub fn parse_bytes(text: &str) -> Option<u64> {
     (1..=MAX_BYTES).contains(&bytes).then_some(bytes)
 }
 
+/// The smallest memory limit, bytes. A smaller number lacks its unit.
+pub const MIN_MEMORY_BYTES: u64 = 1 << 20;
+
+/// Reads a size that is a memory limit, as [`parse_bytes`] does. Returns bytes, at least
+/// [`MIN_MEMORY_BYTES`].
+pub fn parse_memory(text: &str) -> Option<u64> {
+    parse_bytes(text).filter(|bytes| *bytes >= MIN_MEMORY_BYTES)
+}
+
 /// The longest time that the grammar accepts, ns. A longer time is a mistake.
 pub const MAX_TIME_NS: u64 = 366 * NS_PER_DAY;
 const NS_PER_DAY: u64 = 86_400_000_000_000;
@@ -241,6 +250,15 @@ mod tests {
             ("1024TiB", MAX_BYTES),
         ] {
             assert_eq!(parse_bytes(text), Some(bytes), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_memory_limit_has_a_unit_or_at_least_a_mebibyte() {
+        assert_eq!(parse_memory("1MiB"), Some(MIN_MEMORY_BYTES));
+        assert_eq!(parse_memory("1048576"), Some(MIN_MEMORY_BYTES));
+        for text in ["8", "1023k", "0.5MiB", "12XB", ""] {
+            assert_eq!(parse_memory(text), None, "{text}");
         }
     }
 

@@ -1,6 +1,8 @@
 //! The wishes that the environment names. If a value makes no sense, the interposer reports the
-//! value in one line and ignores it.
+//! value in one line and ignores it. Without a daemon, a limit that makes no sense keeps the job off
+//! the GPU.
 
+use std::cell::RefCell;
 use std::env;
 use std::ffi::OsString;
 use std::fmt;
@@ -13,7 +15,7 @@ use deepres_abi::directory::{CLOSED_MARK, Directory, Places, TENANT_DIRECTORY, T
 use deepres_abi::fallback::{FALLBACK_VARIABLE, Fallback};
 use deepres_abi::grant::FailMode;
 use deepres_abi::oversubscribe::Oversubscribe;
-use deepres_abi::quantity::{parse_bytes, parse_share};
+use deepres_abi::quantity::{parse_memory, parse_share};
 use deepres_abi::wire::TENANT_NAME_BYTES;
 use deepres_abi::wish::{Key, Wish};
 use deepres_abi::{MAX_GPUS, PPM};
@@ -103,6 +105,8 @@ pub struct Config {
     limits: [Limit; MAX_GPUS],
     /// The limits that the daemon granted to the job before the job began.
     fallback: Fallback,
+    /// The variables that name limits which make no sense, one sentence each.
+    unreadable: Vec<String>,
 }
 
 /// Returns the part of the SMs of a percentage, parts per million; `None` if the driver would not
@@ -147,11 +151,13 @@ impl Config {
             say!(Warn, "{TENANT} has {TENANT_NAME_BYTES} bytes or more; ignored");
         }
         let tenant = tenant.filter(|name| name.len() < TENANT_NAME_BYTES);
-        let (limits, is_any_named) = limits(variable, |refused| say!(Warn, "{refused}; ignored"));
+        let unreadable = RefCell::new(Vec::new());
+        let refuse = |refused: fmt::Arguments<'_>| unreadable.borrow_mut().push(refused.to_string());
+        let (limits, is_any_named) = limits(variable, refuse);
         let fallback = variable(FALLBACK_VARIABLE).and_then(|text| {
             let fallback = Fallback::parse(&text);
             if fallback.is_none() {
-                say!(Warn, "{FALLBACK_VARIABLE}={text} is not a list of limits; ignored");
+                refuse(format_args!("{FALLBACK_VARIABLE}={text} is not a list of limits"));
             }
             fallback
         });
@@ -186,6 +192,7 @@ impl Config {
             }),
             limits,
             fallback: fallback.unwrap_or_default(),
+            unreadable: unreadable.into_inner(),
         }
     }
 
@@ -236,9 +243,15 @@ impl Config {
         self.is_limited() || self.fail_mode() == FailMode::Closed
     }
 
-    /// Returns whether the process has a limit to keep without a daemon.
+    /// Returns whether the process has a limit to keep without a daemon, readable or not.
     pub fn is_limited(&self) -> bool {
-        (0..MAX_GPUS).any(|ordinal| self.limit(ordinal) != Limit::default())
+        !self.unreadable.is_empty() || (0..MAX_GPUS).any(|ordinal| self.limit(ordinal) != Limit::default())
+    }
+
+    /// Returns the limits that the environment names and that make no sense, one sentence each. The
+    /// process cannot keep such a limit by itself.
+    pub fn unreadable(&self) -> &[String] {
+        &self.unreadable
     }
 }
 
@@ -306,7 +319,7 @@ fn is_of(directory: &Path, user: u32) -> bool {
 }
 
 /// Returns the limits by ordinal, and whether the environment has any variable of a limit, with a
-/// valid value or not.
+/// valid value or not. Calls `refuse` with a sentence for each limit that makes no sense.
 fn limits(
     variable: impl Fn(&str) -> Option<String>,
     refuse: impl Fn(fmt::Arguments<'_>),
@@ -323,7 +336,7 @@ fn limits(
     };
     let share = |text: &str| parse_share(text).map(u64::from);
     let shares = |name: &str| read(name, whole_percent, "a whole percentage from 0 to 100");
-    let sizes = |name: &str| read(name, size_or_none, "a size like 3000m");
+    let sizes = |name: &str| read(name, size_or_none, "a size of 1 MiB or more, like 3000m");
     let of_each = |alias: &str, read: &dyn Fn(&str) -> Option<u64>| {
         let every = read(alias);
         std::array::from_fn(|ordinal| read(&format!("{alias}_{ordinal}")).or(every).unwrap_or(0))
@@ -332,7 +345,8 @@ fn limits(
         Some("disable" | "DISABLE") => true,
         None | Some("default" | "DEFAULT" | "force" | "FORCE") => false,
         Some(other) => {
-            refuse(format_args!("{SHARE_POLICY}={other} is not one of default, force and disable"));
+            // The share stays, so no limit is lost.
+            say!(Warn, "{SHARE_POLICY}={other} is not one of default, force and disable; ignored");
             false
         }
     };
@@ -341,7 +355,7 @@ fn limits(
         None if is_lifted => [0; MAX_GPUS],
         None => of_each(SHARE_ALIAS, &shares),
     };
-    let sizes: [u64; MAX_GPUS] = match read(MEMORY, parse_bytes, "a size like 8GiB") {
+    let sizes: [u64; MAX_GPUS] = match read(MEMORY, parse_memory, "a size of 1 MiB or more, like 8GiB") {
         Some(bytes) => [bytes; MAX_GPUS],
         None => of_each(MEMORY_ALIAS, &sizes),
     };
@@ -363,11 +377,11 @@ fn whole_percent(text: &str) -> Option<u64> {
 }
 
 /// Returns HAMi's size, for example `3000m`, in bytes. deepres's grammar includes HAMi's grammar,
-/// except for 0, which means no limit.
+/// except for 0, which means no limit, and for sizes below the smallest limit.
 fn size_or_none(text: &str) -> Option<u64> {
     let digits = text.trim_end_matches(|unit: char| unit.is_ascii_alphabetic());
     let is_zero = !digits.is_empty() && digits.bytes().all(|byte| byte == b'0');
-    if is_zero { Some(0) } else { parse_bytes(text) }
+    if is_zero { Some(0) } else { parse_memory(text) }
 }
 
 /// Returns a signal by its name: `SIGUSR1`, `SIGUSR2`, `SIGURG` or `SIGRTMIN+N`. Returns `None` for
@@ -388,7 +402,6 @@ fn signal_named(name: &str) -> Option<i32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::cell::RefCell;
 
     /// Returns the limits on the first two GPUs, and the reports of invalid values.
     fn read(variables: &[(&str, &str)]) -> (Limit, Limit, Vec<String>) {
@@ -466,7 +479,7 @@ mod tests {
             assert_eq!(of(policy), (limit(0, 1024), limit(0, 1024), Vec::new()), "{policy}");
         }
         let (first, _, refused) = of("Disabled");
-        assert_eq!((first, refused.len()), (limit(50, 1024), 1), "{refused:?}");
+        assert_eq!((first, refused.len()), (limit(50, 1024), 0), "the share stays: {refused:?}");
         let ours = [(SHARE, "40%"), (SHARE_POLICY, "disable")];
         assert_eq!(read(&ours).0, limit(40, 0), "the policy is not about our share");
     }
@@ -495,6 +508,8 @@ mod tests {
             (SHARE_ALIAS, "+5"),
             (MEMORY, "12XB"),
             (MEMORY, "0"),
+            (MEMORY, "8"),
+            (MEMORY_ALIAS, "8"),
             (MEMORY_ALIAS, "1x"),
             (MEMORY_ALIAS, "m"),
         ] {

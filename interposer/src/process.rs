@@ -312,6 +312,7 @@ fn begin() -> Result<(), Unheld> {
     coverage::look_past();
     if session.standalone().is_none() {
         say!(Info, "session {} with {} GPUs", session.id(), process.gpus.len());
+        config.unreadable().iter().for_each(|limit| say!(Warn, "{limit}; ignored"));
     }
     Ok(())
 }
@@ -345,8 +346,13 @@ type Begun = (Session, [u8; MAX_GPUS]);
 /// given hold, whatever the reason.** Returns `None` if the process needs no session.
 ///
 /// # Errors
-/// [`Unheld`] if there is no memory for a session that the process needs.
+/// [`Unheld`] if a limit makes no sense, or if there is no memory for a session that the process
+/// needs.
 fn begin_alone(config: &Config, uuids: &[Uuid], error: &ConnectError) -> Result<Option<Begun>, Unheld> {
+    if !config.unreadable().is_empty() {
+        let unreadable = config.unreadable().join(", ");
+        return give_up(config, format_args!("{error}, and {unreadable}")).map(|()| None);
+    }
     let keeps_limits = config.is_limited();
     let is_shut = [Some(config.fail_mode()), error.fail_mode()].contains(&Some(FailMode::Closed));
     // The process waits for a daemon that hangs, has no room, or is about to come back. If the

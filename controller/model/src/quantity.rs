@@ -50,18 +50,13 @@ pub fn parse_bytes(text: &str) -> Result<u64, QuantityError> {
     quantity::parse_bytes(text).ok_or_else(|| QuantityError::Bytes(text.to_owned()))
 }
 
-/// The smallest memory limit, bytes. A smaller number lacks its unit.
-const MIN_MEMORY_BYTES: u64 = 1 << 20;
-
 /// Reads a size that is a memory limit. Returns bytes.
 ///
 /// # Errors
 /// [`QuantityError::Bytes`], which says which texts are sizes, or [`QuantityError::Small`].
 pub fn parse_memory(text: &str) -> Result<u64, QuantityError> {
-    match parse_bytes(text)? {
-        bytes if bytes < MIN_MEMORY_BYTES => Err(QuantityError::Small(text.trim().to_owned(), bytes)),
-        bytes => Ok(bytes),
-    }
+    let bytes = parse_bytes(text)?;
+    quantity::parse_memory(text).ok_or_else(|| QuantityError::Small(text.trim().to_owned(), bytes))
 }
 
 /// The word that means no limit.

@@ -240,19 +240,35 @@ fn kills_at_random_among_eight_processes_leave_limit_and_account_right() {
 }
 
 #[test]
-fn a_value_that_makes_no_sense_is_named_once_and_limits_nothing() {
-    let host = Host::new();
-    for (name, value) in [
+fn a_limit_that_makes_no_sense_is_named_once_and_keeps_the_job_off_the_gpu_without_a_daemon() {
+    const SENSELESS: [(&str, &str); 8] = [
         ("DEEPRES_SHARE", "abc"),
         ("DEEPRES_SHARE", "120%"),
         ("DEEPRES_MEMORY", "12XB"),
+        ("DEEPRES_MEMORY", "8"),
+        ("DEEPRES_FALLBACK", "memory=much"),
         ("CUDA_DEVICE_SM_LIMIT", "50%"),
         ("CUDA_DEVICE_MEMORY_LIMIT", "lots"),
-    ] {
-        let (total, seen) = view(&host, &[(name, value)]);
-        assert_eq!(total, Config::default().memory_bytes, "{name}={value}");
+        ("CUDA_DEVICE_MEMORY_LIMIT_0", "8"),
+    ];
+    let host = Host::new();
+    let is_named_once = |seen: &Finished, (name, value): (&str, &str)| {
         let told = seen.stderr.matches(&format!("{name}={value} is not")).count();
         assert_eq!(told, 1, "{}", seen.stderr);
+    };
+    for variable in SENSELESS {
+        let seen = host.finish(alone(&host, c_client_by("view", Way::Linked), &[], &[variable]));
+        is_named_once(&seen, variable);
+        seen.refused("so nothing can hold the job to its limits; the job may not use the GPU");
+        seen.refused("800");
+    }
+    // A daemon gives the job its limits.
+    let _daemon = host.daemon();
+    for variable in SENSELESS {
+        let (total, seen) = view(&host, &[variable]);
+        is_named_once(&seen, variable);
+        assert_eq!(total, Config::default().memory_bytes, "{variable:?}");
+        assert!(seen.stderr.contains("; ignored"), "{}", seen.stderr);
     }
 }
 
@@ -388,8 +404,9 @@ fn a_limit_that_is_no_text_is_named_and_not_passed_over() {
     let host = Host::new();
     let mut command = alone(&host, c_client("view"), &[], &[("DEEPRES_TENANT", "odd")]);
     command.env("DEEPRES_MEMORY", OsStr::from_bytes(b"4GiB\xff"));
-    let end = host.finish(command).success();
-    assert!(end.stderr.contains("DEEPRES_MEMORY") && end.stderr.contains("ignored"), "{}", end.stderr);
+    let end = host.finish(command);
+    end.refused("DEEPRES_MEMORY=4GiB");
+    end.refused("the job may not use the GPU");
 }
 
 #[test]

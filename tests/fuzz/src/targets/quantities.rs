@@ -2,13 +2,14 @@
 
 use deepres_abi::PPM;
 use deepres_abi::quantity::{self, MAX_BYTES, MIN_SHARE_PPM};
-use deepres_model::quantity::{Bytes, Percent, parse_bytes, parse_share};
+use deepres_model::quantity::{Bytes, Percent, parse_bytes, parse_memory, parse_share};
 
 /// An accepted value is in range, and its displayed text can be typed again.
 pub fn run(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     assert_eq!(parse_share(text).ok(), quantity::parse_share(text), "jobs and daemon read the same");
     assert_eq!(parse_bytes(text).ok(), quantity::parse_bytes(text), "jobs and daemon read the same");
+    assert_eq!(parse_memory(text).ok(), quantity::parse_memory(text), "jobs and daemon read the same");
     match parse_share(text) {
         Ok(ppm) => {
             assert!((MIN_SHARE_PPM..=PPM).contains(&ppm));
