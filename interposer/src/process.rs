@@ -516,6 +516,7 @@ impl Process {
             self.wake.swap(OwnDescriptor::eventfd());
         }
         self.memory.move_to(session, &self.gpus);
+        self.set_alone(false);
         say!(Info, "the daemon is back: session {}", session.id());
         Ok(())
     }
@@ -530,25 +531,67 @@ impl Process {
         self.before.set(Some(alone));
         alone.hand_over(session, &self.session, &self.gpus, &index);
         self.memory.move_to(session, &self.gpus);
+        self.set_alone(false);
         // This message is as loud as the message at the beginning.
         say!(Warn, "a daemon has taken the job up: session {} with {} GPUs", session.id(), self.gpus.len());
         Ok(())
     }
 
-    /// If the tenant has a memory limit, counts the process's memory in the tenant's file too. The
-    /// file counts until a daemon is back. Processes that start without a daemon share only the
-    /// file. The process opens the file once, and again if the job has closed the file. The caller
-    /// has seen the end of the connection to the daemon.
-    pub fn count_in_file(&self, _meter: MeterThread) {
-        let Some(session) = self.session() else { return };
+    /// If the tenant has a memory limit, counts the process's memory in the tenant's file too, until
+    /// a daemon is back. Processes that start without a daemon share only the file. The caller has
+    /// seen the end of the connection to the daemon.
+    pub fn leave_daemon(&self, meter: MeterThread) {
+        self.count_in_file(meter);
+        self.set_alone(true);
+    }
+
+    /// While another process of the tenant has no session, counts the process's memory in the
+    /// tenant's file too, because the daemon does not know the memory of that process. Returns
+    /// false if the process cannot use the file. If this process has no session, does nothing.
+    pub fn count_beside(&self, meter: MeterThread) -> bool {
+        let Some(session) = self.session() else { return true };
+        if session.standalone().is_some() || session.is_gone() {
+            return true;
+        }
+        let is_anyone_alone = match session.file().filter(|file| file.is_joined()) {
+            Some(file) => file.is_used_alone(),
+            None => standalone::is_file_used_alone(&self.config),
+        };
+        match (is_anyone_alone, session.counts_in_file()) {
+            (true, false) => return self.count_in_file(meter),
+            (false, true) => {
+                session.count_out();
+                self.memory.move_to(session, &self.gpus);
+            }
+            _ => {}
+        }
+        true
+    }
+
+    /// Counts the process's memory in the tenant's file too, if the tenant has a memory limit. The
+    /// process opens the file once, and again if the job has closed the file. Returns false if the
+    /// process cannot use the file.
+    fn count_in_file(&self, _meter: MeterThread) -> bool {
+        let Some(session) = self.session() else { return true };
         let is_limited = |gpu: &Gpu| gpu.grant().is_some_and(|grant| grant.memory_limit() != NO_LIMIT);
         if !self.gpus.iter().any(is_limited) {
-            return;
+            return true;
         }
         let opened = session.file().filter(|file| file.is_joined());
-        let Some(file) = opened.or_else(|| standalone::open_file(&self.config, &self.uuids)) else { return };
+        let Some(file) = opened.or_else(|| standalone::open_file(&self.config, &self.uuids)) else {
+            return false;
+        };
         session.count_in(file);
         self.memory.move_to(session, &self.gpus);
+        true
+    }
+
+    /// Shows to the tenant's other processes, by the tenant's file, whether this process has no
+    /// session.
+    fn set_alone(&self, is_alone: bool) {
+        if let Some(file) = self.session().and_then(Session::file) {
+            file.set_alone(is_alone);
+        }
     }
 
     /// Notes that work was on a GPU from `start_ns` to `end_ns`. If other processes of the tenant

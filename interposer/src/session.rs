@@ -143,21 +143,33 @@ impl Session {
     #[cold]
     pub fn bury_dead(&self, index: usize) -> bool {
         let has_waited = self.await_burial(index);
-        if self.local.is_none() && !self.is_gone() {
-            return has_waited;
-        }
-        // No daemon gives the memory back.
-        let in_ledger = self.ledger().bury(index, |slot| !self.is_locked(slot));
+        // A daemon gives back only the memory in its ledger.
         let in_file = self.file().is_some_and(TenantFile::bury_dead);
+        let has_daemon = self.local.is_none() && !self.is_gone();
+        let in_ledger = !has_daemon && self.ledger().bury(index, |slot| !self.is_locked(slot));
         has_waited || in_ledger || in_file
     }
 
-    /// Lets the process's memory count in the tenant's file too, because the daemon is gone. The
-    /// caller calls [`Accounts::move_to`] afterwards.
+    /// Lets the process's memory count in the tenant's file too, because the daemon is gone or
+    /// another process of the tenant has no session. The caller calls [`Accounts::move_to`]
+    /// afterwards.
     ///
     /// [`Accounts::move_to`]: crate::memory::Accounts::move_to
     pub fn count_in(&self, file: &'static TenantFile) {
         self.ledgers.count_in(file);
+    }
+
+    /// Lets the process's memory count in the daemon's ledger alone again. The caller calls
+    /// [`Accounts::move_to`] afterwards.
+    ///
+    /// [`Accounts::move_to`]: crate::memory::Accounts::move_to
+    pub fn count_out(&self) {
+        self.ledgers.count_out();
+    }
+
+    /// Returns whether the process's memory counts in the tenant's file beside a daemon's ledger.
+    pub fn counts_in_file(&self) -> bool {
+        self.ledgers.is_with_file()
     }
 
     /// Returns the tenant's file, if the process has opened it.
@@ -426,6 +438,13 @@ impl Session {
     #[inline]
     pub fn ledger_generation(&self) -> u32 {
         self.ledgers.generation()
+    }
+
+    /// Returns whether the ledger with this number is the present ledger, with or without the
+    /// tenant's file.
+    #[inline]
+    pub fn is_current_ledger(&self, generation: u32) -> bool {
+        self.ledgers.is_current(generation)
     }
 
     /// Returns whether the ledger with this number still exists.

@@ -2,11 +2,11 @@
 //!
 //! While a daemon is there, the account is the session's slot in the daemon's ledger. After the
 //! daemon's death, the tenant's sessions still share that ledger, but new processes of the tenant
-//! cannot find that ledger. New processes share the tenant's file ([`crate::standalone`]). So until
-//! a daemon is back, each session has two slots, and an account has two parts. A request must fit
-//! into both parts. The ledger bounds all earlier processes of the tenant, also those that cannot
-//! reach the file, for example in another container. The file bounds the earlier and the new
-//! processes together.
+//! cannot find that ledger. New processes share the tenant's file ([`crate::standalone`]). So do
+//! processes that a living daemon refuses. So while a process of the tenant has no session, each
+//! session has two slots, and an account has two parts. A request must fit into both parts. The
+//! ledger bounds all sessions of the tenant, also those that cannot reach the file, for example in
+//! another container. The file bounds the sessions and the other processes together.
 //!
 //! The two parts end at different times. The interposer unmaps a former ledger after some daemons
 //! ([`super::ledgers`]), and everything in that ledger is gone. The file stays, so a call that
@@ -41,8 +41,8 @@ pub struct Leaving {
 }
 
 impl Account {
-    /// Makes an account from the session's slot in the daemon's `ledger`. While no daemon runs, the
-    /// account has a second slot, in the tenant's `file`.
+    /// Makes an account from the session's slot in the daemon's `ledger`. While a process of the
+    /// tenant has no session, the account has a second slot, in the tenant's `file`.
     pub fn new(ledger: ledger::Account<'static>, file: Option<ledger::Account<'static>>) -> Self {
         Self { ledger, file }
     }

@@ -6,9 +6,9 @@
 //! its place among [`PLACES`]. The interposer does not count the calls that use a ledger. Instead,
 //! a call carries its ledger along ([`Ledger`]), and asks [`Ledgers::has`] before it settles.
 //!
-//! While no daemon is there, the process counts its memory in the tenant's file too
-//! ([`super::account`]). So a ledger has two generations: an even generation without the file, and
-//! then, after its daemon's death, an odd generation with the file.
+//! While no daemon is there, or while another process of the tenant has no session, the process
+//! counts its memory in the tenant's file too ([`super::account`]). So a ledger has two
+//! generations: an even generation without the file, and an odd generation with the file.
 //!
 //! The address ranges stay mapped for good. So a call that outlasts so many daemons still uses only
 //! memory of deepres.
@@ -81,11 +81,28 @@ impl Ledgers {
         self.file.get()
     }
 
-    /// Lets new requests count in the tenant's file too, until the next ledger comes. The current
-    /// ledger is a daemon's. Only one thread of the process calls this.
+    /// Lets new requests count in the tenant's file too, until [`Self::count_out`] or the next
+    /// ledger. The current ledger is a daemon's. Only one thread of the process calls this.
     pub fn count_in(&self, file: &'static TenantFile) {
         self.file.set(Some(file));
         self.generation.store(self.generation() | WITH_FILE, Ordering::Release);
+    }
+
+    /// Lets new requests count in a daemon's ledger alone again. Only one thread of the process
+    /// calls this.
+    pub fn count_out(&self) {
+        self.generation.store(self.generation() & !WITH_FILE, Ordering::Release);
+    }
+
+    /// Returns whether new requests count in the tenant's file beside a daemon's ledger.
+    pub fn is_with_file(&self) -> bool {
+        self.generation() & WITH_FILE != 0
+    }
+
+    /// Returns whether the ledger of that generation is the current ledger, with or without the
+    /// file.
+    pub fn is_current(&self, generation: u32) -> bool {
+        ledgers_before(self.generation()) == ledgers_before(generation)
     }
 
     /// Makes `page` the current ledger, in which the process has `slot`. The page is from the first
@@ -319,6 +336,26 @@ mod tests {
             assert_eq!((account(&ledgers).held_bytes(), in_file()), (70, 0));
             account(&ledgers).release(70);
         }
+    }
+
+    #[test]
+    fn the_tenants_file_counts_beside_a_daemon_only_until_nobody_needs_it() {
+        let (_directory, file) = file();
+        let ledgers = first(&memory());
+        for _ in 0..3 {
+            ledgers.count_in(file);
+            account(&ledgers).charge(60);
+            let both = ledgers.present();
+            assert!(ledgers.is_with_file());
+            ledgers.count_out();
+            assert!(!ledgers.is_with_file() && ledgers.is_current(both.generation));
+            account(&ledgers).take_over(60, both.account(0, &GPU));
+            assert_eq!((account(&ledgers).held_bytes(), file.account(&GPU).unwrap().held_bytes()), (60, 0));
+            account(&ledgers).release(60);
+        }
+        let before = ledgers.present();
+        ledgers.replace(&memory(), 1).unwrap();
+        assert!(!ledgers.is_current(before.generation));
     }
 
     #[test]

@@ -23,7 +23,7 @@ pub fn wait(session: &Session, gpu: &Gpu, (ledger, account): (&Ledger, Account),
     let mut has_waited = false;
     while !waiting.is_over() {
         // The next daemon's ledger does not contain the waits of this ledger.
-        let is_forgotten = session.ledger_generation() != ledger.generation;
+        let is_forgotten = !session.is_current_ledger(ledger.generation);
         if is_forgotten || !waiting.goes_on() || session.is_controller_gone(gpu, os::now_ns()) {
             return has_waited;
         }

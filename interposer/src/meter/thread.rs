@@ -61,6 +61,9 @@ const SLEEP_NS: u64 = 1_000_000_000;
 /// Time between two checks whether any of the job's own threads is left. A check costs one system
 /// call.
 const COMPANY_NS: u64 = 1_000_000_000;
+/// Time between two checks whether another process of the tenant has no session. A check costs one
+/// to three system calls.
+const FILE_LOOK_NS: u64 = 1_000_000_000;
 /// The shortest pause of the process after which the meter thread rings the bell at the next
 /// launch, ns. The arbiter seldom looks at resting tenants, and only the bell tells the arbiter of
 /// a launch through an open gate.
@@ -136,6 +139,9 @@ struct Meter {
     ticked_ns: u64,
     /// The time of the last check whether any of the job's own threads is left, ns.
     company_ns: u64,
+    /// The time of the last check whether another process of the tenant has no session, ns; `None`
+    /// if the process cannot use the tenant's file.
+    file_ns: Option<u64>,
     /// The time of the last check whether the job has closed the thread's descriptors, ns.
     checked_ns: u64,
     idle_ticks: u32,
@@ -166,6 +172,7 @@ impl Meter {
             accounts: process.gpus.iter().map(|_| Account::default()).collect(),
             ticked_ns: os::now_ns(),
             company_ns: os::now_ns(),
+            file_ns: Some(os::now_ns()),
             checked_ns: os::now_ns(),
             idle_ticks: 0,
             contended_ns: 0,
@@ -192,6 +199,7 @@ impl Meter {
             if self.is_left() {
                 return self.end();
             }
+            self.count_beside();
             self.pause(is_busy);
         }
         self.process.set_stopped(self.here);
@@ -205,6 +213,15 @@ impl Meter {
         }
         self.company_ns = self.ticked_ns;
         alone::is_left()
+    }
+
+    /// Once every [`FILE_LOOK_NS`], counts the process's memory in the tenant's file too if another
+    /// process of the tenant has no session.
+    fn count_beside(&mut self) {
+        let is_due = |looked_ns: u64| self.ticked_ns.saturating_sub(looked_ns) >= FILE_LOOK_NS;
+        if self.file_ns.is_some_and(is_due) {
+            self.file_ns = self.process.count_beside(self.here).then_some(self.ticked_ns);
+        }
     }
 
     /// Stops the interposer and unblocks the signals. The meter thread is the process's last
@@ -745,7 +762,7 @@ impl Meter {
         if ended && !seeks_daemon {
             session.set_gone();
             say!(Info, "the daemon is gone; the job goes on without a daemon");
-            self.process.count_in_file(self.here);
+            self.process.leave_daemon(self.here);
             self.reconnect.begin(os::now_ns());
         }
     }

@@ -7,13 +7,16 @@
 //! the file's only user. Such a lock (`F_SETLK`) ends with its process, and a child does not
 //! inherit it. But if a process closes *any* descriptor of the file, it loses its locks. So a
 //! process has only one descriptor of the file.
+//!
+//! A process without a session holds one more lock, on the byte [`ALONE_AT`] after the byte of its
+//! slot. So the tenant's sessions see that such a process lives, and count in the file too.
 
 use std::ffi::{CStr, CString};
 use std::fmt::{self, Write as _};
 use std::ops::Range;
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::{fs, io, mem, ptr};
 
@@ -46,6 +49,9 @@ const ATTEMPTS: u32 = 1_000;
 const ATTEMPT_PAUSE_NS: u64 = 1_000_000;
 /// The prefix of the names of unfinished files. The name of a finished file contains no dot.
 const UNFINISHED: &str = "new.";
+/// The distance from the byte of a slot to the byte that the slot's process locks while it has no
+/// session.
+const ALONE_AT: usize = MAX_SESSIONS;
 /// The length of a lock that reaches to the end of the file, wherever the end is.
 const TO_THE_END: i64 = 0;
 
@@ -177,6 +183,21 @@ impl TenantFile {
     /// slot can be another process's by now.
     pub fn is_joined(&self) -> bool {
         self.descriptor.is_ours()
+    }
+
+    /// Shows to the tenant's sessions whether this process has no session.
+    pub fn set_alone(&self, is_alone: bool) {
+        let kind = if is_alone { libc::F_WRLCK } else { libc::F_UNLCK };
+        if let Some(number) = self.descriptor.number() {
+            // Only the process that has the slot locks this byte, so the call can fail only for a
+            // closed descriptor.
+            let _ = lock(number, kind, (ALONE_AT + self.slot) as i64, 1);
+        }
+    }
+
+    /// Returns whether another process uses the file without a session.
+    pub fn is_used_alone(&self) -> bool {
+        self.descriptor.number().is_some_and(is_used_alone)
     }
 
     /// Returns this process's account on a GPU, or `None` if the file has no place for the GPU.
@@ -318,15 +339,37 @@ fn unlock(number: RawFd, slots: Range<usize>) {
     }
 }
 
-/// Changes the process's lock on bytes of the file, without a wait.
-fn lock(number: RawFd, kind: i32, start: i64, bytes: i64) -> io::Result<()> {
-    let what = libc::flock {
+/// Returns whether a process without a session uses `tenant`'s file in the directory of deepres.
+/// The caller has no slot in the file, because it would lose its locks here.
+pub fn is_file_used_alone(directory: &Path, tenant: &str) -> bool {
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    let file = TenantFile::path(directory, tenant);
+    let file = fs::OpenOptions::new().read(true).custom_flags(flags).open(file);
+    file.is_ok_and(|file| is_used_alone(file.as_raw_fd()))
+}
+
+/// Returns whether a process other than this process holds a lock of processes without a session.
+fn is_used_alone(number: RawFd) -> bool {
+    let mut found = flock(libc::F_WRLCK, ALONE_AT as i64, MAX_SESSIONS as i64);
+    // SAFETY: the description of the lock is complete and outlives the call.
+    let asked = cvt(unsafe { libc::fcntl(number, libc::F_GETLK, &raw mut found) });
+    asked.is_ok() && i32::from(found.l_type) != libc::F_UNLCK
+}
+
+/// Returns the description of a lock on bytes of the file.
+fn flock(kind: i32, start: i64, bytes: i64) -> libc::flock {
+    libc::flock {
         l_type: kind as i16,
         l_whence: libc::SEEK_SET as i16,
         l_start: start,
         l_len: bytes,
         l_pid: 0,
-    };
+    }
+}
+
+/// Changes the process's lock on bytes of the file, without a wait.
+fn lock(number: RawFd, kind: i32, start: i64, bytes: i64) -> io::Result<()> {
+    let what = flock(kind, start, bytes);
     // SAFETY: the description of the lock is complete and outlives the call.
     cvt(unsafe { libc::fcntl(number, libc::F_SETLK, &raw const what) }).map(drop)
 }

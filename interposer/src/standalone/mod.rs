@@ -17,6 +17,7 @@ mod memory;
 mod rank;
 mod turns;
 
+use std::path::PathBuf;
 use std::{fmt, io};
 
 use deepres_abi::beat::BeatPage;
@@ -143,6 +144,7 @@ impl Local {
         };
         local.grant.set_session(SESSION_ID, HEARTBEAT_LIMIT_NS, fail_mode);
         if let Some(file) = file {
+            file.set_alone(true);
             file.bury_dead();
         }
         local.turn(os::now_ns());
@@ -290,6 +292,14 @@ pub fn open_file(config: &Config, uuids: &[Uuid]) -> Option<&'static TenantFile>
             None
         }
     }
+}
+
+/// Returns whether a process without a session uses the file of the tenant that the environment
+/// names. The caller has no slot in the file.
+pub fn is_file_used_alone(config: &Config) -> bool {
+    let directories = [&config.directory, &config.own_directory];
+    let is_used = |directory: &PathBuf| file::is_file_used_alone(directory, &config.tenant);
+    !config.tenant.is_empty() && directories.into_iter().any(is_used)
 }
 
 fn terms(reading: &Reading) -> LeaseTerms {

@@ -309,6 +309,28 @@ fn while_no_daemon_runs_earlier_and_new_processes_of_a_tenant_share_its_memory_l
 }
 
 #[test]
+fn a_session_and_a_process_that_the_daemon_refuses_share_their_tenants_memory_limit() {
+    const HELD_BYTES: u64 = LIMIT_BYTES / 4 * 3;
+    const REST_BYTES: u64 = LIMIT_BYTES - HELD_BYTES;
+    let (host, _daemon) = Host::new().light_contexts().config("max_connections = 1\n").with_daemon();
+    let mut session = member(&host);
+    host.await_ps(|ps| ps.find("family").is_some_and(|family| family.sessions.len() == 1));
+    session.does(&take("most", HELD_BYTES));
+    for _ in 0..2 {
+        let mut refused = member(&host);
+        let free_bytes = || refused.asks("free_bytes()").parse::<u64>().expect("a number");
+        await_value(free_bytes, |free| *free == REST_BYTES);
+        assert!(refused.0.process.stderr().contains("(max_connections)"));
+        assert_eq!(refused.asks(&take("rest", REST_BYTES + 2 * MIB)), OUT_OF_MEMORY);
+        refused.does(&take("rest", REST_BYTES));
+        assert_eq!(session.asks(&take("rest", 2 * MIB)), OUT_OF_MEMORY);
+        refused.0.process.kill();
+        session.does(&take("rest", REST_BYTES));
+        session.does("free('rest')");
+    }
+}
+
+#[test]
 fn a_new_process_launches_nothing_without_a_daemon_if_launches_are_to_fail() {
     const CLOSED: &str = "fail_mode = \"closed\"\n";
     let (host, mut daemon) = Host::new().config(CLOSED).with_daemon();
