@@ -105,7 +105,7 @@ impl Scheduler {
         for tenant in self.tenants.values_quietly() {
             tenant.set_free(true, now_ns);
             if tenant.drains() && now_ns >= tenant.drains_until_ns {
-                // If no use explains this time, all owners take turns one by one.
+                // The part of the SMs is free for others, whether or not the work ends.
                 tenant.stuck.get_or_insert(Stuck { since_ns: now_ns, used_ns: 0 });
             }
         }

@@ -199,9 +199,11 @@ struct Census {
     has_unknown: bool,
     /// The least pace of an owner whose pace is well below its demand, parts per million.
     slow_ppm: Option<u64>,
-    /// Whether an owner takes turns with all others: its memory follows its turns, or its work did
-    /// not end within a drain.
+    /// Whether an owner takes turns with all others, because its memory follows its turns.
     has_solitary: bool,
+    /// Whether the work of an owner did not end within a drain. On its own part of the SMs, such
+    /// work keeps no other owner from the GPU.
+    has_stuck: bool,
     /// Whether an owner with a closed or leased gate wants the GPU.
     has_newcomer: bool,
     /// Whether an open gate belongs to a tenant that is paused or is no longer an owner.
@@ -361,7 +363,8 @@ impl Scheduler {
             census.parts_ppm += u64::from(part_ppm);
             let [least_ppm, next_ppm] = census.least_ppm;
             census.least_ppm = [least_ppm.min(part_ppm), next_ppm.min(part_ppm.max(least_ppm))];
-            census.has_solitary |= tenant.takes_turns || tenant.stuck.is_some();
+            census.has_solitary |= tenant.takes_turns;
+            census.has_stuck |= tenant.stuck.is_some();
             match tenant.pace_ppm(now_ns) {
                 Some(ppm) => {
                     census.paces_ppm += ppm;
@@ -388,9 +391,9 @@ impl Scheduler {
         if census.fits_whole() {
             return Some(Fit::Space);
         }
-        let is_of_owners = !self.has_answering() && !self.is_wanted_by(Rank::Guest);
+        let has_others = census.has_stuck || self.has_answering() || self.is_wanted_by(Rank::Guest);
         let fits = !census.has_unknown && census.paces_ppm <= MOST_DEMAND_PPM;
-        if is_of_owners && fits && now_ns >= self.company.retry_ns {
+        if fits && !has_others && now_ns >= self.company.retry_ns {
             return Some(Fit::Time);
         }
         census.fits_in_space().then_some(Fit::Space)
@@ -434,7 +437,7 @@ impl Scheduler {
 
     /// Returns why owners that fitted on the GPU part, if they do.
     fn parting(&self, fit: Fit, census: &Census) -> Option<Parting> {
-        let has_others = || self.has_answering() || self.is_wanted_by(Rank::Guest);
+        let has_others = || census.has_stuck || self.has_answering() || self.is_wanted_by(Rank::Guest);
         let fits = match fit {
             Fit::Space => census.fits_in_space(),
             Fit::Time => !census.has_newcomer && !census.has_left && !has_others(),
