@@ -26,11 +26,16 @@ const BALANCED: [&str; 5] = ["c4", "c4-two-instances", "three-nets", "c7", "all-
 /// The scenario whose area has to be filled.
 const FILLED: &str = "c4";
 
-/// Returns a message for each bar that rows miss. The rows are of any scenarios, those of the
-/// subsets of the table among them.
+/// Returns a message for each bar that the rows of deepres miss. The rows are of any scenarios,
+/// those of the subsets of the table among them.
 pub fn missed(rows: &[Row]) -> Vec<String> {
+    missed_by(rows, "deepres")
+}
+
+/// Returns a message for each bar of deepres that the rows of a policy (`whose`) miss.
+pub fn missed_by(rows: &[Row], whose: &str) -> Vec<String> {
     let mut missed = Vec::new();
-    for row in rows.iter().filter(|row| row.policy == "deepres") {
+    for row in rows.iter().filter(|row| row.policy == whose) {
         let mut bar = |figure: &str, has: Option<f64>, least: f64| {
             if let Some(has) = has.filter(|has| *has < least - NEGLIGIBLE) {
                 missed.push(format!("{}: {figure} is {has:.4}, and the bar is {least:.4}", row.scenario));
@@ -67,13 +72,13 @@ pub fn missed(rows: &[Row]) -> Vec<String> {
             bar(&figure, Some(row.throughput_vs_temporal), OF_BETTER * other.throughput_vs_temporal);
         }
         if let Some(name) = row.scenario.strip_suffix(WRONG_PROFILES)
-            && let Some(exact) = rows.iter().find(|other| other.scenario == name && other.policy == "deepres")
+            && let Some(exact) = rows.iter().find(|other| other.scenario == name && other.policy == whose)
         {
             bar("request_slo", row.request_slo, OF_EXACT_PROFILES * exact.request_slo.unwrap_or(0.0));
         }
     }
     let of_subsets =
-        |row: &&Row| row.policy == "deepres" && row.scenario.starts_with("full: ") && is_feasible(row);
+        |row: &&Row| row.policy == whose && row.scenario.starts_with("full: ") && is_feasible(row);
     let mut ideals: Vec<f64> = rows.iter().filter(of_subsets).filter_map(|row| row.vs_ideal).collect();
     ideals.sort_by(f64::total_cmp);
     if let Some(median) = ideals.get(ideals.len() / 2).filter(|median| **median < OF_IDEAL_MEDIAN) {

@@ -7,6 +7,7 @@
 pub mod bars;
 pub mod bound;
 pub mod curve;
+pub mod lease;
 mod page;
 pub mod policy;
 pub mod profiles;
@@ -227,8 +228,9 @@ pub fn ours() -> Result<Vec<Scenario>> {
     scenario::all()?.iter().map(|file| Scenario::read(file)).collect()
 }
 
-/// Returns the rows of deepres and of the ideal schedule for all subsets of at least two models.
-/// The rows come with the owed runs alone, and with tenants that always have work.
+/// Returns the rows of deepres, of the daemon's arbiter and of the ideal schedule for all subsets
+/// of at least two models. The rows come with the owed runs alone, and with tenants that always
+/// have work.
 ///
 /// # Errors
 /// The table is no table.
@@ -236,7 +238,10 @@ pub fn subsets() -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for bits in (0..1_usize << scenario::TABLE.len()).filter(|bits| bits.count_ones() > 1) {
         for full in [false, true] {
-            rows.extend(evaluate(&scenario::of_table(bits, full)?, &["deepres", "ideal"]));
+            rows.extend(evaluate(
+                &scenario::of_table(bits, full)?,
+                &["deepres", "lease-core", "lease-core-shares", "ideal"],
+            ));
         }
     }
     Ok(rows)

@@ -8,11 +8,12 @@ use deepres_policy::packing::profile::Profile;
 use deepres_policy::packing::{LOOK_NS, Packer, Run};
 
 use super::curve::WHOLE;
+use super::lease::LeaseCore;
 use super::scenario::{Arrivals, Scenario, Tenant};
 use super::sim::{self, Candidate, Outcome, Place, Policy};
 
 /// Nanoseconds in a millisecond.
-const MS: f64 = 1e6;
+pub(super) const MS: f64 = 1e6;
 /// The part of its time for which operating points plan the GPU, for requests that come at known
 /// times ([`MOST_NEED`] is for requests at random).
 const MOST_NEED_PERIODIC: f64 = 1.0;
@@ -24,8 +25,10 @@ const REVIEW_MS: f64 = 1_000.0;
 const NEW: f64 = 0.1;
 
 /// The names of the policies, in the order of the rows.
-pub const NAMES: [&str; 8] = [
+pub const NAMES: [&str; 10] = [
     "deepres",
+    "lease-core",
+    "lease-core-shares",
     "temporal-request",
     "temporal-kernel",
     "static-parts",
@@ -35,10 +38,15 @@ pub const NAMES: [&str; 8] = [
     "ideal",
 ];
 
+/// The names of the policies that are the daemon's arbiter ([`super::lease`]).
+pub const ARBITERS: [&str; 2] = ["lease-core", "lease-core-shares"];
+
 /// Returns the policy of a name for a scenario.
 pub fn of<'a>(name: &str, scenario: &'a Scenario) -> Box<dyn Policy + 'a> {
     match name {
         "deepres" => Box::new(Deepres::new(scenario)),
+        "lease-core" => Box::new(LeaseCore::settled(scenario, false)),
+        "lease-core-shares" => Box::new(LeaseCore::settled(scenario, true)),
         "temporal-request" => Box::new(Temporal::new(scenario, false)),
         "temporal-kernel" => Box::new(Temporal::new(scenario, true)),
         "static-parts" => Box::new(Static::best(scenario)),
@@ -685,7 +693,7 @@ pub struct Ideal<'a> {
 }
 
 /// The time between two kernels of the ideal schedule, ms.
-const KERNEL_MS: f64 = 0.5;
+pub(super) const KERNEL_MS: f64 = 0.5;
 
 impl<'a> Ideal<'a> {
     /// Makes the list schedule of this order, with these parts and batches.

@@ -555,7 +555,15 @@ const GPULET: [(&str, &[(&str, f64)]); 2] = [
     ("gpulet-scen3", &[("resnet50", 108.0), ("vgg16", 142.0), ("mobilenet", 64.0)]),
 ];
 /// The policies whose greatest rates are found.
-const AT_MOST: [&str; 5] = ["deepres", "temporal-kernel", "static-parts", "gpulet-like", "gslice-like"];
+const AT_MOST: [&str; 7] = [
+    "deepres",
+    "lease-core",
+    "lease-core-shares",
+    "temporal-kernel",
+    "static-parts",
+    "gpulet-like",
+    "gslice-like",
+];
 /// The part of its requests that each tenant has answered in time at the greatest rates.
 const ANSWERED: f64 = 0.99;
 /// The number of rates that the search tries.

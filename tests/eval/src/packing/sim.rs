@@ -17,6 +17,8 @@ const INSTANT_MS: f64 = 1e-9;
 pub struct Candidate {
     /// Position of the tenant.
     pub tenant: usize,
+    /// Position of the instance among the tenant's instances.
+    pub instance: usize,
     /// Number of requests in the run.
     pub batch: u32,
     /// When the run is due, ms. A run of surplus work is not due.
@@ -284,6 +286,7 @@ impl Device<'_> {
                 let oldest_ms = run.requests.first().map(|came_ms| came_ms + state.tenant.slo_ms);
                 candidates.push(Candidate {
                     tenant,
+                    instance,
                     batch: run.batch,
                     due_ms: oldest_ms.or(owed_ms.filter(|_| position == 0)),
                     had_ms: run.had_ms,
@@ -311,6 +314,7 @@ impl Device<'_> {
                 }
                 candidates.push(Candidate {
                     tenant,
+                    instance,
                     batch,
                     due_ms,
                     had_ms: 0.0,

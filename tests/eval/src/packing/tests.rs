@@ -186,7 +186,9 @@ fn a_row_below_a_bar_is_named_with_its_figure() {
     let mut temporal = good.clone();
     temporal.policy = "temporal-kernel";
     temporal.throughput_vs_temporal *= 1.1;
-    assert!(bars::missed(&[good, temporal]).join("\n").contains("beside that of temporal-kernel"));
+    let rows = [good, temporal];
+    assert!(bars::missed(&rows).join("\n").contains("beside that of temporal-kernel"));
+    assert_eq!(bars::missed_by(&rows, "lease-core"), [""; 0], "no row is of this policy");
 }
 
 #[test]
@@ -195,6 +197,25 @@ fn overload_is_shared_without_a_collapse() {
         let overload = Scenario { duration_ms: 2_000.0, ..read(name) };
         let row = row(&overload, "deepres");
         assert!(row.served_vs_owed > 0.5, "{name}: {row:?}");
+    }
+}
+
+#[test]
+fn the_arbiter_runs_models_at_once_if_their_parts_fit_and_in_turns_if_they_do_not() {
+    // A run takes 5 ms, on all SMs or also on a half of them, and each tenant owes a run in 20 ms.
+    let two = |parts: &[usize]| {
+        let point = |part: &usize| format!("{{ batch = 1, part_percent = {part}, ms = 5 }}");
+        let points = parts.iter().map(point).collect::<Vec<_>>().join(", ");
+        let model =
+            |name: &str| format!("[[tenants]]\nname = \"{name}\"\nslo_ms = 20\npoints = [{points}]\n");
+        parse(&format!("full = true\n{}{}", model("a"), model("b")))
+    };
+    for policy in policy::ARBITERS {
+        let beside = row(&two(&[50, WHOLE]), policy);
+        assert!(beside.area_utilisation > 0.9 && beside.served_vs_owed > 3.6, "{beside:?}");
+        let in_turns = row(&two(&[WHOLE]), policy);
+        assert!(in_turns.area_utilisation > 0.9, "{in_turns:?}");
+        assert!((1.6..=2.1).contains(&in_turns.served_vs_owed), "{in_turns:?}");
     }
 }
 

@@ -15,12 +15,13 @@ use deepres_abi::meter::Reading;
 use deepres_policy::arbiter::{
     Actions, Core, Order, Readings, SessionReading, SessionSeat, Setup, TenantReading, TenantSeat,
 };
-use deepres_policy::entitlement::Entitlement;
+use deepres_policy::entitlement::{Entitlement, Request};
+use deepres_policy::priority::Priority;
 use deepres_policy::tuning::{QuantumBounds, Tuning, UNSEEN_NS};
 
 use crate::device::Tenant;
 use crate::gate::{Gate, Launch};
-use crate::scenario::{Gpu, Scenario};
+use crate::scenario::{Gpu, Operator, Scenario};
 use crate::standings::MOST_WATCHED;
 
 /// Number of the host's CPUs, which decides whether waiters spin.
@@ -30,11 +31,29 @@ const HEARTBEAT_LIMIT_NS: u64 = 250_000_000;
 /// If work begins behind an open gate after a pause of this length, the meter rings the bell, as in
 /// the interposer.
 const RESTED_NS: u64 = 100_000_000;
+/// The number of the only MPS server.
+const MPS_SERVER: u64 = 1;
+
+/// The wishes of a tenant.
+#[derive(Debug, Clone, Copy)]
+pub struct Seat {
+    /// The share, class and caps that the tenant asks for.
+    pub request: Request,
+    /// The declarations about the tenant's job.
+    pub priority: Priority,
+    /// The latency that the tenant wants for a request, ns.
+    pub slo_ns: Option<u64>,
+    /// The part of the SMs that the daemon granted, under MPS, parts per million. `None`: the
+    /// tenant uses all SMs.
+    pub sm_ppm: Option<u32>,
+}
 
 /// The only process of a tenant.
 #[derive(Debug, Default)]
 struct Process {
     gate: GrantSlot,
+    /// The part of the SMs that the process uses under MPS, parts per million; 0 for all SMs.
+    sm_ppm: u32,
     /// The meter. The gate and the scheduler see a change of the meter page at once.
     meter: Reading,
     /// The time by which kernels took longer than their known length, ns.
@@ -144,42 +163,63 @@ pub fn switch_ns(gpu: &Gpu) -> u64 {
 impl Deepres {
     /// Returns the policy for a scenario's tenants.
     pub fn new(scenario: &Scenario) -> Self {
+        let seats = scenario.tenants.iter().map(|tenant| Seat {
+            // The core computes the priority value.
+            request: tenant.request(0),
+            priority: tenant.priority(),
+            slo_ns: tenant.slo_ns(),
+            sm_ppm: None,
+        });
+        Self::of(&scenario.policy, &scenario.gpu, seats)
+    }
+
+    /// Returns the policy for tenants with these wishes. The number of a tenant is its place.
+    pub fn of(operator: &Operator, gpu: &Gpu, seats: impl IntoIterator<Item = Seat>) -> Self {
         let setup = Setup {
             heartbeat_limit_ns: HEARTBEAT_LIMIT_NS,
             quantum: QuantumBounds::default(),
-            weights: scenario.policy.weights(),
-            max_harm_ppm: scenario.policy.max_harm_ppm,
+            weights: operator.weights(),
+            max_harm_ppm: operator.max_harm_ppm,
             processors: PROCESSORS,
             has_peers: false,
         };
-        let enters = (0..).zip(&scenario.tenants).map(|(id, tenant)| Order::Enter {
-            tenant: TenantSeat {
-                id,
-                // The core computes the priority value.
-                request: tenant.request(0),
-                priority: tenant.priority(),
-                slo_ns: tenant.slo_ns(),
-                sm_ppm: None,
-                uses_mps: true,
-                takes_turns: false,
-                is_paused: false,
-                is_suspended: false,
-            },
-            session: SessionSeat { id, process: None, user: Some(id), continues: false },
-        });
+        let (mut enters, mut processes) = (Vec::new(), Vec::new());
+        for (id, Seat { request, priority, slo_ns, sm_ppm }) in (0..).zip(seats) {
+            enters.push(Order::Enter {
+                tenant: TenantSeat {
+                    id,
+                    request,
+                    priority,
+                    slo_ns,
+                    sm_ppm,
+                    uses_mps: true,
+                    takes_turns: false,
+                    is_paused: false,
+                    is_suspended: false,
+                },
+                session: SessionSeat { id, process: None, user: Some(id), continues: false },
+            });
+            processes.push(Process { sm_ppm: sm_ppm.unwrap_or(0), ..Process::default() });
+        }
         Self {
             core: Core::new(setup, 0),
             readings: Readings::default(),
             actions: Actions::default(),
-            orders: enters.collect(),
-            processes: scenario.tenants.iter().map(|_| Process::default()).collect(),
-            wake_ns: (scenario.gpu.handoff_ns - switch_ns(&scenario.gpu)) / 2,
+            orders: enters,
+            processes,
+            wake_ns: (gpu.handoff_ns - switch_ns(gpu)) / 2,
             called_ns: Some(0),
             turned_ns: 0,
             entitled_ns: None,
             owed: None,
             retries: BinaryHeap::new(),
         }
+    }
+
+    /// Lets the waiting thread of a tenant leave the gate without a launch.
+    pub fn give_up(&mut self, tenant: Tenant) {
+        let process = &mut self.processes[tenant];
+        (process.meter.waiters, process.rung_for) = (0, None);
     }
 
     fn call(&mut self, at_ns: u64) {
@@ -195,7 +235,7 @@ impl Deepres {
         let Self { core, readings, processes, .. } = self;
         readings.clear();
         for watched in core.sessions() {
-            let Process { meter, stretched_ns, began_ns, ended_ns, .. } =
+            let Process { meter, sm_ppm, stretched_ns, began_ns, ended_ns, .. } =
                 &mut processes[watched.session as Tenant];
             if watched.at_rest == Some(meter) {
                 continue;
@@ -209,8 +249,8 @@ impl Deepres {
                 is_carried: true,
                 meter: *meter,
                 stretched_ns: *stretched_ns,
-                sm_ppm: 0,
-                mps_server: 0,
+                sm_ppm: *sm_ppm,
+                mps_server: if *sm_ppm > 0 { MPS_SERVER } else { 0 },
                 ends: 0,
                 began_ns: *began_ns,
                 ended_ns: *ended_ns,
