@@ -349,6 +349,11 @@ impl Scheduler {
         self.tenants.with_objective().any(|(_, tenant)| tenant.is_here() && tenant.is_answering())
     }
 
+    /// Returns whether a tenant is there for whose sake owners that fit in time take turns.
+    fn needs_turns(&self, census: &Census) -> bool {
+        census.has_stuck || self.has_answering() || self.is_wanted_by(Rank::Guest)
+    }
+
     fn census(&self, now_ns: u64) -> Census {
         let mut census = Census { least_ppm: [PPM; 2], ..Census::default() };
         for tenant in self.tenants.values() {
@@ -391,9 +396,8 @@ impl Scheduler {
         if census.fits_whole() {
             return Some(Fit::Space);
         }
-        let has_others = census.has_stuck || self.has_answering() || self.is_wanted_by(Rank::Guest);
         let fits = !census.has_unknown && census.paces_ppm <= MOST_DEMAND_PPM;
-        if fits && !has_others && now_ns >= self.company.retry_ns {
+        if fits && !self.needs_turns(&census) && now_ns >= self.company.retry_ns {
             return Some(Fit::Time);
         }
         census.fits_in_space().then_some(Fit::Space)
@@ -437,10 +441,9 @@ impl Scheduler {
 
     /// Returns why owners that fitted on the GPU part, if they do.
     fn parting(&self, fit: Fit, census: &Census) -> Option<Parting> {
-        let has_others = || census.has_stuck || self.has_answering() || self.is_wanted_by(Rank::Guest);
         let fits = match fit {
             Fit::Space => census.fits_in_space(),
-            Fit::Time => !census.has_newcomer && !census.has_left && !has_others(),
+            Fit::Time => !census.has_newcomer && !census.has_left && !self.needs_turns(census),
         };
         if !self.is_without_gangs() || !fits || census.has_solitary || census.owners < 2 {
             return Some(Parting::Others);
