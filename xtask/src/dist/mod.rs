@@ -56,6 +56,8 @@ const SIZE_LIMIT_BYTES: u64 = 64 << 20;
 /// The package and the program of the Kubernetes device plugin. The file lies in `dist/`, beside
 /// the packages.
 const PLUGIN: &str = "deepres-k8s";
+/// The feature of [`PLUGIN`] that makes the program a DRA driver too.
+const DRIVER: &str = "dra";
 /// Version of cargo-zigbuild.
 const ZIGBUILD_VERSION: &str = "0.24.1";
 
@@ -79,7 +81,7 @@ pub fn build() -> Result<Artefacts> {
     let artefacts = make(&target, &dist)?;
     // By a build of its own, the simulated GPU does not change the features of the product's
     // libraries.
-    compile(&target, build::SIMGPU)?;
+    compile(&target, build::SIMGPU, &[])?;
     build::lay_out_simgpu(&built(&target), &dist.join("simgpu"))?;
     println!("{}", check(&artefacts)?);
     report(&pack(&artefacts, artefacts.folder())?)?;
@@ -113,15 +115,17 @@ pub fn verify(first: &Artefacts) -> Result<()> {
 
 /// Compiles the product in the folder `target`, and lays it out in `dist`.
 fn make(target: &Path, dist: &Path) -> Result<Artefacts> {
-    compile(target, &[build::PRODUCT, &[PLUGIN]].concat())?;
+    compile(target, build::PRODUCT, &[])?;
+    // The client of the API server would change the features of the product's libraries too.
+    compile(target, &[PLUGIN], &[DRIVER])?;
     let built = built(target);
     build::lay_out(&built, dist)?;
     build::install(&built.join(PLUGIN), &dist.join(PLUGIN))?;
     Ok(Artefacts::in_folder(dist.to_owned()))
 }
 
-/// Compiles packages in the folder `target`.
-fn compile(target: &Path, packages: &[&str]) -> Result<()> {
+/// Compiles packages with these features in the folder `target`.
+fn compile(target: &Path, packages: &[&str], features: &[&str]) -> Result<()> {
     let zig = artefacts::zig()?;
     let zigbuild = cache::entry("cargo-zigbuild", ZIGBUILD_VERSION, |folder| {
         let mut install = build::cargo();
@@ -140,9 +144,8 @@ fn compile(target: &Path, packages: &[&str]) -> Result<()> {
         .env("CARGO_PROFILE_RELEASE_DEBUG", "none")
         .env("CARGO_ENCODED_RUSTFLAGS", remapped(target)?.join(FLAG_SEPARATOR))
         .env_remove("RUSTFLAGS");
-    for package in packages {
-        cargo.args(["--package", package]);
-    }
+    cargo.args(packages.iter().flat_map(|package| ["--package", package]));
+    cargo.args(features.iter().flat_map(|feature| ["--features", feature]));
     command::run(&mut cargo)
 }
 
