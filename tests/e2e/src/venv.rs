@@ -122,8 +122,8 @@ pub fn jupyter() -> Result<Venv> {
     with_requirements("venv-jupyter", "requirements-jupyter.txt", &Recipe::default())
 }
 
-/// Returns the environment with the schemas of Kubernetes. Makes the environment first if the cache
-/// lacks it.
+/// Returns the environment with Helm and the schemas of Kubernetes. Makes the environment first if
+/// the cache lacks it.
 pub fn kubernetes() -> Result<Venv> {
     with_requirements("venv-kubernetes", "requirements-kubernetes.txt", &Recipe::default())
 }

@@ -154,14 +154,25 @@ fn in_the_place_of_hami_core_the_library_finds_the_daemon_and_keeps_the_limits()
 }
 
 #[test]
+#[ignore = "deep: installs Helm"]
+fn the_chart_passes_helms_linter_and_renders_the_plain_manifests() {
+    let helm = venv::kubernetes().expect("the environment with Helm");
+    let host = Host::new();
+    let mut check = host.command(helm.python());
+    check.arg(script("chart")).arg(repository().join("controller/deploy/kubernetes"));
+    host.finish(check).success();
+}
+
+#[test]
 #[ignore = "deep: installs the schemas of Kubernetes"]
 fn the_manifests_fit_the_schemas_of_all_supported_kubernetes() {
     let validate = venv::kubernetes().expect("the environment with the schemas");
     let host = Host::new();
     let deploy = repository().join("controller/deploy/kubernetes");
-    // The claim's kind exists since 1.34.
+    // The kinds of claims and of their classes exist since 1.34.
     for (file, oldest) in [
         ("deepres.yaml", 31),
+        ("deepres-dra.yaml", 34),
         ("examples/share.yaml", 31),
         ("examples/gpu.yaml", 31),
         ("examples/claim.yaml", 34),
