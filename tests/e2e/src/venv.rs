@@ -122,6 +122,11 @@ pub fn jupyter() -> Result<Venv> {
     with_requirements("venv-jupyter", "requirements-jupyter.txt", &Recipe::default())
 }
 
+/// Returns the environment with Ray. Makes the environment first if the cache lacks it.
+pub fn ray() -> Result<Venv> {
+    with_requirements("venv-ray", "requirements-ray.txt", &Recipe::default())
+}
+
 /// Returns the environment with Helm and the schemas of Kubernetes. Makes the environment first if
 /// the cache lacks it.
 pub fn kubernetes() -> Result<Venv> {

@@ -37,6 +37,7 @@ pub fn run(tally: &mut Tally) -> Result<()> {
         containers::system_root()?;
     }
     venv::jupyter()?;
+    venv::ray()?;
     venv::kubernetes()?;
     venv::axe()?;
     for framework in venv::FRAMEWORKS {
