@@ -14,6 +14,7 @@ pub mod clients;
 pub mod containers;
 pub mod contention;
 pub mod finally;
+pub mod gangs;
 pub mod host;
 pub mod ledger;
 pub mod prelude;

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use deepres_e2e::gangs::{self, ALLOWED_POINTS, Done, LEAST_OF_TIME_SLICING, NAMES};
 use serde::Serialize;
-use simgpu_engine::truth::{ProcessGpu, Snapshot};
 
 use super::bar;
 use super::pieces::{self, As, Client};
@@ -16,23 +16,12 @@ use crate::build::{self, Artefacts};
 use crate::host::{Device, Host};
 use crate::process::Interrupt;
 
-/// Names of the gangs.
-const GANGS: [&str; 2] = ["one", "two"];
 /// Numbers of GPUs of the cells.
 const GPUS: [usize; 2] = [2, 4];
 /// Shares of both gangs in the cells, percent.
 const SHARES: [[u32; 2]; 2] = [[50, 50], [70, 30]];
-/// Time after which all ranks are connected, and the daemon knows that each gang uses all GPUs.
-const SETTLED: Duration = Duration::from_secs(2);
 /// The time of each turn.
 const TURN: Duration = Duration::from_secs(5);
-/// Number of kernels that a rank launches in a step: a kernel of its own, and a kernel that spins
-/// for the other ranks.
-const KERNELS_PER_STEP: u64 = 2;
-/// The least part of the steps under plain time-slicing.
-const LEAST_RATIO: f64 = 0.9;
-/// The greatest distance of a share from the entitlement, percentage points.
-const ALLOWED_POINTS: f64 = 3.0;
 
 /// Options of `cargo xtask bench gangs`.
 #[derive(clap::Args)]
@@ -63,14 +52,6 @@ struct CellReport {
     error_points: f64,
 }
 
-/// The work of both gangs over some turns.
-struct Done {
-    steps: [u64; 2],
-    /// Kernel time of both gangs on each GPU, ns.
-    kernels_ns: Vec<[u64; 2]>,
-    elapsed_ns: u64,
-}
-
 struct Bench {
     artefacts: Artefacts,
     client: PathBuf,
@@ -80,7 +61,7 @@ struct Bench {
 /// Measures all cells, and returns the figures.
 pub fn run(options: &Options) -> Result<impl super::Report> {
     let artefacts = build::artefacts()?;
-    let bench = Bench { artefacts, client: build::c_client("ring")?, interrupt: Interrupt::catch()? };
+    let bench = Bench { artefacts, client: build::c_client(gangs::CLIENT)?, interrupt: Interrupt::catch()? };
     let mut cells = Vec::new();
     for gpus in GPUS {
         let mut plain = Done::nothing(gpus);
@@ -100,30 +81,30 @@ impl Bench {
     /// Runs both gangs on a host of their own: as tenants with these shares, or without deepres.
     fn turn(&self, gpus: usize, shares: Option<[u32; 2]>) -> Result<Done> {
         let config = build::target().join("deepres/gangs-simgpu.toml");
-        fs::write(&config, simgpu_toml(gpus))
+        fs::write(&config, gangs::simgpu_toml(gpus))
             .with_context(|| format!("cannot write {}", config.display()))?;
         let device = Device::Simulated { config: Some(config) };
         let host = Host::start(&self.artefacts, device, &self.interrupt)?;
-        let mut gangs = Vec::new();
-        for (gang, name) in GANGS.into_iter().enumerate() {
+        let mut both = Vec::new();
+        for (gang, name) in NAMES.into_iter().enumerate() {
             let share = shares.map(|shares| format!("{}%", shares[gang]));
             let ranks = (0..gpus).map(|rank| self.rank(&host, name, share.as_deref(), gpus, rank));
-            gangs.push(ranks.collect::<Result<Vec<_>>>()?);
+            both.push(ranks.collect::<Result<Vec<_>>>()?);
         }
-        self.interrupt.sleep(SETTLED)?;
+        self.interrupt.sleep(gangs::SETTLED)?;
         let is_ours = shares.is_some();
-        let pids = [pids(&host, GANGS[0], is_ours, &gangs[0])?, pids(&host, GANGS[1], is_ours, &gangs[1])?];
+        let pids = [pids(&host, NAMES[0], is_ours, &both[0])?, pids(&host, NAMES[1], is_ours, &both[1])?];
         let first = pieces::record(&host)?;
         self.interrupt.sleep(TURN)?;
         let last = pieces::record(&host)?;
-        gangs.iter_mut().flatten().try_for_each(Client::still_runs)?;
+        both.iter_mut().flatten().try_for_each(Client::still_runs)?;
         Ok(Done::between(&first, &last, &pids))
     }
 
     /// Starts a rank of a gang.
     fn rank(&self, host: &Host, name: &str, share: Option<&str>, gpus: usize, rank: usize) -> Result<Client> {
-        let (kernel, gpus, rank) = (format!("ring_{name}"), gpus.to_string(), rank.to_string());
-        let arguments = ["--kernel", &kernel, "--local", "local", "--gpus", &gpus, "--rank", &rank];
+        let arguments = gangs::rank(name, gpus, rank);
+        let arguments = arguments.each_ref().map(String::as_str);
         match share {
             Some(share) => {
                 let options = ["--name", name, "--share", share];
@@ -132,14 +113,6 @@ impl Bench {
             None => pieces::start(host, As::Bare, &self.client, &arguments),
         }
     }
-}
-
-/// Returns the configuration of the simulated GPUs, with the times of the ranks' kernels.
-fn simgpu_toml(gpus: usize) -> String {
-    format!(
-        "gpus = {gpus}\nkernel = [\n    {{ name = \"local\", ns = 1000000 }},\n    \
-         {{ name = \"ring_*\", ns = 200000, meets = {gpus} }},\n]\n"
-    )
 }
 
 /// Returns the processes of a gang: those of the tenant `name`, or the clients themselves.
@@ -152,54 +125,6 @@ fn pids(host: &Host, name: &str, is_ours: bool, clients: &[Client]) -> Result<Ve
     let tenant = tenant.with_context(|| format!("the daemon knows no tenant {name}"))?;
     ensure!(tenant.sessions.len() == clients.len(), "{name} has {} processes", tenant.sessions.len());
     Ok(tenant.sessions.iter().map(|session| session.pid).collect())
-}
-
-impl Done {
-    fn nothing(gpus: usize) -> Self {
-        Self { steps: [0; 2], kernels_ns: vec![[0; 2]; gpus], elapsed_ns: 0 }
-    }
-
-    /// Returns the work of the gangs, which have these processes, between two records.
-    fn between(first: &Snapshot, last: &Snapshot, pids: &[Vec<u32>; 2]) -> Self {
-        let sum = |record: &Snapshot, pids: &[u32], gpu: usize, of: fn(&ProcessGpu) -> u64| {
-            let theirs = record.processes.iter().filter(|process| pids.contains(&process.pid));
-            theirs.filter_map(|process| process.gpus.get(gpu)).map(of).sum::<u64>()
-        };
-        let of_each = |gpu: usize, of: fn(&ProcessGpu) -> u64| {
-            pids.each_ref().map(|pids| sum(last, pids, gpu, of).saturating_sub(sum(first, pids, gpu, of)))
-        };
-        Self {
-            // All ranks of a gang do the same steps.
-            steps: of_each(0, |used| used.kernels).map(|kernels| kernels / KERNELS_PER_STEP),
-            kernels_ns: (0..last.gpus.len()).map(|gpu| of_each(gpu, |used| used.kernel_busy_ns)).collect(),
-            elapsed_ns: last.at_ns - first.at_ns,
-        }
-    }
-
-    /// Adds the work of another turn on as many GPUs.
-    fn add(&mut self, turn: &Self) {
-        self.elapsed_ns += turn.elapsed_ns;
-        let sums = self.kernels_ns.iter_mut().chain([&mut self.steps]);
-        for (sums, values) in sums.zip(turn.kernels_ns.iter().chain([&turn.steps])) {
-            sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
-        }
-    }
-
-    fn steps_per_s(&self) -> [f64; 2] {
-        let seconds = Duration::from_nanos(self.elapsed_ns).as_secs_f64();
-        self.steps.map(|steps| steps as f64 / seconds)
-    }
-
-    /// Returns the largest distance of a gang's share of a GPU from its entitlement, percentage
-    /// points. `shares` are the entitlements.
-    fn error_points(&self, shares: [u32; 2]) -> f64 {
-        let of_gpu = |kernels_ns: &[u64; 2]| {
-            let sum_ns = kernels_ns.iter().sum::<u64>().max(1) as f64;
-            // Both gangs have the same error, with opposite signs.
-            (kernels_ns[0] as f64 * 100.0 / sum_ns - f64::from(shares[0])).abs()
-        };
-        self.kernels_ns.iter().map(of_gpu).fold(0.0, f64::max)
-    }
 }
 
 impl CellReport {
@@ -249,7 +174,10 @@ impl super::Report for Report {
 
     fn bars(&self) -> Vec<(String, bool)> {
         vec![
-            bar("at least 0.9 of the steps of plain time-slicing", self.worst_steps_ratio >= LEAST_RATIO),
+            bar(
+                "at least 0.9 of the steps of plain time-slicing",
+                self.worst_steps_ratio >= LEAST_OF_TIME_SLICING,
+            ),
             bar("shares within 3 points", self.worst_error_points <= ALLOWED_POINTS),
         ]
     }
@@ -257,7 +185,7 @@ impl super::Report for Report {
 
 #[cfg(test)]
 mod tests {
-    use simgpu_engine::truth::Process;
+    use simgpu_engine::truth::{Process, ProcessGpu, Snapshot};
 
     use super::super::Report as _;
     use super::*;

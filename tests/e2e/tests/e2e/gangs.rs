@@ -1,6 +1,7 @@
 //! Tenants with ranks on several GPUs, whose kernels spin until the other ranks' kernels run. Such
 //! a tenant has all of its GPUs or none, and its share of each.
 
+use deepres_e2e::gangs::{self, ALLOWED_POINTS, Done, LEAST_OF_TIME_SLICING, SETTLED};
 use deepres_e2e::prelude::*;
 
 /// A kernel of a ring spins until the kernel of the tenant's other rank has begun.
@@ -11,12 +12,7 @@ kernel = [
     { name = "slow_ring_*", ns = 5000000, meets = 2 },
 ]
 "#;
-/// Time after which all tenants are connected and the daemon knows that they use both GPUs.
-const SETTLED: Duration = Duration::from_secs(2);
 const MEASURED: Duration = Duration::from_secs(4);
-const ALLOWED_POINTS: f64 = 3.0;
-/// The least part of the steps under plain time-slicing that two gangs do together.
-const LEAST_OF_TIME_SLICING: f64 = 0.9;
 /// Time limit for some turns, after a bounded wait for work that does not end.
 const GOES_ON_WITHIN: Duration = Duration::from_secs(20);
 
@@ -51,35 +47,25 @@ fn shares(host: &Host, names: &[&str]) -> Vec<Vec<f64>> {
 }
 
 /// Starts two gangs with a process for each rank: as tenants that are owed half of each GPU, or
-/// without deepres. A step of a rank is a kernel of its own, a kernel that spins for the other
-/// ranks, and a wait. Returns the steps of both gangs together.
-fn steps_of_two_gangs(gpus: usize, is_ours: bool) -> u64 {
-    let host = Host::measuring().simgpu(&format!(
-        "gpus = {gpus}\nkernel = [\n    {{ name = \"local\", ns = 1000000 }},\n    \
-         {{ name = \"ring_*\", ns = 200000, meets = {gpus} }},\n]\n"
-    ));
+/// without deepres. Returns the work of the gangs.
+fn work_of_two_gangs(gpus: usize, is_ours: bool) -> Done {
+    let host = Host::measuring().simgpu(&gangs::simgpu_toml(gpus));
     let _daemon = is_ours.then(|| host.daemon());
-    let names = ["one", "two"];
-    let rank = |name: &str, rank: usize| {
-        let client = c_client("ring");
+    let rank = |gang: &str, rank: usize| {
+        let client = c_client(gangs::CLIENT);
         let mut command = if is_ours { host.preloaded(client) } else { host.command(client) };
         if is_ours {
-            command.env("DEEPRES_TENANT", name).env("DEEPRES_SHARE", "50%");
+            command.env("DEEPRES_TENANT", gang).env("DEEPRES_SHARE", "50%");
         }
-        let (kernel, gpus, rank) = (format!("ring_{name}"), gpus.to_string(), rank.to_string());
-        command.args(["--kernel", &kernel, "--local", "local", "--gpus", &gpus, "--rank", &rank]);
+        command.args(gangs::rank(gang, gpus, rank));
         host.start(command, "ready")
     };
-    let gangs = names.map(|name| (0..gpus).map(|number| rank(name, number)).collect::<Vec<Process>>());
+    let both = gangs::NAMES.map(|gang| (0..gpus).map(|number| rank(gang, number)).collect::<Vec<Process>>());
     thread::sleep(SETTLED);
-    let steps = || gangs.iter().map(|ranks| ranks[0].last_number()).sum::<u64>();
-    let before = steps();
-    if is_ours {
-        assert_shares(&shares(&host, &names), &[50.0, 50.0]);
-    } else {
-        thread::sleep(MEASURED);
-    }
-    steps() - before
+    let pids = both.each_ref().map(|ranks| ranks.iter().map(Process::pid).collect());
+    let first = host.truth();
+    thread::sleep(MEASURED);
+    Done::between(&first, &host.truth(), &pids)
 }
 
 fn assert_shares(had: &[Vec<f64>], owed: &[f64]) {
@@ -138,13 +124,14 @@ mod measured {
     #[ignore = "deep: takes long"]
     fn two_gangs_do_nearly_the_steps_of_time_slicing_on_two_gpus_and_on_four() {
         for gpus in [2, 4] {
-            let [plain, ours] = [false, true].map(|is_ours| steps_of_two_gangs(gpus, is_ours));
-            let ratio = ours as f64 / plain as f64;
-            println!("{ours} steps on {gpus} GPUs, {plain} by time-slicing: {ratio:.3}");
-            assert!(
-                ratio >= LEAST_OF_TIME_SLICING,
-                "{ours} steps on {gpus} GPUs, {plain} by time-slicing: {ratio:.3}"
+            let [plain, ours] = [false, true].map(|is_ours| work_of_two_gangs(gpus, is_ours));
+            let points = ours.error_points([50, 50]);
+            let [plain, ours] = [plain, ours].map(|done| done.steps_per_s().iter().sum::<f64>());
+            let figures = format!(
+                "{ours:.0} steps/s on {gpus} GPUs, {plain:.0} by time-slicing; shares {points:.1} points off"
             );
+            println!("{figures}");
+            assert!(ours >= plain * LEAST_OF_TIME_SLICING && points <= ALLOWED_POINTS, "{figures}");
         }
     }
 
