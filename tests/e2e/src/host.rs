@@ -5,6 +5,7 @@ use std::{
     env,
     fmt::Debug,
     fs::{self, File, OpenOptions},
+    net::{SocketAddr, TcpListener},
     os::fd::OwnedFd,
     path::{Path, PathBuf},
     process::Command,
@@ -495,6 +496,11 @@ impl Host {
     pub fn assert_nothing_runs(&self) {
         await_value_within(|| describe(&self.processes()), String::is_empty, Duration::from_secs(5));
     }
+}
+
+/// Returns an address of the loopback device that nothing uses.
+pub fn free_address() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port")
 }
 
 /// Returns a socket at `path` to which tenants can connect, as to a daemon that never answers.

@@ -6,7 +6,7 @@
 use std::{
     fs,
     io::Read,
-    net::{TcpListener, TcpStream},
+    net::TcpStream,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::Command,
@@ -22,7 +22,7 @@ use rustix::{
 use crate::{
     Finished, Host, Process,
     artefacts::{artefacts, repository},
-    host::eventually_within,
+    host::{eventually_within, free_address},
     skip,
 };
 
@@ -73,7 +73,7 @@ impl<'host> Cluster<'host> {
         let nodes = hosts.iter().zip(1..).map(|(host, number)| Node {
             name: format!("{prefix}{number}"),
             host,
-            port: free_port(),
+            port: free_address().port(),
             slurmd: None,
         });
         let folder = hosts.first().expect("a cluster has a node").path().join("slurm");
@@ -261,7 +261,7 @@ impl<'host> Cluster<'host> {
              SchedulerParameters=batch_sched_delay=0,sched_min_interval=0\nReturnToService=2\nKillWait=1\n\
              GresTypes=gpu,shard\nTaskProlog={folder}/task-prolog\nEpilog={folder}/epilog\n\
              {lines}PartitionName=all Nodes={} Default=YES MaxTime=INFINITE State=UP\n",
-            free_port(),
+            free_address().port(),
             names.join(",")
         );
         write("slurm.conf", conf.as_bytes(), 0o644);
@@ -296,10 +296,4 @@ impl Drop for Cluster<'_> {
             let _ = fs::remove_dir(Path::new(FREEZER).join(format!("slurm_{}", node.name)));
         }
     }
-}
-
-/// Returns a TCP port of the loopback device that is free now.
-fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("the loopback device has ports");
-    listener.local_addr().expect("it listens").port()
 }

@@ -1,8 +1,13 @@
-//! Lets a part of a test run as another user.
+//! Lets a test, or a part of it, run as another user.
 
 use std::{ptr, thread};
 
 use crate::skip::root_or_skipped;
+
+/// A user without rights, and the user's group.
+pub const NOBODY: u32 = 65_534;
+/// The arguments with which `setpriv` runs a program as [`NOBODY`].
+pub const AS_NOBODY: [&str; 3] = ["--reuid=65534", "--regid=65534", "--clear-groups"];
 
 /// Runs `act` as another user, in a thread of its own. In the kernel, credentials belong to a
 /// thread. A connection has the credentials of the thread that made it. If the test may not change

@@ -3,12 +3,13 @@
 
 use std::fs;
 use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use deepres_e2e::browser::{self, Browser};
+use deepres_e2e::host::free_address;
 use serde::Serialize;
 
 use super::crowd::Crowd;
@@ -94,8 +95,7 @@ pub fn run(options: &Options) -> Result<impl super::Report> {
     raise_descriptors()?;
     let folder = tempfile::tempdir().context("cannot create a temporary directory")?;
     let (simgpu, deepres) = (folder.path().join("simgpu.toml"), folder.path().join("deepres.toml"));
-    let free_address = || TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
-    let (address, page) = (free_address()?, free_address()?);
+    let (address, page) = (free_address(), free_address());
     fs::write(&simgpu, format!("gpus = {}\n", options.gpus))?;
     fs::write(&deepres, format!("metrics = \"{address}\"\nweb = \"{page}\"\n"))?;
     let device = Device::Simulated { config: Some(simgpu) };

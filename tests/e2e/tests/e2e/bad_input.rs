@@ -2,6 +2,7 @@
 
 use deepres_e2e::prelude::*;
 use deepres_e2e::skip;
+use deepres_e2e::users::NOBODY;
 
 /// Asserts that a daemon printed one line that contains `reason`, and ended.
 #[track_caller]
@@ -18,7 +19,7 @@ fn a_folder_of_another_user_is_refused() {
     if !skip::root_or_skipped() {
         return;
     }
-    std::os::unix::fs::chown(&folder, Some(65_534), Some(65_534)).unwrap();
+    std::os::unix::fs::chown(&folder, Some(NOBODY), Some(NOBODY)).unwrap();
     assert_refused(&host.call(&["daemon"]), "");
     host.assert_nothing_runs();
 }

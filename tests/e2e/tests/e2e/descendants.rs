@@ -2,9 +2,7 @@
 //! that cannot be a name leaves a process in a tenant all the same.
 
 use deepres_e2e::prelude::*;
-
-/// A user that owns nothing else on this host.
-const NOBODY: &str = "65534";
+use deepres_e2e::users::NOBODY;
 
 #[test]
 fn what_drops_its_user_or_its_environment_keeps_the_jobs_name_and_limits() {
@@ -19,7 +17,7 @@ fn what_drops_its_user_or_its_environment_keeps_the_jobs_name_and_limits() {
         $drop \"$0\" <&3 & $drop env -u DEEPRES_TENANT \"$0\" <&3 & wait";
     let view = c_client("view").display().to_string();
     let options = ["--name", "job", "--memory", "2GiB"];
-    let mut job = host.spawn(host.run(&options, "sh", &["-c", script, &view, NOBODY]));
+    let mut job = host.spawn(host.run(&options, "sh", &["-c", script, &view, &NOBODY.to_string()]));
     let ps = host.await_ps(|ps| ps.find("job").is_some_and(|job| job.sessions.len() == 3));
     assert_eq!(ps.tenants.len(), 1, "{ps:?}");
     // A context that a process creates later would not fit into the new limit.

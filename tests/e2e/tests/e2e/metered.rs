@@ -9,6 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use deepres_e2e::clients::c_program_on;
 use deepres_e2e::prelude::*;
 use deepres_e2e::probes;
+use deepres_e2e::users::AS_NOBODY;
 
 /// Returns a host, and lets one test run at a time. Returns `None` where probes are impossible. The
 /// kernel places and removes probes one after the other on the whole host, and outside the tests a
@@ -149,14 +150,12 @@ fn a_user_with_thousands_of_metered_processes_leaves_others_their_room() {
     /// More children than one user may have: half of the room of 16,384.
     const CHILDREN: u64 = 9_000;
     const PART: u64 = 8_192;
-    const NOBODY: u32 = 65_534;
     host.let_all_users_in();
     let _daemon = host.daemon();
     let spawns = c_program("spawns").display().to_string();
     let job = ["run", "--no-preload", "--name", "greedy", "--", &spawns, &CHILDREN.to_string()];
     let mut greedy = host.command("setpriv");
-    greedy.args([format!("--reuid={NOBODY}"), format!("--regid={NOBODY}")]).arg("--clear-groups");
-    greedy.arg(&artefacts().deepres).args(job);
+    greedy.args(AS_NOBODY).arg(&artefacts().deepres).args(job);
     let (_greedy, _) = host.told(greedy);
     let uncounted = || host.status()["metering"]["uncounted_processes"].as_u64();
     await_value(uncounted, |uncounted| *uncounted >= Some(CHILDREN - PART));

@@ -3,11 +3,12 @@
 
 use std::fs;
 use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::process::Command;
 
 use deepres_e2e::artefacts::repository;
+use deepres_e2e::host::free_address;
 use deepres_e2e::prelude::*;
 
 /// Time within which a sample is in Prometheus' database, however busy the machine is. The daemon
@@ -17,11 +18,6 @@ const SCRAPED_WITHIN: Duration = Duration::from_secs(40);
 const SCRAPED_FOR: Duration = Duration::from_secs(60);
 /// More connections than the daemon serves at once.
 const SILENT: usize = 20;
-
-/// Returns an address that nothing uses.
-fn free_address() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port")
-}
 
 fn deployed(file: &str) -> PathBuf {
     repository().join("controller/deploy/metrics").join(file)

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use deepres_e2e::prelude::*;
 use deepres_e2e::skip::root_or_skipped;
+use deepres_e2e::users::AS_NOBODY;
 use rustix::process::{Pid, kill_process};
 
 const NO_EFFECT: &str = "--sm has no effect";
@@ -499,9 +500,6 @@ fn the_daemon_starts_mps_for_its_jobs_and_ends_it() {
     assert_eq!(control(&host), None, "{}", daemon.stderr());
 }
 
-/// A user without rights.
-const NOBODY: u32 = 65_534;
-
 #[test]
 fn jobs_of_two_users_run_at_once_if_mps_is_for_all_users() {
     if !root_or_skipped() {
@@ -513,8 +511,7 @@ fn jobs_of_two_users_run_at_once_if_mps_is_for_all_users() {
     let _roots = told_job(&host);
     let job = host.run(&["--name", "u", "--sm", "60%"], c_client("backlog"), &["--sync-every", "4"]);
     let mut nobodys = host.command("setpriv");
-    nobodys.args([format!("--reuid={NOBODY}"), format!("--regid={NOBODY}")]).arg("--clear-groups");
-    nobodys.arg(job.get_program()).args(job.get_args()).env("PATH", program_path());
+    nobodys.args(AS_NOBODY).arg(job.get_program()).args(job.get_args()).env("PATH", program_path());
     let _nobodys = host.start(nobodys, "ready");
     assert_eq!(parts(&host), [Some(40), Some(60)]);
     await_together(&host, true);

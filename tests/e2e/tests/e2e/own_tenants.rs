@@ -6,16 +6,11 @@ use std::process::Command;
 
 use deepres_e2e::prelude::*;
 use deepres_e2e::skip::root_or_skipped;
+use deepres_e2e::users::AS_NOBODY;
 
-/// A user without rights.
-const NOBODY: u32 = 65_534;
-
-/// Returns a command that runs `program` as [`NOBODY`].
+/// Returns a command that runs `program` as a user without rights.
 fn as_nobody(mut setpriv: Command, program: impl AsRef<std::ffi::OsStr>) -> Command {
-    setpriv
-        .args([format!("--reuid={NOBODY}"), format!("--regid={NOBODY}")])
-        .arg("--clear-groups")
-        .arg(program);
+    setpriv.args(AS_NOBODY).arg(program);
     setpriv
 }
 

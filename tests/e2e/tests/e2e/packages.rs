@@ -14,9 +14,8 @@ use deepres_e2e::clients::{c_client_on, demo_simgpu, training_script};
 use deepres_e2e::containers::{Container, Containers};
 use deepres_e2e::prelude::*;
 use deepres_e2e::skip::root_or_skipped;
+use deepres_e2e::users::{AS_NOBODY, NOBODY};
 
-/// A user without rights.
-const NOBODY: u32 = 65_534;
 /// Time within which systemd starts, however busy the machine is.
 const BOOTS_WITHIN: Duration = Duration::from_secs(60);
 /// The version of the next package. Debian's tools sort it after every version that deepres has.
@@ -220,7 +219,7 @@ mod measured {
         let directory = home.join("daemon");
         let as_nobody = |program: &Path| {
             let mut command = host.command("setpriv");
-            command.args([format!("--reuid={NOBODY}"), format!("--regid={NOBODY}")]).arg("--clear-groups");
+            command.args(AS_NOBODY);
             // This machine's interpreter can lie in root's home. The user may read it, and no more.
             command.args(["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]);
             command.arg(program).current_dir(&home).env("HOME", &home).env("DEEPRES_DIR", &directory);

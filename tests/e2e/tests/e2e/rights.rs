@@ -7,11 +7,10 @@ use std::process::Command;
 
 use deepres_e2e::prelude::*;
 use deepres_e2e::probes::{self, open_node};
+use deepres_e2e::users::{AS_NOBODY, NOBODY};
 use rustix::fs::{chmod, chown};
 use rustix::process::{Gid, Uid};
 
-/// A user without rights.
-const NOBODY: u32 = 65_534;
 /// The stand-in device.
 const DEVICE: &str = "nvidia=10:256";
 /// Makes one ioctl of the device.
@@ -36,8 +35,7 @@ fn open_host(config: &str) -> Option<Host> {
 /// Returns the command `deepres`, run as [`NOBODY`] with these capabilities.
 fn as_nobody(host: &Host, capabilities: &str, arguments: &[&str]) -> Command {
     let mut command = host.command("setpriv");
-    let (user, group) = (format!("--reuid={NOBODY}"), format!("--regid={NOBODY}"));
-    command.args([&user, &group, "--clear-groups"]);
+    command.args(AS_NOBODY);
     command.args([format!("--inh-caps=-all{capabilities}"), format!("--ambient-caps=-all{capabilities}")]);
     command.arg(host.deepres(&[]).get_program()).args(arguments);
     command

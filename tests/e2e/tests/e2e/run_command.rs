@@ -8,9 +8,7 @@ use std::path::{Path, PathBuf};
 use deepres_e2e::alive;
 use deepres_e2e::clients::c_program_on;
 use deepres_e2e::prelude::*;
-
-/// A user that owns nothing else on this host.
-const NOBODY: u32 = 65_534;
+use deepres_e2e::users::NOBODY;
 
 #[test]
 fn input_arguments_and_environment_pass_unchanged() {

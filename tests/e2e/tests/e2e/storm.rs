@@ -10,6 +10,7 @@ use deepres_abi::wire::{Hello, Role};
 use deepres_abi::wish::Wish;
 use deepres_e2e::finally::Finally;
 use deepres_e2e::prelude::*;
+use deepres_e2e::users::AS_NOBODY;
 use deepres_e2e::{shares::ALLOWED_POINTS, skip::root_or_skipped};
 use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketType, connect, send, socket};
 use rustix::time::{ClockId, clock_gettime};
@@ -88,19 +89,17 @@ fn annoy(address: &SocketAddrUnix, is_over: &AtomicBool, tries: &AtomicU64) {
     }
 }
 
-/// A user without rights.
-const NOBODY: u32 = 65_534;
 /// The ways in which the processors may serve an attack: like any job, or only while they have
 /// nothing else to do. In the second way a test shows what an attack costs the daemon, and not what
 /// the attack takes from the processors.
 const AS_A_JOB: &str = "--other";
 const IN_SPARE_TIME: &str = "--idle";
 
-/// Starts an attack of these kinds (`tests/workloads/c/attack.c`) by [`NOBODY`]'s tenant `mallory`.
+/// Starts an attack of these kinds (`tests/workloads/c/attack.c`) by another user's tenant
+/// `mallory`.
 fn attack(host: &Host, way: &str, kinds: &[&str]) -> Process {
     let mut command = host.preloaded("chrt");
-    let (user, group) = (format!("--reuid={NOBODY}"), format!("--regid={NOBODY}"));
-    command.args([way, "0", "setpriv", &user, &group, "--clear-groups"]);
+    command.args([way, "0", "setpriv"]).args(AS_NOBODY);
     command.arg(c_client("attack")).args(kinds).env("DEEPRES_TENANT", "mallory");
     host.start(command, "ready")
 }
@@ -145,9 +144,9 @@ mod measured {
     /// The time in which a run measures.
     const WINDOW: Duration = Duration::from_secs(5);
 
-    /// Returns the 99th percentile of the waits of a server's launches, ms, the GPU time of
-    /// [`NOBODY`], percent, and the arbiter's turns. Beside the server, one backlogged job of root
-    /// and one of [`NOBODY`] run, and with `is_attacked` also the rest of the attack.
+    /// Returns the 99th percentile of the waits of a server's launches, ms, the GPU time of the
+    /// attacker, percent, and the arbiter's turns. Beside the server, one backlogged job of root
+    /// and one of the attacker run, and with `is_attacked` also the rest of the attack.
     fn run(is_attacked: bool) -> ([f64; 2], u64) {
         let host = Host::measuring();
         host.let_all_users_in();

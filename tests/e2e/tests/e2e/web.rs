@@ -6,6 +6,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 
 use deepres_e2e::browser::Browser;
+use deepres_e2e::host::free_address;
 use deepres_e2e::prelude::*;
 use deepres_e2e::venv;
 
@@ -28,11 +29,6 @@ const COLOURS: [&str; 2] = ["light", "dark"];
 const OPEN_PAGES: usize = 8;
 /// Most presses of a key until the focus is at the wanted place.
 const MOST_PRESSES: usize = 60;
-
-/// Returns an address that nothing uses.
-fn free_address() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port")
-}
 
 /// Returns a host with a daemon that serves the page, and a tenant that always has work.
 fn served() -> (Host, Process, Process, SocketAddr) {
