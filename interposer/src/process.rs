@@ -311,7 +311,7 @@ fn begin() -> Result<(), Unheld> {
     process.tell_meter(RUNS);
     coverage::look_past();
     if session.standalone().is_none() {
-        say!(Info, "session {} with {} GPUs", session.id(), process.gpus.len());
+        say!(Info, "the process has session {} with {} GPUs", session.id(), process.gpus.len());
         config.unreadable().iter().for_each(|limit| say!(Warn, "{limit}; ignored"));
     }
     Ok(())

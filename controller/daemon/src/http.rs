@@ -307,7 +307,7 @@ impl Place {
         loop {
             match tried {
                 Ok(listener) => {
-                    tracing::info!(address = %self, "serving {what}");
+                    tracing::info!(address = %self, "the daemon serves {what}");
                     return listener;
                 }
                 Err(error) if !std::mem::replace(&mut is_told, true) => tracing::warn!(

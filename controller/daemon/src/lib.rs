@@ -265,7 +265,7 @@ pub fn run(
     let has_gangs = config.gangs && options.gpus.len() > 1;
     let board = has_gangs.then(|| Arc::new(GangBoard::new(options.gpus.len())));
     for (index, gpu) in options.gpus.into_iter().enumerate() {
-        tracing::info!(index, uuid = gpu.uuid_text, name = gpu.name, "managing");
+        tracing::info!(index, uuid = gpu.uuid_text, name = gpu.name, "the daemon manages a GPU");
         if gpu.is_lost {
             options.faults.set(&gpu.uuid_text, Some(faults::LOST));
         }

@@ -157,7 +157,7 @@ fn serve(args: &Args, inherited: Inherited, ready: impl FnOnce()) -> Result<()> 
     };
     let directory = options.directory.clone();
     let announce = || {
-        tracing::info!(%directory, "ready");
+        tracing::info!(%directory, "the daemon is ready");
         ready();
     };
     deepres_daemon::run(options, announce, told_to_stop())?;

@@ -219,7 +219,7 @@ impl Worker {
             }
         }
         for gate in &self.actions.gates {
-            tracing::trace!(gpu = self.gpu, ?gate, "gate");
+            tracing::trace!(gpu = self.gpu, ?gate, "the arbiter set a gate");
             if let Some(session) = self.sessions.get(&gate.session) {
                 session.set_gate(self.gpu, gate);
             }

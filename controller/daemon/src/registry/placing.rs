@@ -67,7 +67,8 @@ impl<'a> Placer<'a> {
         };
         let gpus = placed.gpus;
         if let Some(tenant) = self.tenants.get_mut(name) {
-            tracing::info!(tenant = name, gpus = ?gpus.iter().collect::<Vec<_>>(), why = placed.why, "placed");
+            let gpus: Vec<_> = gpus.iter().collect();
+            tracing::info!(tenant = name, ?gpus, why = placed.why, "the daemon chose the GPUs of a job");
             tenant.placed = Some(placed);
         }
         Ok(gpus)

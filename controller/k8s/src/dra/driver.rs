@@ -87,7 +87,7 @@ pub async fn serve(driver: Arc<Driver>, sockets: &Sockets) -> Infallible {
         tokio::select! {
             never = grpc::serve(own, Arc::clone(&driver)) => match never {},
             never = grpc::serve(registration, registrar) => match never {},
-            () = lost => tracing::warn!("the driver's sockets are gone, and are made again"),
+            () = lost => tracing::warn!("the driver lost its sockets: it makes them anew"),
         }
     }
 }
