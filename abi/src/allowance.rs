@@ -29,8 +29,8 @@ const BLOCKS: usize = 4096;
 /// The number of blocks under the model checker, which cannot follow many blocks.
 #[cfg(loom)]
 const BLOCKS: usize = 2;
-/// The number of ticks that the ring surely covers: the ticks of all blocks but one, because an
-/// interval can begin and end inside a block.
+/// The number of ticks that the ring surely covers: the ticks of all blocks but one. An interval
+/// can begin and end inside a block.
 const TICKS_REMEMBERED: u64 = (BLOCKS as u64 - 1) * TICKS_PER_BLOCK;
 
 /// The longest unused time that a tenant may use later, ns. So after a pause, a tenant may use at

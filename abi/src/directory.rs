@@ -14,8 +14,8 @@ const RUNTIME_VARIABLE: &str = "XDG_RUNTIME_DIR";
 /// directory stays when a daemon ends. So a container that mounts the directory finds the next
 /// daemon there, and never sees the admin socket.
 pub const TENANT_DIRECTORY: &str = "tenant";
-/// The empty file in the tenant directory by which a daemon with a closed fail mode tells processes
-/// that start after its end: their launches fail until a daemon runs.
+/// An empty file in the tenant directory, which a daemon with a closed fail mode leaves at its end.
+/// The launches of processes that start later fail until a daemon runs.
 pub const CLOSED_MARK: &str = "closed";
 /// The tenant socket, in the tenant directory.
 pub const TENANT_SOCKET: &str = "tenant.sock";

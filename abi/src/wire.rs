@@ -187,8 +187,8 @@ pub struct Hello {
     /// The wishes, in the encoding of [`crate::wish::Wish::encode`].
     pub wishes: [u8; WISHES_BYTES],
     /// In a keeper's hello: 1 if the keeper asks again and again while guaranteed memory, GPUs or a
-    /// part of its user's caps lack; else 0. The daemon serves such keepers in the order in which
-    /// they came.
+    /// part of the caps lack; else 0. The daemon serves such keepers in the order in which they
+    /// came.
     pub waits: u32,
     /// In a keeper's hello: the number of GPUs that the job asks for; 0 if the job may use all. The
     /// daemon then chooses among the GPUs of the hello. If the keeper was connected before, the

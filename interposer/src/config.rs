@@ -1,6 +1,6 @@
 //! The wishes that the environment names. If a value makes no sense, the interposer reports the
-//! value in one line and ignores it. Without a daemon, a limit that makes no sense keeps the job off
-//! the GPU.
+//! value in one line and ignores it. Without a daemon, a limit that makes no sense keeps the job
+//! off the GPU.
 
 use std::cell::RefCell;
 use std::env;
@@ -117,8 +117,8 @@ fn parse_sms(percent: &str) -> Option<u32> {
 }
 
 /// Returns the identity of a directory: a number that all processes of the host see in the same
-/// way, also if a container has the directory at another path. Returns 0 if this process does not
-/// see the directory.
+/// way. A container can have the directory at another path. Returns 0 if this process does not see
+/// the directory.
 fn identity(directory: &Path) -> u64 {
     // The numbers of two directories of a file system differ. Those of two file systems differ if
     // the inodes have 32 bits at most, because the device has 32 bits.
@@ -198,7 +198,7 @@ impl Config {
 
     /// Returns the identity of the MPS server of a process that is a client of MPS: the identity of
     /// the directory of its control daemon. Returns 0 if the process does not see the directory. A
-    /// control daemon has one server at a time, except after a restart: the clients of the earlier
+    /// control daemon has one server at a time, except after a restart. The clients of the earlier
     /// server then look like clients of the new server.
     pub fn mps_server(&self) -> u64 {
         identity(&self.mps_pipes)
@@ -237,8 +237,8 @@ impl Config {
         }
     }
 
-    /// Returns whether the process must not use a GPU unless something holds it to its limits: it
-    /// has limits, or its launches are to fail without a daemon.
+    /// Returns whether the process must not use a GPU unless something holds it to its limits. The
+    /// process has limits, or its launches are to fail without a daemon.
     pub fn is_held(&self) -> bool {
         self.is_limited() || self.fail_mode() == FailMode::Closed
     }

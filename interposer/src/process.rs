@@ -537,17 +537,17 @@ impl Process {
         Ok(())
     }
 
-    /// If the tenant has a memory limit, counts the process's memory in the tenant's file too, until
-    /// a daemon is back. Processes that start without a daemon share only the file. The caller has
-    /// seen the end of the connection to the daemon.
+    /// If the tenant has a memory limit, counts the process's memory in the tenant's file too,
+    /// until a daemon is back. Processes that start without a daemon share only the file. The
+    /// caller has seen the end of the connection to the daemon.
     pub fn leave_daemon(&self, meter: MeterThread) {
         self.count_in_file(meter);
         self.set_alone(true);
     }
 
-    /// While another process of the tenant has no session, counts the process's memory in the
-    /// tenant's file too, because the daemon does not know the memory of that process. Returns
-    /// false if the process cannot use the file. If this process has no session, does nothing.
+    /// While another process of the tenant has no session, counts this process's memory in the
+    /// tenant's file too. The daemon does not know the other process's memory. Returns false if the
+    /// process cannot use the file. If this process has no session, does nothing.
     pub fn count_beside(&self, meter: MeterThread) -> bool {
         let Some(session) = self.session() else { return true };
         if session.standalone().is_some() || session.is_gone() {

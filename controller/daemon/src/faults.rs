@@ -1,4 +1,4 @@
-//! The faults of GPUs: the driver lost the GPU, no longer lists it, does not answer for it, or
+//! The faults of GPUs. The driver lost the GPU, no longer lists it, does not answer for it, or
 //! reported an error of the hardware (Xid).
 //!
 //! For each GPU, a thread asks NVML once a second. If the driver hangs at a question, it keeps only

@@ -187,9 +187,9 @@ impl Gpu {
         nvml::without_mps_clients(gpus.iter().map(|gpu| gpu.uuid_text.clone()).collect())
     }
 
-    /// Returns those of all GPUs of the host, in their order, that processes cannot share because of
-    /// their compute modes; `None` if there are none. `has_mps` says whether an MPS control daemon
-    /// runs, whose clients share a GPU in exclusive mode.
+    /// Returns those of all GPUs of the host, in their order, that processes cannot share because
+    /// of their compute modes; `None` if there are none. `has_mps` says whether an MPS control
+    /// daemon runs, whose clients share a GPU in exclusive mode.
     pub fn closed<'a>(gpus: impl IntoIterator<Item = &'a Self>, has_mps: bool) -> Option<Closed> {
         let gpus: Vec<&Self> = gpus.into_iter().collect();
         let of = |mode: ComputeMode| -> Vec<usize> {

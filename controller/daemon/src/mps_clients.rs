@@ -1,6 +1,6 @@
-//! The rule by which a session counts with its part of the SMs: NVML lists the session's process as
-//! a client of MPS on the GPU. A process reports its part and its MPS server in its meter page, and
-//! the report can be false. So the daemon asks the driver. All code that needs the MPS server of a
+//! The rule by which a session counts with its part of the SMs: NVML lists the process as a client
+//! of MPS on the GPU. A process reports its part and its MPS server in its meter page, and the
+//! report can be false. So the daemon asks the driver. All code that needs the MPS server of a
 //! session calls [`Client::server`].
 //!
 //! If NVML does not tell the clients of MPS on a GPU, the daemon believes each report. If NVML
@@ -21,8 +21,8 @@ use tokio::time::{sleep, timeout};
 
 /// The time between two questions about all reports.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// The time between two looks while a new session has reported nothing yet, or NVML has not yet
-/// listed a process that reports an MPS server. A new client of MPS takes turns for this time.
+/// The time between two looks while a new session has reported nothing, or NVML does not yet list a
+/// process that reports an MPS server. A new client of MPS takes turns for this time.
 const LOOK_SOON: Duration = Duration::from_millis(100);
 /// The number of NVML's answers without a process after which the daemon asks for the process no
 /// more than for others. The daemon counts answers once the process uses the GPU. The driver lists

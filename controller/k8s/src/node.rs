@@ -149,8 +149,8 @@ impl State {
         self.records.iter().filter_map(|held| held.record.part())
     }
 
-    /// Returns the places of the records with parts, in the order in which containers start: first
-    /// the containers that do not wait, then the longest wait first. Records that an earlier plugin
+    /// Returns the places of the records with parts, in the order in which containers start. First
+    /// come the containers that do not wait, then the longest wait. Records that an earlier plugin
     /// left are of one age, so the name decides.
     fn in_order(&self) -> Vec<usize> {
         let mut places: Vec<usize> =

@@ -275,8 +275,8 @@ pub fn grant(asked: &Wish, set: &Wish, (caps, of): (Caps, CapOf), part: &Part, h
     }
 }
 
-/// Returns the reason for which the daemon refuses the wishes of a job that has not started,
-/// whatever its user's other tenants have; `None` if the daemon grants them.
+/// Returns the reason for which the daemon refuses the wishes of a job that has not started; `None`
+/// if the daemon grants them. The user's other tenants do not matter.
 pub fn refuse(asked: &Wish, (caps, of): (Caps, CapOf), has_room: bool) -> Option<String> {
     if let Some(ppm) = asked.share_ppm.filter(|ppm| *ppm > caps.share_ppm) {
         let most = Percent(caps.share_ppm);

@@ -11,7 +11,7 @@
 //! | [`config`] | the daemon's configuration file |
 //! | [`probes`] | the findings of the probes, in the form in which deepres shows them |
 //! | [`identity`] | how the daemon found a tenant |
-//! | [`fitted`] | a fitted profile: the choice of `--sm auto`, and the figures for operating points |
+//! | [`fitted`] | a fitted profile: the choice of `--sm auto`, and figures for operating points |
 //! | [`mps`] | the MPS control daemon of a directory |
 //! | [`profile`] | the file of a profile: the time of a program by part of the SMs and batch |
 //! | [`quantity`] | shares, sizes and times in text |

@@ -7,8 +7,8 @@
 //! |---|---|---|
 //! | placement | which GPUs does a job get? | [`placement`] |
 //! | entitlement | what share is each tenant owed? | [`entitlement`] |
-//! | packing | which tenants run at the same time? | [`packing`]; under leases, one at a time |
-//! | granularity | which kernels meet, and how much may be in flight? | [`granularity`]; [`tuning`] |
+//! | packing | which tenants run at once? | [`packing`]; under leases, one at a time |
+//! | granularity | which kernels meet, and how much is in flight? | [`granularity`]; [`tuning`] |
 //!
 //! [`lease`] turns entitlements into leases. [`tuning`] derives the time constants of leases from
 //! measurements. [`shares`] says what a cluster's scheduler may give away of a node's GPUs.

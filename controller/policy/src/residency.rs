@@ -151,9 +151,9 @@ pub fn decide(now_ns: u64, free: &Bytes, tenants: &[Seen], times: Times) -> Opti
 }
 
 impl Seen {
-    /// Returns the memory of a GPU for which a thread of the tenant can wait, bytes: `free_bytes`,
-    /// and the memory of other tenants that the daemon may suspend. Returns 0 if the memory cannot
-    /// become free by waiting.
+    /// Returns the memory of a GPU for which a thread of the tenant can wait, bytes. This is
+    /// `free_bytes`, and the memory of other tenants that the daemon may suspend. Returns 0 if the
+    /// memory cannot become free by waiting.
     pub fn obtainable_bytes(&self, gpu: GpuIndex, free_bytes: u64, tenants: &[Self]) -> u64 {
         let bytes = |other: &Self| other.bytes.get(&gpu).copied().unwrap_or(0);
         let others = tenants.iter().filter(|other| other.id != self.id && other.may_leave);

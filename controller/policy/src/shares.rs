@@ -420,10 +420,10 @@ impl Shares {
         all.count().saturating_sub(self.whole(gpu))
     }
 
-    /// Returns the next change for the containers that wait: the place of a container in `parts`,
-    /// and its choice among the GPUs on which it may start. The container can start, or waits for a
-    /// GPU that lacks less. Those that wait come last in `parts`, the longest wait first. `None`:
-    /// they all wait where they are.
+    /// Returns the next change for the containers that wait: a container's place in `parts`, and
+    /// its choice among the GPUs on which it may start. The container can start, or waits for a GPU
+    /// that lacks less. Those that wait come last in `parts`, the longest wait first. `None`: they
+    /// all wait where they are.
     pub fn next_change(&self, parts: &[Part<'_>]) -> Option<(usize, Choice<'_>)> {
         let mut waiting = parts.iter().enumerate().filter(|(_, part)| part.waits);
         waiting.find_map(|(place, part)| {

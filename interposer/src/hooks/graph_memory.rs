@@ -41,7 +41,7 @@ instantiate! {
 }
 
 /// Heeds the flags of an instantiation. If kernels can launch the graph, launches of graphs can
-/// differ from now on: a launch ends when all graphs have ended that its kernels launched.
+/// differ from now on. A launch ends when all graphs have ended that its kernels launched.
 fn heed(flags: u64) {
     if flags & u64::from(CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) != 0 {
         meter::graphs::vary();

@@ -6,9 +6,9 @@
 //! its place among [`PLACES`]. The interposer does not count the calls that use a ledger. Instead,
 //! a call carries its ledger along ([`Ledger`]), and asks [`Ledgers::has`] before it settles.
 //!
-//! While no daemon is there, or while another process of the tenant has no session, the process
-//! counts its memory in the tenant's file too ([`super::account`]). So a ledger has two
-//! generations: an even generation without the file, and an odd generation with the file.
+//! While no daemon is there, or another process of the tenant has no session, the process counts
+//! its memory in the tenant's file too ([`super::account`]). So a ledger has two generations: an
+//! even generation without the file, and an odd generation with the file.
 //!
 //! The address ranges stay mapped for good. So a call that outlasts so many daemons still uses only
 //! memory of deepres.

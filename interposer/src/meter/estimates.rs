@@ -194,7 +194,8 @@ impl Estimates {
 
     /// Records that a launch took `took_ns`, beside other tenants' work. The time can include their
     /// turns, so it is a bound. The least of [`BESIDE`] times includes no turn of others as a rule.
-    /// If it is above the mean, the table counts it in, because the launch takes longer than before.
+    /// If it is above the mean, the table counts it in, because the launch takes longer than
+    /// before.
     pub fn beside(&self, meter: MeterThread, key: u64, took_ns: u64) {
         self.bound(meter, key, took_ns);
         let Some(history) = self.history(key) else { return };

@@ -1,5 +1,5 @@
 //! The properties of executable graphs beside their times: the count of changes of each graph, its
-//! width, and whether launches of the same graph can differ.
+//! width, and whether its launches can differ.
 //!
 //! The key of a graph's launch includes the count of changes. So after a change of the graph, the
 //! meter never uses an estimate from before the change. This rule also covers an estimate that the

@@ -124,8 +124,9 @@ fn stretched(process: &Process, gpu: &Gpu) -> Option<&'static AtomicU64> {
 /// Returns the pause between two looks while work is in flight, ns. `open_ns`: the time for which
 /// all gates have been open. `ahead_ns`: the GPU time that may be in flight. If other tenants have
 /// open gates too, this time is short, and threads that reach it wait for the looks that see its
-/// end. `queued_ns`: the GPU time in flight. A job that is far from `ahead_ns` needs few looks: work
-/// for half of this time is left on the GPU at the next look, if the job reaches it before.
+/// end. `queued_ns`: the GPU time in flight. A job that is far from `ahead_ns` needs few looks. If
+/// the job reaches `ahead_ns` before the next look, work for half of this time is left on the GPU
+/// then.
 fn tick_ns(open_ns: u64, ahead_ns: u64, queued_ns: u64) -> u64 {
     let least_ns = ahead_ns / TICKS_PER_RUN_AHEAD;
     let longest_ns = (ahead_ns / 2).saturating_sub(queued_ns).max(least_ns);

@@ -9,7 +9,7 @@
 //! If the process lacks the right to ask, a thread of the lowest policy (SCHED_IDLE, sched(7)) uses
 //! the spare time of each CPU. Such a thread is worse: with autogroups (sched(7)), the kernel gives
 //! it the weight of its whole session against threads of other sessions. Those threads then wait
-//! for milliseconds. The thread does not yield: under Linux 6.18, a thread that yielded again and
+//! for milliseconds. The thread does not yield. Under Linux 6.18, a thread that yielded again and
 //! again kept kernel threads from running for a minute (compare the kernel's commit 1319ea57529e).
 
 use std::io::Write as _;

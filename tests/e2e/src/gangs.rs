@@ -1,6 +1,6 @@
 //! Two gangs: jobs with a rank on each of several GPUs. A step of a rank is a kernel of its own, a
-//! kernel that spins until the kernels of all ranks have begun, and a wait for both. A test and
-//! `cargo xtask bench gangs` measure the gangs.
+//! kernel that spins for all ranks' kernels, and a wait for both. A test and `cargo xtask bench
+//! gangs` measure the gangs.
 
 use std::time::Duration;
 

@@ -101,7 +101,7 @@ const STARVED: &str = "Under `tgs-like`, the guest hardly runs, so answers hardl
 
 /// Reason of an exception: both policies add nearly the same wait.
 const NEARLY_ALIKE: &str = "In one of three seeds, deepres adds a hundredth of a millisecond more to the 99th percentile than\n\
-    `tgs-like`, and harvests twenty times as much: see the operating points below";
+    `tgs-like`. deepres harvests twenty times as much (see the operating points below)";
 
 /// All exceptions.
 pub const EXCEPTIONS: &[Exception] = &[

@@ -55,8 +55,8 @@ struct Options {
     /// with deepres
     #[arg(long, value_name = "FILE_OR_DIR", requires = "placement")]
     matrix: Option<PathBuf>,
-    /// Compare policies that share the SMs of a GPU; without a scenario, all that come with deepres
-    /// and all mixes of the models of one table. docs/packing.md describes the scenarios
+    /// Compare policies that share the SMs of a GPU. Without a scenario: all that come with
+    /// deepres, and all mixes of the models of one table. docs/packing.md describes the scenarios
     #[arg(long, conflicts_with_all = ["policy", "report", "plots", "sweep", "placement"])]
     packing: bool,
     /// Let a day of jobs pass on a Kubernetes cluster. docs/scale.md explains the figures

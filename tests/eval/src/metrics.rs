@@ -66,8 +66,8 @@ pub struct Row {
     pub harvested_fraction: Option<f64>,
     /// The least progress of an owner, as a part of the owner's progress under the fluid limit.
     pub worst_progress_vs_gps: Option<f64>,
-    /// The least value of a quotient over all owners: the owner's progress, divided by the lesser
-    /// of its progress under plain time-slicing and under the fluid limit.
+    /// The least value of a quotient over all owners. The quotient is the owner's progress, divided
+    /// by the lesser of its progress under plain time-slicing and under the fluid limit.
     pub worst_vs_nothing: Option<f64>,
     /// `worst_progress_vs_gps` of the best scheduler that [`crate::bound`] knows.
     pub bound: Option<f64>,

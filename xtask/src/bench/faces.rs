@@ -32,7 +32,7 @@ const BETWEEN_SCRAPES: Duration = Duration::from_millis(1_050);
 const LIMIT_TURN_PERCENT: f64 = 5.0;
 /// Time between two scrapes while the arbiter's turns are measured.
 const BETWEEN_MANY_SCRAPES: Duration = Duration::from_millis(100);
-/// Time for which turns are measured with scrapes, and without: the arbiter keeps the latest turns
+/// Time for which turns are measured with scrapes, and without. The arbiter keeps the latest turns
 /// only, so many short times tell more than few long ones.
 const TURNS: Duration = Duration::from_millis(500);
 /// The number of pairs of such times for each second that the bench measures.

@@ -140,7 +140,7 @@ enum Bench {
     /// Two or three backlogged tenants share a simulated GPU, for each choice of shares and work.
     /// The output compares the GPU time used with the entitlement and with the meter. The output
     /// also compares the work done with one tenant alone, and one tenant alone with the bare
-    /// driver. A program with pauses runs beside long kernels and beside itself: the output
+    /// driver. A program with pauses runs beside long kernels and beside itself. The output
     /// compares its GPU time with the fluid limit and with the bound of the evaluation.
     Share(share::Options),
     /// Measure how long many processes that start at once wait until they are served

@@ -132,8 +132,8 @@ impl Tally {
     }
 
     /// Judges the tests that the run skipped or did not measure. The method adds three kinds of
-    /// failures: too many unmeasured tests, a test without a measurement twice in a row, and an
-    /// unexpected reason to skip.
+    /// failures: too many unmeasured tests, a test not measured twice in a row, and an unexpected
+    /// reason to skip.
     pub fn judge(&mut self, before: &Unmeasured) {
         if self.not_measured.len() > MOST_NOT_MEASURED {
             let number = self.not_measured.len();

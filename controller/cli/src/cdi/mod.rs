@@ -81,8 +81,8 @@ struct Generate {
     tenant: Option<String>,
     #[command(flatten)]
     wishes: Wishes<Elsewhere>,
-    /// Use more memory than there is: suspend (move the whole tenant to the host while others need
-    /// memory) or managed (move memory beyond the limit between host and GPU as needed)
+    /// Use more memory than there is. suspend: move the whole tenant to the host while others need
+    /// memory. managed: move memory beyond the limit between host and GPU as needed
     #[arg(long, value_name = "HOW")]
     oversubscribe: Option<Oversubscribe>,
     /// CDI specification to put the device into; `-` prints a specification with this device alone

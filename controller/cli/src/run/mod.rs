@@ -72,11 +72,11 @@ pub struct Args {
     /// nothing
     #[arg(long, conflicts_with_all = ["share", "memory", "class", "record"])]
     no_preload: bool,
-    /// Use more memory than there is: suspend (move the whole tenant to the host while others need
-    /// memory) or managed (move memory beyond the limit between host and GPU as needed)
+    /// Use more memory than there is. suspend: move the whole tenant to the host while others need
+    /// memory. managed: move memory beyond the limit between host and GPU as needed
     #[arg(long, env = OVERSUBSCRIBE_VARIABLE, value_name = "HOW")]
     oversubscribe: Option<Oversubscribe>,
-    /// Number of GPUs: the daemon chooses GPUs with room for --share and --memory on each, and the
+    /// Number of GPUs. The daemon chooses GPUs with room for --share and --memory on each, and the
     /// program sees only these (docs/placement.md) [default: the program sees all GPUs]
     #[arg(long, value_name = "NUMBER")]
     gpus: Option<NonZero<u32>>,

@@ -277,8 +277,8 @@ fn height(ppm: u32) -> char {
     HEIGHTS[eighths.min(HEIGHTS.len() - 1)]
 }
 
-/// Returns lines about the selected row: grants, memory by kind, waits, the shares that the tenant
-/// was owed and had over the last minutes, and processes.
+/// Returns lines about the selected row: grants, memory by kind, waits, the shares owed and had
+/// over the last minutes, and processes.
 fn details(app: &App, row: &Row<'_>) -> Vec<String> {
     let Row { tenant, account } = row;
     let granted =

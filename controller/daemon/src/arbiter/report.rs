@@ -51,8 +51,8 @@ pub struct Report {
     pub fairness_ppm: Option<u32>,
     /// The accounts of the tenants.
     pub tenants: Vec<(TenantId, AccountStatus)>,
-    /// For late requests of tenants with an SLO: the waiting tenant, the tenant that had the GPU,
-    /// and the mean wait of a late request, ns.
+    /// The late requests of tenants with an SLO: the waiting tenant, the tenant that had the GPU,
+    /// and a request's mean wait, ns.
     pub late_waits: Vec<(TenantId, TenantId, u64)>,
     /// The states of the sessions.
     pub sessions: Vec<(SessionId, SessionGpuStatus)>,

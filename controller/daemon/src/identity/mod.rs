@@ -247,11 +247,11 @@ pub fn identify(
     of_place(facts, &known).unwrap_or_else(|| of_tree(&root))
 }
 
-/// Returns whether a process may have started this descendant as a part of its own job. Either both
-/// have one user, or the descendant dropped the rights of root or of the user who made its user
-/// namespace, or the descendant is in the ancestor's own user namespace, or in a namespace within
-/// it. No process can leave its namespace, so all processes between the two are there too. The
-/// maker of the namespace has all rights over them, whichever users they have.
+/// Returns whether a process may have started this descendant as a part of its own job. There are
+/// three cases. Both have one user. The descendant dropped the rights of root, or of the user who
+/// made its user namespace. The descendant is in the ancestor's own user namespace, or in a
+/// namespace within it. No process can leave its namespace, so all processes between the two are
+/// there too. The maker of the namespace has all rights over them, whichever users they have.
 ///
 /// The namespaces count as they are now. An ancestor may have entered a further namespace after it
 /// started the descendant. Then the descendant is not in the ancestor's own namespace, and the

@@ -248,8 +248,8 @@ impl Plans {
         self.lessons.get_mut(name).filter(|lesson| lesson.tenant == tenant)
     }
 
-    /// Returns a tenant of a plan that is on, and that leaves no room for a plan of these tenants
-    /// on the GPU: a tenant follows one plan at most, and a GPU has one plan at most.
+    /// Returns a tenant of a plan that is on, if the plan leaves no room for a plan of these
+    /// tenants on the GPU. A tenant follows one plan at most, and a GPU has one plan at most.
     fn in_the_way(&self, gpu: usize, of: &[Known]) -> Option<&str> {
         let is_there = |at: usize, tenant: &str| at == gpu || of.iter().any(|(name, _)| name == tenant);
         let on = self.deployed.iter().filter(|(_, deployed)| deployed.is_on());

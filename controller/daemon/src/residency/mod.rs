@@ -43,8 +43,8 @@ const CANNOT_LEAVE_NS: u64 = Duration::from_secs(60).as_nanos() as u64;
 /// The time for which the daemon does not try again after the host had no room for a tenant.
 const NO_HOST_ROOM_NS: u64 = Duration::from_secs(10).as_nanos() as u64;
 /// The longest time for which a daemon that ends waits for the return of suspended tenants. systemd
-/// kills the daemon ten seconds after it told the daemon to end (`TimeoutStopSec=`). The rest of the
-/// ten seconds is for the end of the MPS control daemon and for the state file.
+/// kills the daemon ten seconds after it told the daemon to end (`TimeoutStopSec=`). The rest of
+/// the ten seconds is for the end of the MPS control daemon and for the state file.
 const END_LIMIT: Duration = Duration::from_secs(6);
 /// The number of times that the daemon tells a tenant of free memory before the tenant's allocation
 /// should succeed. If the driver still refuses, the policy assumes that the driver cannot give the

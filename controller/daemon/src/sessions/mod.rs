@@ -260,7 +260,8 @@ async fn converse(
     let hello = match hello {
         Ok(hello) => hello,
         Err(refused) => {
-            // A program can ask for its view many times a second, so the log leaves out these roles.
+            // A program can ask for its view many times a second, so the log leaves out these
+            // roles.
             match role {
                 Some(Role::Viewer | Role::Appraised | Role::Owner) => {
                     refuse(connection.as_fd(), &refused, shared);
@@ -432,9 +433,9 @@ async fn meter(peer: Peer, named: Option<u32>, tenant: &str, shared: &Rc<Shared>
     }
 }
 
-/// Returns the role that the hello in a packet states, `None` without one, and the hello. Instead of
-/// the hello, returns the reason for which the daemon answers no hello of its sender, whatever the
-/// role. If the daemon does not see the sender's pid namespace, it knows only the user of the
+/// Returns the role that the hello in a packet states, `None` without one, and the hello. Instead
+/// of the hello, returns the reason for which the daemon answers no hello of its sender, whatever
+/// the role. If the daemon does not see the sender's pid namespace, it knows only the user of the
 /// sender. The sender may then be in any container of this user.
 fn heard(packet: &[u8], peer: Peer) -> (Option<Role>, Result<Hello, Refused>) {
     let hello: Hello = match wire::decode(packet) {

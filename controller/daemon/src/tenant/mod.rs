@@ -57,8 +57,8 @@ impl Owner {
         is_there && self.container.is_some() && self.container.as_ref() == facts.container()
     }
 
-    /// Records the place of a process that has joined the tenant, if the tenant has the process's
-    /// container, but an older daemon saved the tenant without the place.
+    /// Records the place of a process that has joined the tenant. The tenant must have the
+    /// process's container, and no place. An older daemon saved tenants without their places.
     pub fn learn_place(&mut self, facts: &Facts) {
         let is_its = self.container.is_some() && self.container.as_ref() == facts.container();
         if self.place.is_none() && is_its {

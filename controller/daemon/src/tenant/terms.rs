@@ -171,8 +171,8 @@ impl Terms {
         std::mem::replace(&mut self.asked, merged) != merged
     }
 
-    /// Returns the reason for which a job that has not started cannot have these terms; `None` if
-    /// the job can have them, unless its user's other tenants have too much ([`Self::crowding`]).
+    /// Returns the reason for which a job that has not started cannot have these terms. `None`: the
+    /// job can have them, unless its user's other tenants have too much ([`Self::crowding`]).
     pub fn refusal(&self) -> Option<String> {
         refuse(&self.asked, self.caps, self.has_room)
     }

@@ -78,8 +78,8 @@ status! {
         /// Whether `received_ppm` includes the time of copies.
         #[serde(default)]
         pub charge_copies: bool,
-        /// The part of the SMs with which the tenant counts, parts per million; 0 for all SMs. Under
-        /// MPS, the part is the tenant's `--sm`, or the width of its widest recent kernel.
+        /// The part of the SMs with which the tenant counts, parts per million; 0 for all SMs.
+        /// Under MPS, the part is the tenant's `--sm`, or the width of its widest recent kernel.
         #[serde(default)]
         pub part_ppm: u32,
         /// Lag: GPU time that the tenant is owed, ns; negative if the tenant had more.

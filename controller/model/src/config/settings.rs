@@ -92,7 +92,8 @@ impl Loaded {
     /// user's daemon that reads the system's file starts its MPS control daemon for its user alone.
     ///
     /// # Errors
-    /// [`ConfigError::Invalid`] if another file of a plain user's daemon asks for MPS for all users.
+    /// [`ConfigError::Invalid`] if another file of a plain user's daemon asks for MPS for all
+    /// users.
     pub fn for_daemon(mut self, is_roots: bool) -> Result<Self, ConfigError> {
         if is_roots || self.config.mps_users == MpsUsersKey::One {
             return Ok(self);

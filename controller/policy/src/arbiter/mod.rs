@@ -114,8 +114,8 @@ pub struct TenantSeat {
     pub slo_ns: Option<u64>,
     /// The part of the SMs that the daemon granted, parts per million; `None` without one.
     pub sm_ppm: Option<u32>,
-    /// Whether the daemon uses MPS. Otherwise the tenant counts with all SMs, whatever its processes
-    /// report.
+    /// Whether the daemon uses MPS. Otherwise the tenant counts with all SMs, whatever its
+    /// processes report.
     pub uses_mps: bool,
     /// Whether the tenant takes turns with all others, because its memory follows its turns.
     pub takes_turns: bool,

@@ -244,8 +244,8 @@ impl Tenant {
         counts.then_some((server, parts_ppm))
     }
 
-    /// Returns the part of the SMs with which the tenant counts while the clients of `server` count
-    /// with their parts, parts per million; 0 for all SMs.
+    /// Returns the part of the SMs with which the tenant counts, parts per million; 0 for all SMs.
+    /// The clients of `server` count with their parts.
     pub(super) fn part_ppm(&self, server: u64) -> u32 {
         self.part().filter(|(own, _)| *own == server).map_or(0, |(_, part_ppm)| part_ppm)
     }

@@ -42,9 +42,9 @@ const fn ns(duration: Duration) -> u64 {
 /// If a tenant wanted two GPUs at once within this time, it is a gang on these GPUs. A rank can
 /// pause while another rank works, so one look does not suffice.
 const REMEMBERED_NS: u64 = ns(Duration::from_secs(1));
-/// The bound, ns, on each of three times: the delay of a plan by the board, the board's wait for
-/// GPUs after the planned moment, and the drain of a gang. An arbiter waits for a drain for less
-/// than this ([`crate::lease`]).
+/// The bound on each of three times, ns. These are the delay of a plan by the board, the board's
+/// wait for GPUs after the planned moment, and the drain of a gang. An arbiter waits for a drain
+/// for less than this ([`crate::lease`]).
 const PHASE_LIMIT_NS: u64 = ns(Duration::from_millis(1_500));
 
 /// A gang's turn lasts at least this many times the longest time that a GPU idled for the gang, or
@@ -513,7 +513,7 @@ impl Board {
     }
 
     /// Returns the time at which all of a gang's GPUs can be free, ns: the latest time that `of`
-    /// returns for the posts of these GPUs.
+    /// returns for their posts.
     fn ready_ns(
         &self,
         tenant: TenantId,

@@ -8,7 +8,7 @@
 //!
 //! At a cut, the launch waits until the other tenant has come to the place of the cut, at most for
 //! a bound. If a launch is not the one that the iteration has at this place, the tenant has
-//! departed from its plan: the gate lets all further launches through at once.
+//! departed from its plan. The gate then lets all further launches through at once.
 
 use alloc::vec::Vec;
 

@@ -1,8 +1,8 @@
 //! Finds the iteration in a tenant's launches, by the keys of the kernels.
 //!
-//! Launches that are no part of an iteration are few or come together: a kernel that comes now and
-//! then, another branch, a warm-up, a validation. Between them, the iteration repeats itself
-//! without a break. The launches of such a repetition are a *run*.
+//! Launches that are no part of an iteration are few or come together. Examples are a kernel that
+//! comes now and then, another branch, a warm-up, a validation. Between them, the iteration repeats
+//! itself without a break. The launches of such a repetition are a *run*.
 //!
 //! An iteration also repeats parts of itself, such as the layers of a model. A run of layers ends
 //! with the iteration. So if an iteration repeats itself three times in a row, its run is more than
@@ -61,7 +61,7 @@ pub fn find(keys: &[u64]) -> Option<Repetition> {
 }
 
 /// Returns lengths that the iteration can have: the most frequent distances between two launches
-/// with the same key whose following launches also have the same keys.
+/// with the same key. The following launches of the two must also have the same keys.
 fn candidates(keys: &[u64]) -> Vec<usize> {
     let most = (keys.len() / 2).min(MOST_LENGTH);
     if keys.len() <= FEW {

@@ -60,8 +60,8 @@ impl Clock {
         (self.moment + VirtualTime::from(gpu_ns) * VirtualTime::from(PPM)).div_euclid(self.weight)
     }
 
-    /// Returns the bound of eligibility after a further charge of `gpu_ns` to a competing tenant:
-    /// the larger of the clock and the mean virtual time of the competing tenants.
+    /// Returns the bound of eligibility after a further charge of `gpu_ns` to a competing tenant.
+    /// The bound is the larger of the clock and the mean virtual time of the competing tenants.
     pub fn eligible_after(&self, gpu_ns: u64) -> VirtualTime {
         let more = VirtualTime::from(gpu_ns) * VirtualTime::from(PPM) / self.weight.max(1);
         self.mean_after(gpu_ns).max(self.now + more)
@@ -109,9 +109,9 @@ impl Clock {
         }
     }
 
-    /// Divides the change of another tenant's lag among the competing tenants, ns: the lag that the
-    /// other tenant lost, or (negative) the debt that it lost. The lags of the competing tenants
-    /// together do not fall below zero by this.
+    /// Divides the change of another tenant's lag among the competing tenants, ns. The other tenant
+    /// lost this lag or, if negative, this debt. The lags of the competing tenants together do not
+    /// fall below zero by this.
     pub fn give(&mut self, gpu_ns: i64) {
         if self.weight > 0 {
             let given = self.now + VirtualTime::from(gpu_ns) * VirtualTime::from(PPM) / self.weight;

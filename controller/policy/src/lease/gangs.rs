@@ -99,8 +99,8 @@ impl Scheduler {
         self.gang_idle_ends_ns(hold, now_ns, tuning).is_some_and(|ends_ns| now_ns >= ends_ns)
     }
 
-    /// Returns two times, ns: the end of the holder's work in flight by the holder's meter, and the
-    /// end of the holder's work if it uses its whole lease.
+    /// Returns two times, ns. By the holder's meter, its work in flight ends at the first time. If
+    /// the holder uses its whole lease, its work ends at the second time.
     fn ends_ns(&self, now_ns: u64, tuning: &Tuning) -> (u64, u64) {
         let Some(hold) = self.hold else {
             let remaining_ns = if self.company.has_gpu() { self.company_remaining_ns() } else { 0 };

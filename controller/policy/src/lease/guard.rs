@@ -3,17 +3,17 @@
 //! A guest runs only while no owner wants the GPU. Guests cost an owner time in two ways. First, an
 //! owner that wants the GPU again waits for the guest's work in flight. Second, if this work does
 //! not end, the owner runs beside the work and is slower. The guard measures the second cost by the
-//! owner's progress: the GPU time that the owner used, as a part of the time in which it wanted the
-//! GPU. The guard compares this progress with the progress without guests. The guard bounds the sum
-//! of both costs to a part of the time (`max_harm`).
+//! owner's progress. The progress is the GPU time that the owner used, as a part of the time in
+//! which it wanted the GPU. The guard compares this progress with the progress without guests. The
+//! guard bounds the sum of both costs to a part of the time (`max_harm`).
 //!
 //! The guard forecasts a guest's cost from the owners' last pauses ([`Outlook`]). The *credit* is
 //! the time that guests may still cost the owners. The credit grows as time passes, and shrinks by
-//! all costs. A guest may launch if cost / time ≤ credit / largest credit: *cost* is the expected
-//! cost of the launch, and *time* is the time until the guest's work is gone. So the guard always
-//! allows a launch that costs nothing. Dear launches ([`DEAR_COST_PART`]) may use at most a quarter
-//! of the credit. If a cost exceeds the credit, no guest runs until passing time has paid the
-//! excess.
+//! all costs. A guest may launch if cost / time ≤ credit / largest credit. Here *cost* is the
+//! expected cost of the launch, and *time* is the time until the guest's work is gone. So the guard
+//! always allows a launch that costs nothing. Dear launches ([`DEAR_COST_PART`]) may use at most a
+//! quarter of the credit. If a cost exceeds the credit, no guest runs until passing time has paid
+//! the excess.
 //!
 //! If all owners have SLOs, each owner may wait for a guest for a small part of its SLO. Such short
 //! waits have a credit of their own that grows faster ([`TOLERATED_PPM`]), because an owner that

@@ -96,7 +96,7 @@ impl Scheduler {
     }
 
     /// Returns the tenant for which the GPU idles while another tenant wants the GPU. There are
-    /// three cases: other GPUs of a gang still drain, the gang's rank on this GPU has no work, or a
+    /// three cases. Other GPUs of a gang still drain. The gang's rank on this GPU has no work. A
     /// holder is in a short pause.
     fn kept_for(&self) -> Option<TenantId> {
         let is_idle = |hold: Hold| {

@@ -4,7 +4,7 @@
 //! known only after the use. For each tenant it keeps a virtual time and a request:
 //!
 //! - The distance between a tenant's virtual time and the [`clock`] of its kind (owners, or guests)
-//!   is the tenant's *lag*: GPU time that the tenant is owed beside the tenants that compete with
+//!   is the tenant's *lag*. The tenant is owed this GPU time beside the tenants that compete with
 //!   it.
 //! - A *request* is the GPU time that the tenant is expected to use in one go: its usual burst, a
 //!   quantum at most. The request is due at the virtual time at which the fluid limit would have
@@ -413,8 +413,8 @@ impl Scheduler {
 
     /// Returns the GPU time that each session of a tenant with an open gate may have in flight, ns.
     /// Much work in flight keeps the GPU busy while the host pauses. The result is less if another
-    /// owner was active in the last minute, or if the tenant is a guest: an owner that wants the
-    /// GPU would wait for the work in flight.
+    /// owner was active in the last minute, or if the tenant is a guest. Then an owner that wants
+    /// the GPU would wait for the work in flight.
     pub fn run_ahead_ns(
         &self,
         id: TenantId,
@@ -503,9 +503,9 @@ impl Scheduler {
             || ((self.company.is_parting() || self.company.is_in_space()) && !is_stuck())
     }
 
-    /// Returns whether a tenant may have shared the GPU since the last decision: it had work in
-    /// flight or might launch, and another tenant had work in flight. While owners are together,
-    /// looks are rare, so each of them may have shared the GPU at any time.
+    /// Returns whether a tenant may have shared the GPU since the last decision. The tenant had
+    /// work in flight or was able to launch, and another tenant had work in flight. While owners
+    /// are together, looks are rare, so each of them may have shared the GPU at any time.
     pub fn shares(&self, id: TenantId) -> bool {
         let Some(tenant) = self.tenants.get(id) else { return false };
         // Owners with parts of the SMs run at once, and do not slow each other down.

@@ -2,16 +2,16 @@
 //!
 //! If the parts of all active owners add up to the whole GPU at most, all of them are in the set.
 //! They take nothing from each other, so their gates are open, and the scheduler charges nothing.
-//! Otherwise the scheduler chooses the set by the one rule: it goes through the owners that want
+//! Otherwise the scheduler chooses the set by the one rule. It goes through the owners that want
 //! the GPU in their order, and takes each owner whose part still fits. Each owner of the set has a
 //! lease. So its session rings the bell at the end of a burst, and the place is free at once.
 //!
-//! The scheduler charges an owner for its *place*: the time in which the owner wants the GPU and
-//! may use its part of the SMs, times the part. So an owner whose meter shows less than it uses
-//! pays for its place too. A place is *spare* if no owner that waits would fit on the SMs without
-//! this owner and those after it in the order. An owner in a spare place takes nothing from others,
-//! so it pays only until it owes its place for a quantum. This debt keeps it behind owners that had
-//! less.
+//! The scheduler charges an owner for its *place*. The charge is the time in which the owner wants
+//! the GPU and may use its part of the SMs, times the part. So an owner whose meter shows less than
+//! it uses pays for its place too. A place is *spare* if no owner that waits would fit on the SMs
+//! without this owner and those after it in the order. An owner in a spare place takes nothing from
+//! others, so it pays only until it owes its place for a quantum. This debt keeps it behind owners
+//! that had less.
 //!
 //! The part of an owner can change at any time, because an owner without a fixed part has the part
 //! of its widest kernel. If the parts of a set no longer fit, the scheduler takes owners out of the

@@ -29,12 +29,12 @@ pub const MAX_DEBT_NS: u64 = ns(Duration::from_secs(1));
 /// this number. Over a pause, a debt shrinks by the same time at most.
 const FORGOTTEN_PART: u64 = 50;
 /// Over a pause, what a tenant is owed shrinks by the tenant's part of the pause divided by this
-/// number. If it shrank by a part of the whole pause, a tenant with a small share would lose in each
-/// pause more than it is owed in between.
+/// number. If the whole pause counted, a tenant with a small share would lose more in each pause
+/// than it is owed in between.
 const OWED_FORGOTTEN_PART: u64 = 25;
 /// The time for which the scheduler charges nothing while threads of the holder are on their way
-/// from the gate, ns: a wake-up on a busy machine. This time is also the largest lenience at once:
-/// time without metered use that the scheduler does not charge.
+/// from the gate, ns. A wake-up on a busy machine takes as long. This time is also the largest
+/// lenience at once: time without metered use that the scheduler does not charge.
 const START_LIMIT_NS: u64 = ns(Duration::from_millis(10));
 /// A tenant's lenience grows by the passed time divided by this number.
 const LENIENCE_PART: u64 = 10;
@@ -450,7 +450,7 @@ impl Tenant {
     }
 
     /// Returns the GPU time that the tenant is expected to use in one go, ns: its usual burst, or
-    /// the present burst if that is longer already.
+    /// the present burst if longer.
     pub fn usual_burst_ns(&self) -> u64 {
         self.mean_burst_ns.max(self.burst_ns)
     }

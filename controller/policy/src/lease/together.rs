@@ -12,13 +12,14 @@
 //! Owners that fit in time part, and take turns again, if one of these happens:
 //!
 //! - The paces add up to nearly the whole GPU.
-//! - An owner's pace falls by a quarter below its demand, and the others use the GPU for more than a
-//!   quarter of the time. The others hold an owner up no longer than they use the GPU. If they use
-//!   less, the owner's host is slow, or its program has changed. Turns would then make it slower.
+//! - An owner's pace falls by a quarter below its demand, and the others use the GPU for more than
+//!   a quarter of the time. The others hold an owner up no longer than they use the GPU. If they
+//!   use less, the owner's host is slow, or its program has changed. Turns would then make it
+//!   slower.
 //!
-//! All owners part if another tenant wants the GPU that has other rules: a gang, and for owners that
-//! fit in time, a guest or an owner with an SLO. Owners that fit in space part for a guest only when
-//! none of them wants the GPU and the guard lets the guest launch.
+//! All owners part if a gang wants the GPU. Owners that fit in time also part if a guest or an
+//! owner with an SLO wants the GPU. Owners that fit in space part for a guest only when none of
+//! them wants the GPU and the guard lets the guest launch.
 //!
 //! While owners that fit in time are together, the scheduler charges them as always. So a lag that
 //! grows is paid back under leases. If owners part because of their paces, they stay apart for a

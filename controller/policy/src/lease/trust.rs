@@ -1,6 +1,6 @@
-//! Remembers two kinds of debts of a user: GPU time that the user's tenants had without metered
-//! use, and GPU time that tenants owed when they ended. So a user with a thousand tenants, or a new
-//! tenant every second, gains no more unmetered GPU time than a user with one tenant.
+//! Remembers two kinds of debts of a user: GPU time without metered use, and GPU time that the
+//! user's tenants owed when they ended. So a user with a thousand tenants, or a new tenant every
+//! second, gains no more unmetered GPU time than a user with one tenant.
 
 use super::state::Rank;
 use super::{MAX_DRAIN_NS, ns};

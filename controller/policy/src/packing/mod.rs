@@ -8,9 +8,9 @@
 //! **The one rule**, in time and space: the GPU goes to the set of runs of greatest *urgency*. The
 //! urgency of a run is the sum of:
 //!
-//! - the greater of two figures: the time that the run still needs, as a part of the time until the
-//!   run is due; and the time by which the run's tenant is behind the other tenants ([`lags`]), in
-//!   runs;
+//! - the greater of two figures. One is the time that the run still needs, as a part of the time
+//!   until the run is due. The other is the time by which the run's tenant is behind the other
+//!   tenants ([`lags`]), in runs;
 //! - its part of the SMs, so that the set fills the GPU;
 //! - a little, if the run is in the present set, because each change of the set costs a hand-off.
 //!

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 const SECOND: u64 = 1_000 * MS;
 
 /// Returns two figures of the time from `from_ns` to `to_ns`: the tenants' shares of the used GPU
-/// time, and the part of the time with use.
+/// time, and the used part.
 fn shares(programs: &[Program], from_ns: u64, to_ns: u64) -> (Vec<f64>, f64) {
     let mut model = Model::new(programs);
     model.run_until(from_ns);

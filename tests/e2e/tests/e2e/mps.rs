@@ -603,8 +603,8 @@ fn clients_of_mps_share_a_gpu_for_one_process_and_daemon_and_doctor_tell_its_mod
     assert_ne!(alone.code, 0, "it has no MPS: {}", alone.stdout);
 }
 
-/// A model as D-STACK's table is recalled: its part of the SMs, the time of a run, and the time
-/// within which each run must end. Runs consist of kernels of a millisecond.
+/// A model as D-STACK's table is recalled: its part of the SMs, the time of a run, and the limit on
+/// this time. Runs consist of kernels of a millisecond.
 struct Model {
     name: &'static str,
     percent: u32,

@@ -37,8 +37,8 @@ const HAMI_FAILED_WRITES: u64 = 1;
 // By HAMi's page docs/develop/protocol.md, its plugin and its scheduler each write an annotation of
 // each node every 30 s. The plugin of 4707fb0 writes only what has changed, so the figures leave
 // these out.
-/// Messages on a node of deepres: for each second, the list of pods and the daemon's allocations;
-/// for each job, GetPreferredAllocation, Allocate, PreStartContainer, and the daemon's record, its
+/// Messages on a node of deepres. For each second: the list of pods and the daemon's allocations.
+/// For each job: GetPreferredAllocation, Allocate, PreStartContainer, and the daemon's record, its
 /// holder and its end.
 const DEEPRES_MESSAGES_S: f64 = 2.0;
 const DEEPRES_MESSAGES_JOB: u64 = 6;

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 
 use deepres_policy::placement::{GpuSet, Topology};
 
-/// The criteria for a set of GPUs, the most important first: whether all pairs can copy directly;
-/// the bandwidth of all pairs together; the bandwidth of the weakest pair, MB/s.
+/// The criteria for a set of GPUs, the most important first. Can all pairs copy directly? Then the
+/// bandwidth of all pairs together, and of the weakest pair, MB/s.
 type Worth = (bool, u64, u32);
 
 /// The best sets of a machine.

@@ -80,8 +80,8 @@ impl Conditional {
     }
 }
 
-/// Returns the number of rounds of a loop on the device at a graph's launch number `launch`: from 1
-/// to `while_rounds`, another number at each launch.
+/// Returns the number of rounds of a loop on the device at a graph's launch number `launch`. The
+/// number is from 1 to `while_rounds`, and differs at each launch.
 pub fn rounds(launch: u64) -> u64 {
     /// 2⁶⁴ divided by the golden ratio: spreads consecutive numbers evenly.
     const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;

@@ -9,7 +9,6 @@
 //! | `cuCtxSynchronize:delay:5ms` | every call takes 5 ms longer (`ns`, `us`, `ms`, `s`) |
 //! | `die:cuLaunchKernel:10` | the process is killed inside the 10th call, before the call's work |
 //! | `die-after:cuLaunchKernel:10` | the process is killed in the 10th call, after the call's work and before its return |
-//!
 //! | `reenter:cuCtxDestroy_v2` | the driver calls its own exports before the work of every call; `reenter:*` holds for all functions |
 //!
 //! Each rule counts the calls of all threads of the process. Names are the exact exported names.

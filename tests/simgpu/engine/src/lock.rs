@@ -20,9 +20,9 @@ const PATIENCE_NS: libc::c_long = 1_000_000;
 /// Longest time between two checks. A check takes longer with more processes, so many waiters check
 /// less often.
 const MAX_PATIENCE_NS: libc::c_long = 64 * PATIENCE_NS;
-/// Time for which a waiter spins before it sleeps: what a sleep and the wake-up of an idle CPU take
-/// (28 us in the median on a two-core virtual machine). So a waiter loses at most twice what the
-/// better of the two would lose. A holder mostly needs microseconds.
+/// Time for which a waiter spins before it sleeps. A sleep and the wake-up of an idle CPU take as
+/// long (28 us in the median on a two-core virtual machine). So a waiter loses at most twice what
+/// the better of the two would lose. A holder mostly needs microseconds.
 const SPIN_NS: u64 = 30_000;
 
 /// The lock. All zeros is a free lock.

@@ -605,9 +605,9 @@ fn begin_slice<M: Memory>(memory: &mut M, config: &Config, gpu: &Gpu) -> u64 {
     memory.get(&gpu.interrupted_left_ns)
 }
 
-/// Returns the first newcomer in turn: a seat, except the current one, that has a kernel to run and
-/// has not had the SMs since it got the kernel. Drops what the state says about seats without a
-/// kernel to run. The change is part of the caller's transaction.
+/// Returns the first newcomer in turn. A newcomer is another seat than the current one. It has a
+/// kernel to run, and has not had the SMs since it got the kernel. Drops what the state says about
+/// seats without a kernel to run. The change is part of the caller's transaction.
 fn newcomer<M: Memory>(memory: &mut M, state: &State, gpu: &Gpu) -> Option<usize> {
     const BITS: usize = u64::BITS as usize;
     let bit = |seat: Option<usize>, word: usize| {
