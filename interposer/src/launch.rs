@@ -88,7 +88,7 @@ fn hold_back(calls: &Calls, lane: &Lane, launch: Option<Launch>) {
 
 /// Waits until a launch on the stream may go, but does not use up a lease of one launch. A caller
 /// that is about to reserve memory for a launch calls this function first. So the later call of
-/// [`enter`] does not wait while the caller holds the reservation.
+/// [`begin`] does not wait while the caller holds the reservation.
 #[cold]
 pub fn await_turn(stream: Stream) {
     let _uncancelled = os::uncancelled();
@@ -113,13 +113,13 @@ pub enum Entry {
     /// The launch goes without another step. The meter has counted the launch already, or the
     /// launch is a bypass.
     Pass,
-    /// The meter measures the launch. The caller must call [`leave`] after the launch.
+    /// The meter measures the launch. The caller must call [`end`] after the launch.
     Metered(Metered),
     /// The launch does not go, because the daemon is gone and the session's fail mode is closed.
     Refused,
 }
 
-/// A launch or copy that the meter counts, between [`enter`] and [`leave`].
+/// A launch or copy that the meter counts, between [`begin`] and [`end`].
 pub struct Metered {
     process: &'static Process,
     lane: LaneOwner,
@@ -131,19 +131,19 @@ pub struct Metered {
 /// segment if none is open. Returns the next step for the launch.
 #[cold]
 #[inline(never)]
-pub fn enter(stream: Stream, launch: Launch, shape: Shape) -> Entry {
+pub fn begin(stream: Stream, launch: Launch, shape: Shape) -> Entry {
     let _uncancelled = os::uncancelled();
-    try_enter(stream, launch, shape).unwrap_or_else(|reason| {
+    try_begin(stream, launch, shape).unwrap_or_else(|reason| {
         coverage::bypass(reason);
         Entry::Pass
     })
 }
 
-/// Prepares a launch as [`enter`] does, but returns the reason for a bypass as an error.
+/// Prepares a launch as [`begin`] does, but returns the reason for a bypass as an error.
 ///
 /// # Errors
 /// The reason for which the launch is a bypass.
-fn try_enter(stream: Stream, launch: Launch, shape: Shape) -> Result<Entry, Bypass> {
+fn try_begin(stream: Stream, launch: Launch, shape: Shape) -> Result<Entry, Bypass> {
     let process = process::current().ok_or(Bypass::NoSession)?;
     let calls = &process.calls;
     capture::rule_out(calls, stream)?;
@@ -237,10 +237,10 @@ fn report_width(process: &Process, gpu: &Gpu, class: Option<Class>) {
 ///
 /// The GPU has engines of its own for copies. So copies pass no gate, and no tenant waits for
 /// another tenant's copies. Sets and copies within a device are launches to this module.
-pub fn enter_copy(stream: Stream, copy: Launch) -> Option<Metered> {
+pub fn begin_copy(stream: Stream, copy: Launch) -> Option<Metered> {
     let _uncancelled = os::uncancelled();
     let process = process::current_or_bypass()?;
-    try_enter_copy(process, stream, copy)
+    try_begin_copy(process, stream, copy)
         .inspect_err(|unmarked| {
             if let Unmarked::Bypass(reason) = unmarked {
                 coverage::bypass(*reason);
@@ -249,7 +249,7 @@ pub fn enter_copy(stream: Stream, copy: Launch) -> Option<Metered> {
         .ok()
 }
 
-fn try_enter_copy(process: &'static Process, stream: Stream, copy: Launch) -> Result<Metered, Unmarked> {
+fn try_begin_copy(process: &'static Process, stream: Stream, copy: Launch) -> Result<Metered, Unmarked> {
     let calls = &process.calls;
     capture::rule_out(calls, stream)?;
     let _relaxed = calls.beside_captures().ok_or(Bypass::CaptureMode)?;
@@ -268,7 +268,7 @@ fn try_enter_copy(process: &'static Process, stream: Stream, copy: Launch) -> Re
 /// of the count.
 #[cold]
 #[inline(never)]
-pub fn leave(metered: &Metered, succeeded: bool) {
+pub fn end(metered: &Metered, succeeded: bool) {
     let _uncancelled = os::uncancelled();
     let calls = &metered.process.calls;
     if !succeeded {

@@ -341,10 +341,10 @@ pub fn measured(api: ApiId, kind: Kind, stream: Stream, bytes: u64, call: impl F
     }
     let kind = if kind == Kind::Kernel { Kind::Copy } else { kind };
     let _blocked = blocked_calls::begin();
-    match launch::enter_copy(stream, Launch { key, kind }) {
+    match launch::begin_copy(stream, Launch { key, kind }) {
         Some(metered) => {
             let result = call();
-            launch::leave(&metered, result == CUDA_SUCCESS);
+            launch::end(&metered, result == CUDA_SUCCESS);
             result
         }
         None => call(),

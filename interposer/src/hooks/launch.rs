@@ -27,11 +27,11 @@ use crate::reentry;
 #[cold]
 #[inline(never)]
 fn metered(stream: Stream, launch: Launch, shape: Shape, call: &mut dyn FnMut() -> CUresult) -> CUresult {
-    match launch::enter(stream, launch, shape) {
+    match launch::begin(stream, launch, shape) {
         Entry::Pass => call(),
         Entry::Metered(metered) => {
             let result = call();
-            launch::leave(&metered, result == CUDA_SUCCESS);
+            launch::end(&metered, result == CUDA_SUCCESS);
             result
         }
         Entry::Refused => CUDA_ERROR_NOT_PERMITTED,

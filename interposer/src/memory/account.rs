@@ -68,7 +68,7 @@ impl Account {
 
     /// Charges `bytes` that the driver has already allocated, even past the limit.
     pub fn charge(self, bytes: u64) {
-        self.beyond(None).for_each(|part| part.charge(bytes));
+        self.parts().for_each(|part| part.charge(bytes));
     }
 
     /// Marks `bytes` as leaving, before the caller tells the driver to free them. Returns them.
@@ -78,16 +78,16 @@ impl Account {
 
     /// Releases `bytes`, after the driver has freed them.
     pub fn release(self, bytes: u64) {
-        self.beyond(None).for_each(|part| part.release(bytes));
+        self.parts().for_each(|part| part.release(bytes));
     }
 
     /// Moves a charge of `bytes` from the account `before` to this account. A part that both
     /// accounts have keeps the charge, so no reader sees the charge twice there. Without `before`,
     /// no account has the charge.
     pub fn take_over(self, bytes: u64, before: Option<Self>) {
-        self.beyond(before).for_each(|part| part.charge(bytes));
+        self.parts_without(before).for_each(|part| part.charge(bytes));
         if let Some(before) = before {
-            before.beyond(Some(self)).for_each(|part| part.release(bytes));
+            before.parts_without(Some(self)).for_each(|part| part.release(bytes));
         }
     }
 
@@ -97,7 +97,7 @@ impl Account {
     }
 
     /// Returns the parts of this account that `other` lacks.
-    fn beyond(self, other: Option<Self>) -> impl Iterator<Item = ledger::Account<'static>> {
+    fn parts_without(self, other: Option<Self>) -> impl Iterator<Item = ledger::Account<'static>> {
         let is_others = move |part: &ledger::Account<'static>| {
             other.is_some_and(|other| other.parts().any(|own| own.is_same(*part)))
         };

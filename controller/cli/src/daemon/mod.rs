@@ -1,6 +1,6 @@
 //! `deepres daemon`: shares this machine's GPUs among tenants.
 
-mod leave;
+mod detach;
 mod log;
 pub mod log_file;
 
@@ -68,7 +68,7 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<ExitCode> {
     hide();
     if args.exit_idle {
-        leave::the_job();
+        detach::from_job();
     }
     // SAFETY: this process has not opened any descriptor yet.
     let inherited_sockets = unsafe { deepres_daemon::inherited() };

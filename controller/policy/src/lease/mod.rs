@@ -34,7 +34,7 @@
 pub mod clock;
 mod gangs;
 pub mod guard;
-mod kept;
+mod idling;
 mod restore;
 mod space;
 mod state;
@@ -203,7 +203,7 @@ struct Borne {
 
 impl Default for Borne {
     fn default() -> Self {
-        Self { debts: [Budget::of_debts(); 2], pauses: kept::PAUSES }
+        Self { debts: [Budget::of_debts(); 2], pauses: idling::PAUSES }
     }
 }
 
@@ -234,7 +234,7 @@ pub struct Scheduler {
     order: Order,
     /// The gangs on this GPU, which get the GPU only by orders of the board.
     gangs: Gangs,
-    kept: Option<kept::Kept>,
+    idling: Option<idling::Idling>,
     borne: Borne,
     /// The last time at which a tenant with brief bursts wanted the GPU, ns.
     brief_ns: Option<u64>,
@@ -468,8 +468,8 @@ impl Scheduler {
         self.trusts.values_mut().for_each(|trust| *trust = Trust::default());
         self.hold = self.hold.map(|hold| hold.renew(now_ns, silent_ns));
         self.decided_ns = now_ns;
-        // The next decision notes the kept time anew.
-        self.kept = None;
+        // The next decision notes the idle time anew.
+        self.idling = None;
         self.guard.skip();
     }
 
@@ -584,10 +584,10 @@ impl Scheduler {
     /// to change. Returns the time of the next decision if nothing happens before, ns.
     pub fn decide(&mut self, now_ns: u64, tuning: &Tuning) -> Option<u64> {
         self.lease_limit_ns = u64::MAX;
-        self.charge_kept(now_ns, tuning);
+        self.charge_idling(now_ns, tuning);
         self.account(now_ns, tuning);
         let wake_ns = self.decide_steps(now_ns, tuning);
-        self.note_kept(now_ns);
+        self.note_idling(now_ns);
         self.note_flying();
         self.on_gpu = self.count_on_gpu();
         wake_ns
@@ -698,7 +698,7 @@ impl Scheduler {
         let (trusts, gangs, brief_ns) = (&mut self.trusts, &self.gangs, &mut self.brief_ns);
         let debts = &mut self.borne.debts;
         // The GPU idled for this tenant in its pause, so the others were not served in it.
-        let kept = self.kept.as_ref().map(kept::Kept::tenant);
+        let idling = self.idling.as_ref().map(idling::Idling::tenant);
         let holder = self.hold.filter(|hold| hold.drain_give_up_ns.is_none()).map(|hold| hold.tenant);
         self.tenants.look(|id, tenant| {
             let clock = &mut clocks[tenant.rank as usize];
@@ -726,7 +726,7 @@ impl Scheduler {
             if !tenant.wanted {
                 let pause_ns = now_ns.saturating_sub(tenant.stopped_wanting_ns).saturating_sub(used_ns);
                 let begins = tenant.paused(pause_ns, STAY_LEASED_NS, short_pause_ns(tuning));
-                if Some(id) != kept {
+                if Some(id) != idling {
                     let forgets_ns = tenant.forgets_ns(pause_ns);
                     let forgiven_ns = debts[tenant.rank as usize].spend(forgets_ns, now_ns);
                     tenant.rested(pause_ns, begins, forgiven_ns, clock, tuning);

@@ -21,7 +21,7 @@ pub(super) const PAUSES: Budget = Budget::new(PAUSES_PART, MOST_PAUSES_NS);
 
 /// The tenant for which the GPU idles while another tenant wants it.
 #[derive(Debug, Clone, Copy)]
-pub struct Kept {
+pub struct Idling {
     tenant: TenantId,
     /// The beginning of the idle time, ns.
     since_ns: u64,
@@ -31,7 +31,7 @@ pub struct Kept {
     used_ns: u64,
 }
 
-impl Kept {
+impl Idling {
     /// Returns the tenant for which the GPU idles.
     pub fn tenant(&self) -> TenantId {
         self.tenant
@@ -39,31 +39,31 @@ impl Kept {
 }
 
 impl Scheduler {
-    /// Charges the tenant of `kept` for the time in which the GPU idled for the tenant although
+    /// Charges the tenant of `idling` for the time in which the GPU idled for the tenant although
     /// another tenant wanted the GPU. For a gang, the first idle time of a hand-off is free. A
     /// short pause of a holder counts from its beginning.
     ///
     /// In the fluid limit, the other tenants would have the GPU in the pause of a holder. So the
     /// holder owes its part of the pause. The scheduler charges the time that exceeds the budget of
     /// such pauses ([`PAUSES`]) to the holder, as if it had used the GPU.
-    pub(super) fn charge_kept(&mut self, now_ns: u64, tuning: &Tuning) {
-        let Some(kept) = self.kept else { return };
-        let pauses = self.order == Order::Apart && !self.is_gang(kept.tenant);
+    pub(super) fn charge_idling(&mut self, now_ns: u64, tuning: &Tuning) {
+        let Some(idling) = self.idling else { return };
+        let pauses = self.order == Order::Apart && !self.is_gang(idling.tenant);
         let patience_ns = |tenant: &Tenant| {
             tenant.patience_ns(self.clocks[tenant.rank as usize].now(), tuning).max(short_pause_ns(tuning))
         };
         let (free_ns, most_ns) = if pauses {
-            (0, self.tenants.get(kept.tenant).map_or(0, patience_ns))
+            (0, self.tenants.get(idling.tenant).map_or(0, patience_ns))
         } else {
             (tuning.grace_ns, u64::MAX)
         };
-        let from_ns = kept.charged_ns.max(kept.since_ns.saturating_add(free_ns));
+        let from_ns = idling.charged_ns.max(idling.since_ns.saturating_add(free_ns));
         let until_ns = now_ns.min(from_ns.saturating_add(most_ns));
-        let hold = self.hold.as_mut().filter(|hold| hold.tenant == kept.tenant);
-        let used_ns = hold.as_ref().map_or(0, |hold| hold.used_ns.saturating_sub(kept.used_ns));
+        let hold = self.hold.as_mut().filter(|hold| hold.tenant == idling.tenant);
+        let used_ns = hold.as_ref().map_or(0, |hold| hold.used_ns.saturating_sub(idling.used_ns));
         let idle_ns = until_ns.saturating_sub(from_ns).saturating_sub(used_ns);
         let mut charged_ns = idle_ns;
-        if let Some(tenant) = self.tenants.get_mut(kept.tenant) {
+        if let Some(tenant) = self.tenants.get_mut(idling.tenant) {
             let clock = &mut self.clocks[tenant.rank as usize];
             if pauses && !tenant.wanted {
                 let borne_ns = self.borne.pauses.spend(idle_ns, now_ns);
@@ -83,11 +83,12 @@ impl Scheduler {
     }
 
     /// Records the tenant for which the GPU idles from `now_ns` on, if any.
-    pub(super) fn note_kept(&mut self, now_ns: u64) {
+    pub(super) fn note_idling(&mut self, now_ns: u64) {
         let used_ns = self.hold.map_or(0, |hold| hold.used_ns);
-        let since_ns =
-            |tenant| self.kept.filter(|kept| kept.tenant == tenant).map_or(now_ns, |kept| kept.since_ns);
-        self.kept = self.kept_for().map(|tenant| Kept {
+        let since_ns = |tenant| {
+            self.idling.filter(|idling| idling.tenant == tenant).map_or(now_ns, |idling| idling.since_ns)
+        };
+        self.idling = self.idling_tenant().map(|tenant| Idling {
             tenant,
             since_ns: since_ns(tenant),
             charged_ns: now_ns,
@@ -98,7 +99,7 @@ impl Scheduler {
     /// Returns the tenant for which the GPU idles while another tenant wants the GPU. There are
     /// three cases. Other GPUs of a gang still drain. The gang's rank on this GPU has no work. A
     /// holder is in a short pause.
-    fn kept_for(&self) -> Option<TenantId> {
+    fn idling_tenant(&self) -> Option<TenantId> {
         let is_idle = |hold: Hold| {
             let seen = self.tenants.get(hold.tenant).map(|gang| gang.seen)?;
             // If a thread of a tenant with a lease still shows as waiting, the thread is on its way

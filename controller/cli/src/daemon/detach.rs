@@ -30,8 +30,8 @@ const OWN_CGROUP: &str = "deepres-daemon";
 /// The file of a cgroup with its processes. A process that writes 0 to the file joins the cgroup.
 const PROCESSES: &str = "cgroup.procs";
 
-/// Leaves the job. The process must have only one thread.
-pub fn the_job() {
+/// Detaches this process from the job. The process must have only one thread.
+pub fn from_job() {
     for (mount, path) in hierarchies() {
         // The cgroups above the job, the highest first.
         let above: Vec<&Path> = path.ancestors().skip(1).collect();
