@@ -809,18 +809,24 @@ fn has_lines(terminal: &OwnedFd) -> bool {
     modes.c_lflag & needed == needed
 }
 
-#[test]
-fn top_stops_at_ctrl_z_with_a_restored_terminal_and_draws_anew_when_it_goes_on() {
-    let (_daemon, place) = Place::with_daemon(Daemon::start(1, Config::default()));
+/// Starts `deepres top` in a new terminal. Returns the command, the keyboard, and the terminal's end
+/// for programs.
+fn top(place: &Place) -> (Child, File, OwnedFd) {
     let [user, programs] = terminal();
     let end = || Stdio::from(programs.try_clone().unwrap());
     let mut top = place.deepres(&["top"]);
-    let mut top = top.env("TERM", "xterm").stdin(end()).stdout(end()).stderr(end()).spawn().unwrap();
-    let mut keys = File::from(user.try_clone().unwrap());
-    let mut screen = File::from(user);
+    let top = top.env("TERM", "xterm").stdin(end()).stdout(end()).stderr(end()).spawn().unwrap();
+    let mut screen = File::from(user.try_clone().unwrap());
     // Nobody answers the questions of programs to the terminal.
     std::thread::spawn(move || while screen.read(&mut [0; 4096]).is_ok_and(|bytes| bytes > 0) {});
     wait_until(PATIENCE, || !has_lines(&programs));
+    (top, File::from(user), programs)
+}
+
+#[test]
+fn top_stops_at_ctrl_z_with_a_restored_terminal_and_draws_anew_when_it_goes_on() {
+    let (_daemon, place) = Place::with_daemon(Daemon::start(1, Config::default()));
+    let (mut top, mut keys, programs) = top(&place);
     keys.write_all(b"\x1a").unwrap();
     wait_until(PATIENCE, || state_of(&top) == Some('T'));
     assert!(has_lines(&programs));
@@ -829,6 +835,23 @@ fn top_stops_at_ctrl_z_with_a_restored_terminal_and_draws_anew_when_it_goes_on()
     keys.write_all(b"\x0cq").unwrap();
     assert_eq!(top.wait().unwrap().code(), Some(0));
     assert!(has_lines(&programs));
+}
+
+#[test]
+fn an_administrator_changes_a_tenant_by_the_keys_of_top() {
+    let (daemon, place) = Place::with_daemon(Daemon::start(1, Config::default()));
+    let _tenant = daemon.join("train", 200_000, 0);
+    let (mut top, mut keys, _programs) = top(&place);
+    keys.write_all(b"e40%\rcguaranteed\rp").unwrap();
+    wait_until(PATIENCE, || daemon.status().tenants[0].paused);
+    let tenant = &place.status()["tenants"][0];
+    assert_eq!(
+        (&tenant["granted"]["share_ppm"]["value"], &tenant["class"]),
+        (&400_000.into(), &"guaranteed".into())
+    );
+    keys.write_all(b"pq").unwrap();
+    assert_eq!(top.wait().unwrap().code(), Some(0));
+    assert!(!daemon.status().tenants[0].paused);
 }
 
 #[test]
@@ -861,11 +884,7 @@ fn a_watch_outlives_the_daemon() {
 fn a_signal_ends_top_after_top_has_restored_the_terminal() {
     let (_daemon, place) = Place::with_daemon(Daemon::start(1, Config::default()));
     for signal in [libc::SIGTERM, libc::SIGHUP] {
-        let [_user, programs] = terminal();
-        let end = || Stdio::from(programs.try_clone().unwrap());
-        let mut top = place.deepres(&["top"]);
-        let mut top = top.env("TERM", "xterm").stdin(end()).stdout(end()).stderr(end()).spawn().unwrap();
-        wait_until(PATIENCE, || !has_lines(&programs));
+        let (mut top, _keys, programs) = top(&place);
         kill(&top, signal);
         assert_eq!(top.wait().unwrap().signal(), Some(signal));
         assert!(has_lines(&programs));
