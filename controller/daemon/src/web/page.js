@@ -215,7 +215,7 @@ const shown = {
   wait: (row) => percent(row.account.waiting === null ? null : row.account.waiting * PPM),
   memory: (row) => bytes(row.account.memory_bytes) + (row.tenant.memory_limit_bytes ? " of " + bytes(row.tenant.memory_limit_bytes) : ""),
   p99: (row) => (row.account.requests ? time(row.account.requests.p99_ns) + " / " + time(row.account.requests.slo_ns) : ""),
-  gate: (row) => (row.tenant.suspended ? "suspended" : row.account.gate || "–"),
+  gate: (row) => row.account.gate || "–",
 };
 function tenants() {
   const filter = $("filter").value.toLowerCase(), gpu = $("gpu").value;
