@@ -61,12 +61,13 @@ struct SpecFile {
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The container gets the library, the directory of the daemon's tenant socket (both read-only), LD_PRELOAD, \
-DEEPRES_SOCKET and the variables of the wishes (DEEPRES_SHARE and so on). The daemon decides about the wishes, \
-as for every other program; only the part of the SMs (--sm) stays as it is here. With --sm, the container also \
-gets the directory of the MPS control daemon that runs now (writable), and CUDA_MPS_PIPE_DIRECTORY. Each \
-container is a tenant of its own. --tenant names the tenant; containers of one name are one tenant only if the \
-daemon's configuration has the name in shared_names. Other devices in the file stay as they are.
+The container gets the library and the directory of the daemon's tenant socket, both read-only. It also gets \
+LD_PRELOAD, DEEPRES_SOCKET and the variables of the wishes (DEEPRES_SHARE and so on). The daemon decides about \
+the wishes, as for every other program; only the part of the SMs (--sm) stays as it is here. With --sm, the \
+container also gets the directory of the MPS control daemon that runs now (writable), and \
+CUDA_MPS_PIPE_DIRECTORY. Each container is a tenant of its own. --tenant names the tenant; containers of one \
+name are one tenant only if the daemon's configuration has the name in shared_names. Other devices in the file \
+stay as they are.
 
 Examples:
   deepres cdi generate --name train --share 30% --memory 2GiB
