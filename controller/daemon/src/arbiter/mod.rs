@@ -8,16 +8,14 @@ mod gangs;
 mod job;
 mod questions;
 mod report;
-mod saved;
 mod session;
 mod worker;
 
-pub use deepres_policy::arbiter::SessionId;
+pub use deepres_policy::arbiter::{Baseline, Counters, SavedAccount, SavedMeter, SessionId, Snapshot};
 pub use events::Bell;
 pub use gangs::GangBoard;
 pub use job::JobUse;
 pub use report::Report;
-pub use saved::{Baseline, Counters, SavedAccount, SavedMeter, Snapshot};
 
 use crate::mps_clients::Client;
 use crate::shm::SharedPage;
@@ -89,6 +87,21 @@ pub struct Restored {
     pub accounts: Vec<(TenantSeat, SavedAccount)>,
     /// For each process that can come back: the point up to which the previous daemon charged it.
     pub baselines: Vec<(TenantId, ProcessKey, Baseline)>,
+}
+
+impl Restored {
+    /// Returns the state in the form that the arbiter's core takes over.
+    fn of_core(&self) -> core::Restored {
+        let baselines = self.baselines.iter();
+        core::Restored {
+            saved_ns: self.saved_ns,
+            counters: self.counters,
+            accounts: self.accounts.iter().map(|(seat, saved)| (seat.of_core(), *saved)).collect(),
+            baselines: baselines
+                .map(|(tenant, process, baseline)| (*tenant, process_id(*process), *baseline))
+                .collect(),
+        }
+    }
 }
 
 /// The registry's description of a tenant, for an arbiter.

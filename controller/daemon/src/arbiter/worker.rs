@@ -335,7 +335,7 @@ impl Worker {
     fn answer(&mut self, answer: Answer) {
         match answer {
             Answer::Done(done) => drop(done.send(())),
-            Answer::Save(answer) => drop(answer.send(self.core.snapshot().into())),
+            Answer::Save(answer) => drop(answer.send(self.core.snapshot())),
             Answer::Report(answer) => drop(answer.send(self.report())),
             Answer::Explain(tenant, answer) => {
                 drop(answer.send(self.explain(tenant, self.core.looked_ns())));

@@ -33,9 +33,10 @@ pub fn state(boot: &str, gpus: &Gpus, tenants: &Tenants, snapshots: &[Snapshot])
                 tenant.accounts.push(OnGpu { uuid: uuid(), saved: *account });
             }
         }
-        for (tenant, process, meter, at_ns) in &snapshot.meters {
-            let session = meters.entry((*tenant, *process)).or_insert_with(|| SavedSession {
-                process: *process,
+        for (tenant, (pid, start_ticks), meter, at_ns) in &snapshot.meters {
+            let process = ProcessKey { pid: *pid, start_ticks: *start_ticks };
+            let session = meters.entry((*tenant, process)).or_insert_with(|| SavedSession {
+                process,
                 at_ns: *at_ns,
                 meters: Vec::new(),
             });
