@@ -35,6 +35,7 @@ use deepres_model::identity::{Container, Found};
 use deepres_model::process::ProcessKey;
 use deepres_model::slurm::JobName;
 use deepres_model::text::harmless;
+use read::Namespace;
 use serde::{Deserialize, Serialize};
 use tree::Process;
 
@@ -82,8 +83,8 @@ pub struct Facts {
     pub place: Option<Place>,
     /// The process's user, or the user who made its user namespace.
     pub owner: u32,
-    /// The number of the process's user namespace; `None` in the daemon's own.
-    pub namespace: Option<u64>,
+    /// The namespace below the daemon's own that confines the process ([`read::namespace`]).
+    pub namespace: Option<Namespace>,
     /// The numbers of the process's user namespaces below the daemon's own, from the process's own
     /// to the outermost. Empty in the daemon's own, or if the kernel does not tell them.
     pub namespaces: Vec<u64>,
@@ -95,14 +96,13 @@ impl Facts {
     /// setuid program that it executes. But other processes may have the same connection, and get
     /// the answer. The caller checks afterwards that the id still belongs to the same process.
     pub fn read(pid: u32, user: u32) -> Self {
-        let namespace = read::namespace(pid);
-        let namespaces = namespace.and_then(|_| read::namespaces(pid));
+        let namespaces = read::namespaces(pid);
         Self {
             pid,
             process: read::process(pid).map(|process| Process { user, ..process }),
             place: read::place(pid),
             owner: namespaces.as_ref().map_or(user, |namespaces| namespaces.owner),
-            namespace,
+            namespace: read::namespace(pid),
             namespaces: namespaces.map(|namespaces| namespaces.numbers).unwrap_or_default(),
         }
     }
@@ -117,12 +117,17 @@ impl Facts {
         self.place.as_ref().map(|place| place.path.as_str())
     }
 
-    /// Returns whether the process has the rights of `owner` outside of its user namespace too. A
-    /// plain user's own processes have them, in any namespace. Processes of subordinate users do
-    /// not have them, and root of a container is not root outside.
+    /// Returns whether the process has the rights of `owner` outside of its namespace too. A plain
+    /// user's own processes have them, in any user namespace. Processes of subordinate users do not
+    /// have them, and root of a container is not root outside. Root of a privileged container can
+    /// take the id of any user.
     fn has_owners_rights(&self) -> bool {
-        let is_owners = self.process.as_ref().is_some_and(|process| process.user == self.owner);
-        self.namespace.is_none() || self.owner != ROOT && is_owners
+        let is_owners = || self.process.as_ref().is_some_and(|process| process.user == self.owner);
+        match self.namespace {
+            None => true,
+            Some(Namespace::User(_)) => self.owner != ROOT && is_owners(),
+            Some(Namespace::Pid(_)) => false,
+        }
     }
 }
 
@@ -138,7 +143,7 @@ pub struct Names<'a> {
 
 /// The extent of a name that does not apply to all processes of a user.
 struct Extent {
-    /// The cgroup of the container or pod, or the user namespace.
+    /// The cgroup of the container or pod, or the namespace.
     path: String,
     /// The name of the container, pod or namespace for display.
     name: String,
@@ -149,8 +154,7 @@ impl Names<'_> {
     /// the name. Returns `None` if the name applies to all processes of the user.
     ///
     /// Containers of other kinds (LXC, Incus, nspawn) have no cgroup that tells them apart safely.
-    /// If such a container has a user namespace, the name applies in the namespace
-    /// ([`Self::namespace_of`]).
+    /// In such a container, the name applies in the namespace ([`Self::namespace_of`]).
     fn extent_of(self, name: &str, facts: &Facts) -> Option<Extent> {
         if self.shared.iter().any(|shared| shared == name) {
             return None;
@@ -159,7 +163,7 @@ impl Names<'_> {
             return Some(Extent { path: place.path.clone(), name: place.name() });
         }
         let namespace = self.namespace_of(facts)?;
-        Some(Extent { path: read::namespace_path(namespace), name: read::namespace_name(namespace) })
+        Some(Extent { path: namespace.path(), name: namespace.name() })
     }
 
     /// Returns the container or pod of a process, unless the daemon runs in it.
@@ -169,11 +173,11 @@ impl Names<'_> {
         facts.place.as_ref().filter(is_container).filter(|place| !is_home(place))
     }
 
-    /// Returns the number of the user namespace to which a process is confined. The names of such a
-    /// process apply in the namespace alone, and it sees no other tenants but its own. Returns
-    /// `None` for a process of a container or pod. In a plain user's namespace, the user's own
-    /// processes are not confined, because they have the user's rights outside too.
-    pub fn namespace_of(self, facts: &Facts) -> Option<u64> {
+    /// Returns the namespace to which a process is confined. The names of such a process apply in
+    /// the namespace alone, and it sees no other tenants but its own. Returns `None` for a process
+    /// of a container or pod. In a plain user's user namespace, the user's own processes are not
+    /// confined, because they have the user's rights outside too.
+    pub fn namespace_of(self, facts: &Facts) -> Option<Namespace> {
         let is_confined = || !facts.has_owners_rights() && self.container_of(facts).is_none();
         facts.namespace.filter(|_| is_confined())
     }
@@ -387,8 +391,8 @@ mod tests {
         let owner = rustix::process::geteuid().as_raw();
         let facts = Facts::read(std::process::id(), owner + 1);
         assert_eq!(facts.process.as_ref().map(|process| process.user), Some(owner + 1));
-        let inside = Facts { owner, place: None, namespace: Some(4711), ..facts };
-        assert_eq!(NO_RULE.namespace_of(&inside), Some(4711));
+        let inside = Facts { owner, place: None, namespace: Some(Namespace::User(4711)), ..facts };
+        assert_eq!(NO_RULE.namespace_of(&inside), Some(Namespace::User(4711)));
     }
 
     #[test]
@@ -481,8 +485,9 @@ mod tests {
     }
 
     #[test]
-    fn a_name_in_a_user_namespace_holds_in_there_alone_unless_a_plain_user_gives_it_in_its_own() {
-        let inside = |owner| Facts { owner, namespace: Some(4711), ..facts("0::/lxc.payload.box") };
+    fn a_name_in_a_namespace_holds_in_there_alone_unless_a_plain_user_gives_it_in_its_own() {
+        let inside =
+            |owner| Facts { owner, namespace: Some(Namespace::User(4711)), ..facts("0::/lxc.payload.box") };
         let as_user = |user, facts: Facts| {
             let process = facts.process.map(|process| Process { user, ..process });
             Facts { process, ..facts }
@@ -498,6 +503,18 @@ mod tests {
         assert_eq!(named(&inside(1000)), of(1000, None), "who made the namespace is its user");
         assert_eq!(named(&as_user(SUBORDINATE, inside(1000))), of(1000, Some("user:[4711]")));
         assert_eq!(named(&Facts { owner: 0, ..facts("0::/") }), of(0, None));
+        let privileged = |user| {
+            let namespace = Some(Namespace::Pid(4711));
+            as_user(user, Facts { owner: user, namespace, ..facts("0::/lxc.payload.box") })
+        };
+        for user in [0, 1000] {
+            let named = named(&privileged(user));
+            assert_eq!(named, of(user, Some("pid:[4711]")), "root inside can become user {user}");
+        }
+        let line = ancestors().map(|process| Process { user: ROOT, ..process });
+        let kin = |process: &Process| (process.pid == 10).then(|| (of(0, None), "prod".to_owned()));
+        let started = identify("prod", &privileged(0), NO_RULE, line, kin);
+        assert_eq!(started.key, of(0, None), "a process of the tenant started the container");
     }
 
     /// A user of a namespace, as the machine sees it (subuid(5)).
@@ -506,7 +523,8 @@ mod tests {
     #[test]
     fn what_drops_to_a_subordinate_user_in_a_user_namespace_stays_in_the_tenant_that_started_it() {
         let dropped = Process { user: SUBORDINATE, ..process(30, 20, "python3") };
-        let inside = Facts { process: Some(dropped), namespace: Some(4711), ..facts("0::/") };
+        let inside =
+            Facts { process: Some(dropped), namespace: Some(Namespace::User(4711)), ..facts("0::/") };
         let kin = |process: &Process| (process.pid == 10).then(|| (key("train", None), "train".to_owned()));
         for claim in ["train", ""] {
             let found = |user| {
@@ -545,7 +563,8 @@ mod tests {
             let line = [process(20, 10, "helper"), process(10, 1, "run.sh"), process(1, 0, "systemd")];
             let line = line.into_iter().zip([middle, outer, ROOT]);
             let line = line.map(|(process, user)| Process { user, ..process });
-            let inside = Facts { process: Some(own), owner, namespace: Some(4712), ..facts("0::/") };
+            let inside =
+                Facts { process: Some(own), owner, namespace: Some(Namespace::User(4712)), ..facts("0::/") };
             let inside = Facts { namespaces: vec![4712, 4711], ..inside };
             identify(claim, &inside, NO_RULE, line, Chain { tenant, member, outside: 10 }).key
         };

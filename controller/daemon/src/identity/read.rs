@@ -10,14 +10,19 @@ use deepres_model::process::{ProcessKey, stat, text};
 use rustix::fs::fstat;
 use std::fmt::Display;
 use std::fs::{self, File};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 
 /// The most ancestors that the daemon reads.
 pub const MAX_ANCESTORS: usize = 64;
-/// The most nested user namespaces (the kernel allows 32).
+/// The most nested namespaces of a kind (the kernel allows 32).
 const MAX_NAMESPACES: usize = 33;
-/// ioctl_nsfs(2): the request for the parent of a user namespace.
+/// The kinds of namespaces that confine processes, as `/proc/PID/ns` names them.
+const USER: &str = "user";
+const PID: &str = "pid";
+/// ioctl_nsfs(2): the request for the user namespace in which a namespace was made.
+const NS_GET_USERNS: libc::Ioctl = 0xb701;
+/// ioctl_nsfs(2): the request for the parent of a user or PID namespace.
 const NS_GET_PARENT: libc::Ioctl = 0xb702;
 /// ioctl_nsfs(2): the request for the user who made a user namespace.
 const NS_GET_OWNER_UID: libc::Ioctl = 0xb704;
@@ -79,16 +84,79 @@ pub fn owner(pid: u32, user: u32) -> u32 {
     namespaces(pid).map_or(user, |namespaces| namespaces.owner)
 }
 
-/// Returns the number of the user namespace of a process: an id, or `self` for the daemon.
-fn number(pid: impl Display) -> Option<u64> {
-    fs::metadata(format!("/proc/{pid}/ns/user")).map(|found| found.ino()).ok()
+/// A namespace below the daemon's own, with its number, that confines processes. Each container has
+/// one, whatever runtime made it.
+///
+/// Other kinds of namespaces confine nobody: services of systemd often have mounts of their own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Namespace {
+    /// A user namespace.
+    User(u64),
+    /// A PID namespace that was made in the daemon's own user namespace, as those of privileged
+    /// containers are. Only root can make one. The number is that of the outermost, because root
+    /// inside can make any number of further namespaces.
+    Pid(u64),
 }
 
-/// Returns the number of a process's user namespace. Returns `None` if the process is in the
-/// daemon's own namespace, or if the namespace cannot be read.
-pub fn namespace(pid: u32) -> Option<u64> {
-    let (own, of_process) = (number("self")?, number(pid)?);
-    (own != of_process).then_some(of_process)
+impl Namespace {
+    fn parts(self) -> (&'static str, u64) {
+        match self {
+            Self::User(number) => (USER, number),
+            Self::Pid(number) => (PID, number),
+        }
+    }
+
+    /// Returns the path that stands for the namespace, as for a container's cgroup.
+    pub fn path(self) -> String {
+        let (kind, number) = self.parts();
+        format!("{kind}:[{number}]")
+    }
+
+    /// Returns the namespace's name for display.
+    pub fn name(self) -> String {
+        let (kind, number) = self.parts();
+        format!("{kind}-namespace-{number}")
+    }
+
+    /// Returns whether a process's own user namespace, or its outermost PID namespace, is this one.
+    /// The kernel reuses ids, so the answer counts only if the process still lives afterwards.
+    pub fn has(self, process: ProcessKey) -> bool {
+        let is_inside = match self {
+            Self::User(own) => number(process.pid, USER) == Some(own),
+            Self::Pid(own) => below_own(process.pid, PID).is_some_and(|found| found.0.last() == Some(&own)),
+        };
+        is_inside && process.is_alive()
+    }
+}
+
+/// Returns the number of a process's namespace of this kind. `pid`: an id, or `self` for the
+/// daemon.
+fn number(pid: impl Display, kind: &str) -> Option<u64> {
+    fs::metadata(format!("/proc/{pid}/ns/{kind}")).map(|found| found.ino()).ok()
+}
+
+/// Returns the namespace that confines a process: the PID namespace of a privileged container, or
+/// else the process's own user namespace. Returns `None` if the process is in neither, or if its
+/// namespaces cannot be read.
+pub fn namespace(pid: u32) -> Option<Namespace> {
+    let of_user = || {
+        let (own, of_process) = (number("self", USER)?, number(pid, USER)?);
+        (own != of_process).then_some(Namespace::User(of_process))
+    };
+    privileged(pid).or_else(of_user)
+}
+
+/// Returns the namespace of the container in which a process is: as [`namespace`], but the outermost
+/// of its user namespaces.
+pub fn outermost_namespace(pid: u32) -> Option<Namespace> {
+    privileged(pid).or_else(|| below_own(pid, USER)?.0.last().copied().map(Namespace::User))
+}
+
+/// Returns the PID namespace of the privileged container in which a process is.
+fn privileged(pid: u32) -> Option<Namespace> {
+    let (numbers, outermost) = below_own(pid, PID)?;
+    let made_in = number_of(&related(&outermost, NS_GET_USERNS)?)?;
+    numbers.last().copied().filter(|_| number("self", USER) == Some(made_in)).map(Namespace::Pid)
 }
 
 /// The user namespaces of a process below the daemon's own.
@@ -104,27 +172,28 @@ pub struct Namespaces {
 /// Returns the user namespaces of a process below the daemon's own. Returns `None` if the process
 /// is in the daemon's own namespace, or if the kernel does not tell the namespaces or the user.
 pub fn namespaces(pid: u32) -> Option<Namespaces> {
-    let number_of = |namespace: BorrowedFd<'_>| fstat(namespace).map(|found| found.st_ino).ok();
-    let own = number("self")?;
-    let mut namespace = OwnedFd::from(File::open(format!("/proc/{pid}/ns/user")).ok()?);
-    let mut numbers = vec![number_of(namespace.as_fd())?];
+    let (numbers, outermost) = below_own(pid, USER)?;
+    let mut owner: libc::uid_t = 0;
+    // SAFETY: this request writes one user id, for which there is room.
+    let status = unsafe { libc::ioctl(outermost.as_raw_fd(), NS_GET_OWNER_UID, &raw mut owner) };
+    (status == 0).then_some(Namespaces { numbers, owner })
+}
+
+/// Returns the numbers of a process's namespaces of this kind below the daemon's own, from the
+/// process's own to the outermost, and the descriptor of the outermost. Returns `None` if the
+/// process is in the daemon's own namespace, or if the kernel does not tell the namespaces.
+fn below_own(pid: u32, kind: &str) -> Option<(Vec<u64>, OwnedFd)> {
+    let own = number("self", kind)?;
+    let mut namespace = OwnedFd::from(File::open(format!("/proc/{pid}/ns/{kind}")).ok()?);
+    let mut numbers = vec![number_of(&namespace)?];
     if numbers == [own] {
         return None;
     }
     for _ in 0..MAX_NAMESPACES {
-        // SAFETY: this request takes no argument and returns a new descriptor.
-        let above = unsafe { libc::ioctl(namespace.as_raw_fd(), NS_GET_PARENT) };
-        if above < 0 {
-            return None;
-        }
-        // SAFETY: the kernel has just made this descriptor, and nothing else owns it.
-        let above = unsafe { OwnedFd::from_raw_fd(above) };
-        let number = number_of(above.as_fd())?;
+        let above = related(&namespace, NS_GET_PARENT)?;
+        let number = number_of(&above)?;
         if number == own {
-            let mut owner: libc::uid_t = 0;
-            // SAFETY: this request writes one user id, for which there is room.
-            let status = unsafe { libc::ioctl(namespace.as_raw_fd(), NS_GET_OWNER_UID, &raw mut owner) };
-            return (status == 0).then_some(Namespaces { numbers, owner });
+            return Some((numbers, namespace));
         }
         numbers.push(number);
         namespace = above;
@@ -132,20 +201,23 @@ pub fn namespaces(pid: u32) -> Option<Namespaces> {
     None
 }
 
+/// Returns the number of the namespace with this descriptor.
+fn number_of(namespace: &OwnedFd) -> Option<u64> {
+    fstat(namespace).map(|found| found.st_ino).ok()
+}
+
+/// Asks the kernel for a namespace that is related to this one, and returns its descriptor.
+fn related(namespace: &OwnedFd, request: libc::Ioctl) -> Option<OwnedFd> {
+    // SAFETY: these requests take no argument and return a new descriptor.
+    let found = unsafe { libc::ioctl(namespace.as_raw_fd(), request) };
+    // SAFETY: the kernel has just made this descriptor, and nothing else owns it.
+    (found >= 0).then(|| unsafe { OwnedFd::from_raw_fd(found) })
+}
+
 /// Returns whether a process's own user namespace is one of these. The kernel reuses ids, so the
 /// answer counts only if the process still lives afterwards.
 pub fn is_within(process: ProcessKey, namespaces: &[u64]) -> bool {
-    number(process.pid).is_some_and(|own| namespaces.contains(&own)) && process.is_alive()
-}
-
-/// Returns the path that stands for a user namespace, as for a container's cgroup.
-pub fn namespace_path(number: u64) -> String {
-    format!("user:[{number}]")
-}
-
-/// Returns the name of a user namespace for display.
-pub fn namespace_name(number: u64) -> String {
-    format!("user-namespace-{number}")
+    number(process.pid, USER).is_some_and(|own| namespaces.contains(&own)) && process.is_alive()
 }
 
 #[cfg(test)]
@@ -207,7 +279,7 @@ mod tests {
     #[test]
     fn a_process_is_within_its_own_user_namespace_while_it_lives() {
         let own = ProcessKey::of(std::process::id()).unwrap();
-        let here = number("self").unwrap();
+        let here = number("self", USER).unwrap();
         assert!(is_within(own, &[here]) && is_within(own, &[here + 1, here]));
         assert!(!is_within(own, &[here + 1]) && !is_within(own, &[]));
         let before = ProcessKey { start_ticks: own.start_ticks + 1, ..own };
@@ -232,7 +304,8 @@ mod tests {
             std::thread::sleep(std::time::Duration::from_millis(1));
         };
         if let Some(found) = found {
-            assert_eq!(found.numbers.first().copied(), namespace(pid));
+            assert_eq!(found.numbers.first().copied().map(Namespace::User), namespace(pid));
+            assert_eq!(found.numbers.last().copied().map(Namespace::User), outermost_namespace(pid));
             assert_eq!(found.owner, rustix::process::geteuid().as_raw());
             let key = ProcessKey::of(pid).unwrap();
             assert!(is_within(key, &found.numbers) && !is_within(key, &found.numbers[1..]));
@@ -246,11 +319,7 @@ mod tests {
         // `unshare -U` needs no rights, but some systems forbid it.
         let inside = Command::new("unshare").args(["--user", "sleep", "60"]).stderr(Stdio::null()).spawn();
         let Ok(mut inside) = inside else { return };
-        let other = |pid| {
-            let number =
-                |pid: &str| fs::metadata(format!("/proc/{pid}/ns/user")).map(|found| found.ino()).ok();
-            number(&format!("{pid}")) != number("self")
-        };
+        let other = |pid| number(pid, USER) != number("self", USER);
         let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
         while !other(inside.id()) && inside.try_wait().unwrap().is_none() && std::time::Instant::now() < until
         {
@@ -259,12 +328,43 @@ mod tests {
         if inside.try_wait().unwrap().is_none() {
             let user = rustix::process::geteuid().as_raw();
             assert_eq!(owner(inside.id(), 65_534), user);
-            assert_eq!(namespaces(inside.id()).unwrap().numbers, [namespace(inside.id()).unwrap()]);
+            let numbers = namespaces(inside.id()).unwrap().numbers;
+            assert_eq!(numbers.len(), 1);
+            assert_eq!(namespace(inside.id()), Some(Namespace::User(numbers[0])));
             // A container without a cgroup of its own (LXC, nspawn) is not the host's root.
             let source = Source::of(inside.id(), user);
             assert!(matches!(&source, Source::Place { .. }) && source.has_limit(), "{source:?}");
         }
         inside.kill().unwrap();
         inside.wait().unwrap();
+    }
+
+    #[test]
+    fn roots_process_in_a_pid_namespace_of_its_own_is_not_the_hosts_root() {
+        // Only root can make a PID namespace without a user namespace. `unshare` has one child.
+        let program = ["--pid", "--fork", "--kill-child", "sleep", "60"];
+        let outside = Command::new("unshare").args(program).stderr(Stdio::null()).spawn();
+        let Ok(mut outside) = outside else { return };
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        let inside = loop {
+            let children = text(outside.id(), &format!("task/{}/children", outside.id()));
+            let child = children.and_then(|children| children.trim().parse().ok());
+            let inside = child.filter(|child| namespace(*child).is_some());
+            let is_over = outside.try_wait().unwrap().is_some() || std::time::Instant::now() > until;
+            if inside.is_some() || is_over {
+                break inside;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        };
+        if let Some(inside) = inside {
+            let own = namespace(inside).unwrap();
+            assert!(matches!(own, Namespace::Pid(_)), "{own:?}");
+            assert_eq!(outermost_namespace(inside), Some(own));
+            let [here, there] = [std::process::id(), inside].map(|pid| ProcessKey::of(pid).unwrap());
+            assert!(own.has(there) && !own.has(here));
+            assert_eq!(Source::of(inside, 0), Source::Place { path: own.path(), name: own.name() });
+        }
+        outside.kill().unwrap();
+        outside.wait().unwrap();
     }
 }

@@ -12,9 +12,9 @@ pub enum Source {
     User(u32),
     /// A container of a user without a limit. The containers of root count separately, because root
     /// inside a container is not root on the host. Some containers (LXC, nspawn) have no cgroup
-    /// that tells them apart, but a user namespace.
+    /// that tells them apart, but a namespace.
     Place {
-        /// The container's cgroup or user namespace.
+        /// The container's cgroup or namespace.
         path: String,
         /// The container's name for display.
         name: String,
@@ -34,8 +34,8 @@ impl Source {
         // In a namespace, a process can make any number of further namespaces. The outermost
         // namespace is the container's.
         let of_namespace = || {
-            let number = *read::namespaces(pid)?.numbers.last()?;
-            Some(Self::Place { path: read::namespace_path(number), name: read::namespace_name(number) })
+            let namespace = read::outermost_namespace(pid)?;
+            Some(Self::Place { path: namespace.path(), name: namespace.name() })
         };
         place.or_else(of_namespace).unwrap_or(Self::User(user))
     }

@@ -4,6 +4,7 @@
 use super::admission::claim;
 use super::{Allocations, Guest, Tenants};
 use crate::identity::cgroup::{Kind, Place};
+use crate::identity::read::Namespace;
 use crate::identity::{self, Facts, Identity, Key, Known, Names, ROOT};
 use crate::tenant::{Allotment, Tenant};
 use deepres_abi::wire::Hello;
@@ -69,9 +70,8 @@ impl<'a> Finder<'a> {
         self.names().container_of(facts)
     }
 
-    /// Returns the number of the user namespace to which a process is confined
-    /// ([`Names::namespace_of`]).
-    pub fn namespace_of(self, facts: &Facts) -> Option<u64> {
+    /// Returns the namespace to which a process is confined ([`Names::namespace_of`]).
+    pub fn namespace_of(self, facts: &Facts) -> Option<Namespace> {
         self.names().namespace_of(facts)
     }
 
@@ -204,7 +204,7 @@ mod tests {
                 process: Some(Process { user: subordinate, ..own.clone() }),
                 place: None,
                 owner,
-                namespace: Some(4711),
+                namespace: Some(Namespace::User(4711)),
                 namespaces: vec![4711],
             };
             for claim in ["job", ""] {

@@ -2,7 +2,8 @@
 
 use crate::Shared;
 use crate::administrators;
-use crate::identity::{Key, read};
+use crate::identity::Key;
+use crate::identity::read::Namespace;
 use crate::registry::{Guest, Registry};
 use crate::status;
 use crate::tenant::Tenant;
@@ -87,10 +88,10 @@ enum Reach {
     /// The tenants of a container or pod with this cgroup, because root of one container is not
     /// root of another.
     Place(String),
-    /// The tenants of the user namespace with this number: the tenants whose names apply only
-    /// there, and the process trees whose roots are there. A process of a subordinate user does not
-    /// have the user's rights, and root of a container is not root of the host.
-    Namespace(u64),
+    /// The tenants of this namespace: the tenants whose names apply only there, and the process
+    /// trees whose roots are there. A process of a subordinate user does not have the user's rights,
+    /// and root of a container is not root of the host.
+    Namespace(Namespace),
 }
 
 impl Sight {
@@ -119,10 +120,10 @@ impl Reach {
             (Self::Place(path), _) => tenant.owner.place.as_ref() == Some(path),
             // The kernel reuses the numbers of namespaces. A deserted tenant may be of an earlier
             // namespace with this number.
-            (Self::Namespace(number), Key::Name { place: Some(place), .. }) => {
-                *place == read::namespace_path(*number) && !tenant.is_deserted()
+            (Self::Namespace(namespace), Key::Name { place: Some(place), .. }) => {
+                *place == namespace.path() && !tenant.is_deserted()
             }
-            (Self::Namespace(number), Key::Tree(root)) => read::is_within(*root, &[*number]),
+            (Self::Namespace(namespace), Key::Tree(root)) => namespace.has(*root),
             (Self::Namespace(_), _) => false,
         }
     }
@@ -159,7 +160,7 @@ mod tests {
     use crate::gpus::Gpus;
     use crate::identity::source::Source;
     use crate::identity::tree::Process;
-    use crate::identity::{Facts, ROOT, cgroup};
+    use crate::identity::{Facts, ROOT, cgroup, read};
     use crate::shm::{SharedPage, Writer};
     use crate::state::{SavedSession, SavedTenant, State};
     use deepres_abi::beat::BeatPage;
@@ -186,7 +187,7 @@ mod tests {
         SavedTenant { sessions: vec![session], ..tenant("mine", uid, None) }
     }
 
-    /// Returns the facts about this process, as if it had this user and were in this namespace.
+    /// Returns the facts about this process, as if it had this user and were in this user namespace.
     fn facts(user: u32, owner: u32, namespace: Option<u64>) -> Facts {
         let own = read::process(std::process::id()).unwrap();
         Facts {
@@ -194,7 +195,7 @@ mod tests {
             process: Some(Process { user, ..own }),
             place: None,
             owner,
-            namespace,
+            namespace: namespace.map(Namespace::User),
             namespaces: namespace.into_iter().collect(),
         }
     }

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use deepres_e2e::clients::{c_client_on, c_program_on};
 use deepres_e2e::containers::{Container, Containers, OUTER_ROOT, Users};
 use deepres_e2e::prelude::*;
+use deepres_e2e::skip::root_or_skipped;
 use simgpu_engine::Config;
 
 use crate::mps::{SIMGPU, daemon_with_mps, parts};
@@ -155,6 +156,24 @@ fn a_name_holds_in_its_container_alone_unless_it_is_shared() {
         let names: Vec<&str> = ps.tenants.iter().map(|tenant| tenant.name.as_str()).collect();
         assert_eq!(names, tenants, "{config}");
     }
+}
+
+#[test]
+fn a_name_in_a_privileged_container_of_another_kind_holds_in_there_alone() {
+    if !root_or_skipped() {
+        return;
+    }
+    let (host, _daemon) = Host::new().with_daemon();
+    let view = c_client("view");
+    // To the daemon, privileged containers of LXC and systemd-nspawn look like this.
+    let mut inside = host.preloaded("unshare");
+    inside.args(["--pid", "--fork", "--kill-child", "--mount-proc"]).arg(&view);
+    let _running = [inside, host.preloaded(&view)].map(|mut command| {
+        command.env("DEEPRES_TENANT", "prod");
+        host.told(command)
+    });
+    let names: Vec<_> = host.ps().tenants.into_iter().map(|tenant| tenant.name).collect();
+    assert_eq!(names, ["prod", "prod-2"]);
 }
 
 #[test]
