@@ -34,10 +34,16 @@ fn pausing_or_resuming_an_unknown_tenant_is_refused() {
     }
 }
 
-/// Launches without end. The handler of SIGTERM ends the program with status 3, as a job does that
-/// saves its state. Python runs a handler only between two of its own steps.
+/// Launches without end. At SIGTERM, the program ends with status 3, as a job does that saves its
+/// state. With an argument, a thread waits for the signal. Otherwise the program has a handler,
+/// which Python runs only between two of its own steps.
 const HEEDS: &str = r#"
-import ctypes, signal, sys
+import ctypes, os, signal, sys, threading
+if sys.argv[1:]:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    threading.Thread(target=lambda: os._exit(3 if signal.sigwait({signal.SIGTERM}) else 1)).start()
+else:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
 cu = ctypes.CDLL("libcuda.so.1")
 context, module, kernel = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
 image = b".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry quick()\n{\nret;\n}\n"
@@ -45,24 +51,40 @@ cu.cuInit(0)
 cu.cuCtxCreate_v2(ctypes.byref(context), 0, 0)
 cu.cuModuleLoadData(ctypes.byref(module), image)
 cu.cuModuleGetFunction(ctypes.byref(kernel), module, b"quick")
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
 print("ready", flush=True)
 while True:
     cu.cuLaunchKernel(kernel, 1, 1, 1, 32, 1, 1, 0, None, None, None)
     cu.cuCtxSynchronize()
 "#;
 
-#[test]
-fn a_paused_job_hears_within_a_second_that_it_should_end() {
+/// Asserts that a job ends by itself soon after SIGTERM. The job runs [`HEEDS`].
+#[track_caller]
+fn assert_heard(job: &mut Process) {
     /// The time includes the end of the program.
     const HEARD_WITHIN: Duration = Duration::from_millis(2500);
-    let (host, _daemon) = Host::new().with_daemon();
-    let mut job = host.start(host.run(&["--name", "p"], "python3", &["-c", HEEDS]), "ready");
-    host.call(&["pause", "p"]).success();
     thread::sleep(DRAINED);
     assert!(job.try_wait().is_none());
     job.signal(Signal::TERM);
     assert_eq!(job.await_end_within(HEARD_WITHIN).code, 3);
+}
+
+#[test]
+fn a_paused_job_hears_within_a_second_that_it_should_end() {
+    let (host, _daemon) = Host::new().with_daemon();
+    for (name, arguments) in [("handler", &["-c", HEEDS][..]), ("thread", &["-c", HEEDS, "thread"])] {
+        let mut job = host.start(host.run(&["--name", name], "python3", arguments), "ready");
+        host.call(&["pause", name]).success();
+        assert_heard(&mut job);
+    }
+}
+
+#[test]
+fn a_guest_that_waits_for_an_owner_hears_within_a_second_that_it_should_end() {
+    let (host, _daemon) = Host::new().with_daemon();
+    let _owner = start(&host, "owner");
+    let options = ["--name", "guest", "--class", "best-effort"];
+    let mut guest = host.start(host.run(&options, "python3", &["-c", HEEDS]), "ready");
+    assert_heard(&mut guest);
 }
 
 /// Tests that measure. Each test runs alone on the machine.
