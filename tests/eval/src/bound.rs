@@ -4,11 +4,12 @@
 //!
 //! The hardware is the scenario's hardware. Only the device cuts kernels. The device lets contexts
 //! take turns of a slice, so a tenant that comes waits for the rest of another tenant's slice. A
-//! turn costs a switch, and a change of the gates costs a hand-off.
+//! turn costs a switch, and a change of the gates costs a hand-off. Under MPS, the device runs the
+//! kernels of all open gates at once.
 //!
 //! The schedulers form a family, and the bound is the best result of any scheduler of the family:
 //!
-//! - **Turns**: all owners' gates are always open, which is plain time-slicing without guests.
+//! - **Turns**: all owners' gates are always open, which is the plain hardware without guests.
 //! - **Fair**: one owner's gate is open at a time. Among the owners that are not ahead of the fluid
 //!   limit, the owner whose request the fluid limit would end first goes first. A request is the
 //!   rest of the burst, or the scheduler's limit on requests if the limit is less. The scheduler
@@ -31,7 +32,7 @@ use std::cell::RefCell;
 use std::iter;
 use std::rc::Rc;
 
-use crate::device::{Tenant, TimeSlice};
+use crate::device::{self, Device, Tenant};
 use crate::engine::{self, Run, Witness};
 use crate::gate::{Gate, Launch};
 use crate::metrics::worst;
@@ -110,21 +111,21 @@ fn has_long_kernels(scenario: &Scenario, tenant: &scenario::Tenant) -> bool {
     tenant.longest_kernel_ns() > scenario.gpu.slice_ns
 }
 
-fn device(scenario: &Scenario) -> TimeSlice {
-    TimeSlice::new(scenario.tenants.len(), scenario.gpu.slice_ns, scenario.gpu.switch_ns)
+fn device(scenario: &Scenario) -> Box<dyn Device> {
+    device::of(&scenario.gpu, scenario.tenants.len(), scenario.gpu.switch_ns)
 }
 
 /// Runs a scenario with the gates of all owners open.
 fn turns(scenario: &Scenario) -> Run {
     let guests = scenario.tenants.iter().map(scenario::Tenant::is_guest).collect();
-    engine::run(scenario, &mut device(scenario), &mut AllOpen { guests }, None)
+    engine::run(scenario, device(scenario).as_mut(), &mut AllOpen { guests }, None)
 }
 
 /// Runs a scenario under a fair scheduler.
 fn fair(scenario: &Scenario, standings: &Standings, rule: &Rule) -> Run {
     let state = Rc::new(RefCell::new(Fair::new(scenario, standings, rule)));
     let mut gate = FairGate(Rc::clone(&state));
-    engine::run(scenario, &mut device(scenario), &mut gate, Some(&mut Knowledge(state)))
+    engine::run(scenario, device(scenario).as_mut(), &mut gate, Some(&mut Knowledge(state)))
 }
 
 /// Open gates for all owners, and closed gates for all guests.

@@ -318,3 +318,24 @@ fn under_mps_a_guest_of_few_sms_runs_beside_production_where_the_baseline_lets_i
     assert!((rows[0].throughput - 1.0).abs() < 0.01, "{}", rows[0].throughput);
     assert!(rows[1].throughput > 1.01 && rows[1].production_speed.unwrap() > 0.999);
 }
+
+#[test]
+fn under_mps_owners_whose_parts_of_the_sms_fit_run_at_once_and_sets_of_them_take_turns() {
+    let steps = "kernels = 10, kernel_us = 1000";
+    let progress = |device: &str, parts: [&str; 3]| {
+        let keys = parts.map(|part| format!("sm = \"{part}\""));
+        let tenants = [("a", keys[0].as_str(), steps), ("b", &keys[1], steps), ("c", &keys[2], steps)];
+        let head = format!("duration_s = 20\nwarmup_s = 2\n[gpu]\ndevice = \"{device}\"");
+        let row = ours(&Scenario::of(&head, &tenants));
+        row.tenants.iter().map(|tenant| tenant.progress).collect::<Vec<_>>()
+    };
+    let at_once = progress("mps", ["40%", "30%", "30%"]);
+    assert!(at_once.iter().all(|progress| *progress >= 0.99), "{at_once:?}");
+    // The third owner fits beside each of the others.
+    let in_sets = progress("mps", ["60%", "60%", "30%"]);
+    assert!(in_sets[..2].iter().all(|progress| (0.42..0.52).contains(progress)), "{in_sets:?}");
+    assert!(in_sets[2] >= 0.9, "{in_sets:?}");
+    // Without MPS, one owner at a time has the GPU, whatever its part.
+    let in_turns = progress("time-slice", ["40%", "30%", "30%"]);
+    assert!(in_turns.iter().all(|progress| (0.31..0.35).contains(progress)), "{in_turns:?}");
+}

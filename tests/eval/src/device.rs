@@ -3,6 +3,10 @@
 
 use std::collections::VecDeque;
 
+use deepres_abi::PPM;
+
+use crate::scenario::{Gpu, Hardware};
+
 /// A tenant's place in the scenario.
 pub type Tenant = usize;
 
@@ -29,6 +33,18 @@ pub trait Device {
     fn used_ns(&self) -> &[u64];
     /// Returns the time in which any kernel ran, ns.
     fn busy_ns(&self) -> u64;
+}
+
+/// Returns a scenario's GPU for this many tenants. If no other context has work, a switch to a
+/// context costs at most `idle_switch_ns`.
+pub fn of(gpu: &Gpu, tenants: usize, idle_switch_ns: u64) -> Box<dyn Device> {
+    match gpu.device {
+        Hardware::TimeSlice => {
+            let turns = TimeSlice::new(tenants, gpu.slice_ns, gpu.switch_ns);
+            Box::new(turns.with_idle_switch(idle_switch_ns))
+        }
+        Hardware::Mps => Box::new(Together::side_by_side(tenants)),
+    }
 }
 
 /// A GPU on which contexts take turns, as on hardware without MPS. While several contexts have
@@ -186,6 +202,11 @@ impl Together {
         }
     }
 
+    /// Returns a GPU under MPS for this many tenants.
+    pub fn side_by_side(tenants: usize) -> Self {
+        Self::new(tenants, Box::new(|_, running| side_by_side(running)))
+    }
+
     /// Sets the times when the rates change by themselves.
     pub fn changing_at(mut self, moments_ns: impl IntoIterator<Item = u64>) -> Self {
         self.changes_ns = moments_ns.into_iter().collect();
@@ -198,6 +219,15 @@ impl Together {
         self.speed = (self.rates)(self.now_ns, &running);
         self.is_stale = false;
     }
+}
+
+/// Returns the speeds under MPS. Kernels that fit beside each other on the SMs run at full speed.
+/// Other kernels slow each other down equally.
+fn side_by_side(running: &[Option<u32>]) -> Vec<f64> {
+    let whole = u64::from(PPM);
+    let wanted: u64 = running.iter().flatten().map(|sm_ppm| u64::from(*sm_ppm)).sum();
+    let rate = whole as f64 / wanted.max(whole) as f64;
+    running.iter().map(|sm| if sm.is_some() { rate } else { 0.0 }).collect()
 }
 
 impl Device for Together {
@@ -257,7 +287,7 @@ mod tests {
     use super::*;
 
     fn kernel(length_ns: u64) -> Kernel {
-        Kernel { length_ns, sm_ppm: 1_000_000 }
+        Kernel { length_ns, sm_ppm: PPM }
     }
 
     fn run(device: &mut dyn Device) -> Vec<(u64, Tenant)> {
@@ -287,6 +317,13 @@ mod tests {
         device.launch(1, kernel(1000));
         device.launch(1, kernel(1000));
         assert_eq!(run(&mut device), [(1000, 1), (2000, 1)]);
+    }
+
+    #[test]
+    fn under_mps_kernels_that_fit_together_run_at_full_speed_and_others_slow_each_other_alike() {
+        assert_eq!(side_by_side(&[Some(300_000), Some(700_000), None]), [1.0, 1.0, 0.0]);
+        assert_eq!(side_by_side(&[Some(PPM), Some(600_000)]), [0.625, 0.625]);
+        assert_eq!(side_by_side(&[None, None]), [0.0, 0.0]);
     }
 
     #[test]

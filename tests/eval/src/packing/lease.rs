@@ -49,13 +49,12 @@ fn seat(tenant: &Tenant, point: &Point, asks_for_share: bool) -> Seat {
     let busy = tenant.rate_hz() * point.time_ns / 1e9 / f64::from(point.batch.max(1));
     let area = busy * point.part_percent as f64 / WHOLE as f64 / tenant.instances as f64;
     let share_ppm = ((area * f64::from(PPM)) as u32).clamp(MIN_SHARE_PPM, PPM);
-    let part_ppm = (point.part_percent * PPM as usize / WHOLE) as u32;
     let has_slo = !matches!(tenant.arrivals, Arrivals::Closed);
     Seat {
         request: Request { asked_ppm: asks_for_share.then_some(share_ppm), ..Request::default() },
         priority: Priority::default(),
         slo_ns: has_slo.then(|| ns(tenant.slo_ms)),
-        sm_ppm: (part_ppm < PPM).then_some(part_ppm),
+        sm_ppm: (point.part_percent * PPM as usize / WHOLE) as u32,
     }
 }
 

@@ -9,6 +9,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::mem;
 
+use deepres_abi::PPM;
 use deepres_abi::gate::{Reason, Verdict, judge};
 use deepres_abi::grant::{GateState, GrantSlot};
 use deepres_abi::meter::Reading;
@@ -21,7 +22,7 @@ use deepres_policy::tuning::{QuantumBounds, Tuning, UNSEEN_NS};
 
 use crate::device::Tenant;
 use crate::gate::{Gate, Launch};
-use crate::scenario::{Gpu, Operator, Scenario};
+use crate::scenario::{Gpu, Hardware, Operator, Scenario};
 use crate::standings::MOST_WATCHED;
 
 /// Number of the host's CPUs, which decides whether waiters spin.
@@ -43,9 +44,8 @@ pub struct Seat {
     pub priority: Priority,
     /// The latency that the tenant wants for a request, ns.
     pub slo_ns: Option<u64>,
-    /// The part of the SMs that the daemon granted, under MPS, parts per million. `None`: the
-    /// tenant uses all SMs.
-    pub sm_ppm: Option<u32>,
+    /// The part of the SMs that the tenant can use under MPS, parts per million.
+    pub sm_ppm: u32,
 }
 
 /// The only process of a tenant.
@@ -156,8 +156,12 @@ pub fn tuning(scenario: &Scenario) -> Tuning {
 }
 
 /// Returns the part of a hand-off that no meter shows: the hardware's switch from an idle context.
+/// Under MPS, contexts run together, and no switch is needed.
 pub fn switch_ns(gpu: &Gpu) -> u64 {
-    UNSEEN_NS.min(gpu.handoff_ns)
+    match gpu.device {
+        Hardware::TimeSlice => UNSEEN_NS.min(gpu.handoff_ns),
+        Hardware::Mps => 0,
+    }
 }
 
 impl Deepres {
@@ -168,7 +172,7 @@ impl Deepres {
             request: tenant.request(0),
             priority: tenant.priority(),
             slo_ns: tenant.slo_ns(),
-            sm_ppm: None,
+            sm_ppm: scenario.gpu.device.part_ppm(tenant.widest_ppm()),
         });
         Self::of(&scenario.policy, &scenario.gpu, seats)
     }
@@ -185,6 +189,7 @@ impl Deepres {
         };
         let (mut enters, mut processes) = (Vec::new(), Vec::new());
         for (id, Seat { request, priority, slo_ns, sm_ppm }) in (0..).zip(seats) {
+            let sm_ppm = (sm_ppm < PPM).then_some(sm_ppm);
             enters.push(Order::Enter {
                 tenant: TenantSeat {
                     id,

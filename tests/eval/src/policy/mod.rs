@@ -9,9 +9,10 @@ mod tgs;
 use std::fmt;
 use std::str::FromStr;
 
+use deepres_abi::PPM;
 use deepres_policy::entitlement::Entitlement;
 
-use crate::device::{Device, TimeSlice, Together};
+use crate::device::{self, Device, TimeSlice, Together};
 use crate::engine::{self, Run, Witness};
 use crate::fluid::Fluid;
 use crate::gate::Absent;
@@ -79,29 +80,29 @@ impl Policy {
     pub fn run(self, scenario: &Scenario, standings: &Standings, witness: &mut dyn Witness) -> Run {
         let tenants = scenario.tenants.len();
         let gpu = &scenario.gpu;
-        let turns = || TimeSlice::new(tenants, gpu.slice_ns, gpu.switch_ns);
-        let hardware = || -> Box<dyn Device> {
-            match gpu.device {
-                Hardware::TimeSlice => Box::new(turns()),
-                Hardware::Mps => together(tenants, side_by_side),
-            }
-        };
+        let hardware = || device::of(gpu, tenants, gpu.switch_ns);
         let (mut device, mut gate): (Box<dyn Device>, Box<dyn crate::gate::Gate>) = match self {
             Self::Deepres => {
-                let device = turns().with_idle_switch(deepres::switch_ns(gpu));
-                (Box::new(device), Box::new(deepres::Deepres::new(scenario)))
+                let device = device::of(gpu, tenants, deepres::switch_ns(gpu));
+                (device, Box::new(deepres::Deepres::new(scenario)))
             }
-            Self::TimeSlice => (Box::new(turns()), Box::new(Absent)),
+            Self::TimeSlice => {
+                let turns = TimeSlice::new(tenants, gpu.slice_ns, gpu.switch_ns);
+                (Box::new(turns), Box::new(Absent))
+            }
             Self::TgsLike => (hardware(), Box::new(tgs::TgsLike::new(scenario))),
             Self::HamiLike => (hardware(), Box::new(hami::HamiLike::new(scenario))),
             Self::EarliestDeadline => (hardware(), Box::new(deadline::EarliestDeadline::new(scenario))),
-            Self::StaticSplit => (together(tenants, equal_parts), Box::new(Absent)),
-            Self::Mps => (together(tenants, side_by_side), Box::new(Absent)),
+            Self::StaticSplit => {
+                let split = Together::new(tenants, Box::new(|_, running| equal_parts(running)));
+                (Box::new(split), Box::new(Absent))
+            }
+            Self::Mps => (Box::new(Together::side_by_side(tenants)), Box::new(Absent)),
             Self::Gps => {
                 let guests: Vec<bool> = scenario.tenants.iter().map(Tenant::is_guest).collect();
-                let owed = standings.clone();
+                let (owed, kind) = (standings.clone(), gpu.device);
                 let rates =
-                    move |now_ns, running: &[Option<u32>]| by_weight(running, &guests, owed.at(now_ns));
+                    move |now_ns, running: &[Option<u32>]| by_weight(running, &guests, owed.at(now_ns), kind);
                 let device = Together::new(tenants, Box::new(rates)).changing_at(standings.moments_ns());
                 (Box::new(device), Box::new(Absent))
             }
@@ -127,39 +128,41 @@ impl FromStr for Policy {
     }
 }
 
-fn together(tenants: usize, rates: fn(&[Option<u32>]) -> Vec<f64>) -> Box<dyn Device> {
-    Box::new(Together::new(tenants, Box::new(move |_, running| rates(running))))
-}
-
 fn equal_parts(running: &[Option<u32>]) -> Vec<f64> {
     let part = 1.0 / running.len() as f64;
     running.iter().map(|sm| if sm.is_some() { part } else { 0.0 }).collect()
 }
 
-/// Returns the speeds under MPS. Kernels that fit beside each other on the SMs run at full speed.
-/// Other kernels slow each other down equally.
-fn side_by_side(running: &[Option<u32>]) -> Vec<f64> {
-    /// All SMs, parts per million.
-    const WHOLE: u64 = 1_000_000;
-    let wanted: u64 = running.iter().flatten().map(|sm_ppm| u64::from(*sm_ppm)).sum();
-    let rate = WHOLE as f64 / wanted.max(WHOLE) as f64;
-    running.iter().map(|sm| if sm.is_some() { rate } else { 0.0 }).collect()
-}
-
 /// Returns the speeds in the fluid limit. Owners run by their weights. If no owner has work, guests
-/// run by their weights.
-fn by_weight(running: &[Option<u32>], guests: &[bool], owed: &[Entitlement]) -> Vec<f64> {
+/// run by their weights. A kernel that can use only a part of the SMs has its full speed with this
+/// part of the GPU, and the other tenants divide the rest.
+fn by_weight(running: &[Option<u32>], guests: &[bool], owed: &[Entitlement], hardware: Hardware) -> Vec<f64> {
     let weight = |tenant: usize| f64::from(owed[tenant].weight_ppm);
-    let sum_of = |of_guests: bool| {
+    let part = |tenant: usize| {
+        let part_ppm = hardware.part_ppm(running[tenant].unwrap_or(PPM));
+        f64::from(part_ppm) / f64::from(PPM)
+    };
+    let running_of = |of_guests: bool| {
         let runs = |tenant: &usize| running[*tenant].is_some() && guests[*tenant] == of_guests;
-        (0..running.len()).filter(runs).map(weight).sum::<f64>()
+        (0..running.len()).filter(runs).collect::<Vec<_>>()
     };
-    let owners = sum_of(false);
-    let (guests_run, sum) = if owners > 0.0 { (false, owners) } else { (true, sum_of(true)) };
-    let rate = |(tenant, sm): (usize, &Option<u32>)| {
-        if sm.is_some() && guests[tenant] == guests_run { weight(tenant) / sum } else { 0.0 }
-    };
-    running.iter().enumerate().map(rate).collect()
+    let owners = running_of(false);
+    let mut sharing = if owners.is_empty() { running_of(true) } else { owners };
+    let mut speeds = vec![0.0; running.len()];
+    let mut room = 1.0;
+    loop {
+        let sum: f64 = sharing.iter().map(|tenant| weight(*tenant)).sum();
+        let has_enough = |tenant: &usize| room * weight(*tenant) / sum >= part(*tenant);
+        let Some(place) = sharing.iter().position(has_enough) else {
+            for tenant in sharing {
+                speeds[tenant] = room * weight(tenant) / sum / part(tenant);
+            }
+            return speeds;
+        };
+        let tenant = sharing.remove(place);
+        speeds[tenant] = 1.0;
+        room -= part(tenant);
+    }
 }
 
 #[cfg(test)]
@@ -174,18 +177,11 @@ mod tests {
         used.iter().map(|used_ns| used_ns * 100.0 / used.iter().sum::<f64>()).collect()
     }
 
-    const WHOLE: Option<u32> = Some(1_000_000);
+    const WHOLE: Option<u32> = Some(PPM);
 
     #[test]
     fn a_static_split_gives_equal_parts_whoever_runs() {
         assert_eq!(equal_parts(&[WHOLE, None, WHOLE, None]), [0.25, 0.0, 0.25, 0.0]);
-    }
-
-    #[test]
-    fn under_mps_kernels_that_fit_together_run_at_full_speed_and_others_slow_each_other_alike() {
-        assert_eq!(side_by_side(&[Some(300_000), Some(700_000), None]), [1.0, 1.0, 0.0]);
-        assert_eq!(side_by_side(&[WHOLE, Some(600_000)]), [0.625, 0.625]);
-        assert_eq!(side_by_side(&[None, None]), [0.0, 0.0]);
     }
 
     #[test]
@@ -195,10 +191,19 @@ mod tests {
             weight_ppm,
             rule: Rule::Rest,
         });
-        let rates = |running: &[Option<u32>]| by_weight(running, &[false, false, true], &owed);
-        assert_eq!(rates(&[WHOLE, WHOLE, WHOLE]), [0.75, 0.25, 0.0]);
-        assert_eq!(rates(&[None, WHOLE, WHOLE]), [0.0, 1.0, 0.0]);
-        assert_eq!(rates(&[None, None, WHOLE]), [0.0, 0.0, 1.0]);
+        let rates =
+            |running: &[Option<u32>], hardware| by_weight(running, &[false, false, true], &owed, hardware);
+        for hardware in [Hardware::TimeSlice, Hardware::Mps] {
+            assert_eq!(rates(&[WHOLE, WHOLE, WHOLE], hardware), [0.75, 0.25, 0.0]);
+            assert_eq!(rates(&[None, WHOLE, WHOLE], hardware), [0.0, 1.0, 0.0]);
+            assert_eq!(rates(&[None, None, WHOLE], hardware), [0.0, 0.0, 1.0]);
+        }
+        // The first tenant is owed three quarters of the GPU, and can use half of the SMs.
+        let half = Some(PPM / 2);
+        assert_eq!(rates(&[half, WHOLE, WHOLE], Hardware::Mps), [1.0, 0.5, 0.0]);
+        assert_eq!(rates(&[half, half, WHOLE], Hardware::Mps), [1.0, 1.0, 0.0]);
+        assert_eq!(rates(&[WHOLE, half, WHOLE], Hardware::Mps), [0.75, 0.5, 0.0]);
+        assert_eq!(rates(&[half, WHOLE, WHOLE], Hardware::TimeSlice), [0.75, 0.25, 0.0]);
     }
 
     #[test]

@@ -62,7 +62,7 @@ pub struct Scenario {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(default, deny_unknown_fields, expecting = "a table: `[gpu]`")]
 pub struct Gpu {
-    /// The hardware's behaviour with several contexts, under policies that rely on the hardware.
+    /// The hardware's behaviour with several contexts.
     pub device: Hardware,
     /// The slice: the time for which one context has the GPU while other contexts wait.
     #[serde(rename = "slice_ms", deserialize_with = "units::millis")]
@@ -85,6 +85,17 @@ pub enum Hardware {
     TimeSlice,
     /// Contexts run together.
     Mps,
+}
+
+impl Hardware {
+    /// Returns the part of the GPU that a kernel takes from the kernels of other contexts, parts per
+    /// million. `sm_ppm` is the part of the SMs that the kernel can use.
+    pub fn part_ppm(self, sm_ppm: u32) -> u32 {
+        match self {
+            Self::TimeSlice => WHOLE,
+            Self::Mps => sm_ppm,
+        }
+    }
 }
 
 impl Default for Gpu {
@@ -494,6 +505,14 @@ impl Tenant {
     pub fn slo_ns(&self) -> Option<u64> {
         let of_steps = self.steps.as_ref().and_then(|steps| steps.slo_ns);
         self.requests.as_ref().map_or(of_steps, |requests| requests.slo_ns)
+    }
+
+    /// Returns the part of the SMs that the tenant's widest kernel can use, parts per million.
+    pub fn widest_ppm(&self) -> u32 {
+        let steps = self.steps.as_ref().map(|steps| &steps.profile);
+        let requests = self.requests.as_ref().map(|requests| &requests.profile);
+        let parts = steps.into_iter().chain(requests).flatten();
+        parts.map(|part| part.sm_ppm.unwrap_or(self.sm_ppm)).max().unwrap_or(self.sm_ppm)
     }
 
     /// Returns the tenant's longest possible kernel, ns.

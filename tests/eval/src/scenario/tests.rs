@@ -39,6 +39,16 @@ fn a_scenario_is_read_and_repeated_tenants_are_numbered() {
 }
 
 #[test]
+fn a_tenant_has_the_part_of_its_widest_kernel() {
+    let profile =
+        "profile = [{ kernels = 1, kernel_us = 10, sm = \"30%\" }, { kernels = 1, kernel_us = 10 }]";
+    let tenants = [("a", "sm = \"20%\"", profile), ("b", "", profile), ("c", "sm = \"40%\"", profile)];
+    let scenario = Scenario::of("duration_s = 1", &tenants);
+    let widest_ppm: Vec<u32> = scenario.tenants.iter().map(Tenant::widest_ppm).collect();
+    assert_eq!(widest_ppm, [300_000, WHOLE, 400_000]);
+}
+
+#[test]
 fn of_shares_that_do_not_fit_a_tenant_of_that_gpu_is_named() {
     let tenant = |name: &str, share: u32, gpu: u32| {
         format!(
