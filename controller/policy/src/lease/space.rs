@@ -13,6 +13,17 @@
 //! others, so it pays only until it owes its place for a quantum. This debt keeps it behind owners
 //! that had less.
 //!
+//! The first place of a set is never spare while an owner waits. When the scheduler chooses a set,
+//! the first owner comes before each owner that waits. So its virtual time is at most the virtual
+//! time at which the request of the waiting owner is due. Two bounds follow for an owner that waits
+//! and always wants the GPU, whatever the parts are and however they change:
+//!
+//! - The owner is behind the first owner of the set by at most its own request, and the place of
+//!   the first owner for one *term*, the time until the next choice.
+//! - While the owner waits, each other owner pays as the first of a set only up to that virtual
+//!   time, and for one term beyond. The first owner pays in all of this time, except while its
+//!   place drains. So the wait ends.
+//!
 //! The part of an owner can change at any time, because an owner without a fixed part has the part
 //! of its widest kernel. If the parts of a set no longer fit, the scheduler takes owners out of the
 //! set until they fit. Of the set, the scheduler keeps the owners that it chose first.

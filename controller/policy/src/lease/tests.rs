@@ -1,6 +1,8 @@
 //! Each rule of the lease policy by itself. `tests/integration/lease_policy.rs` tries them
 //! together.
 
+mod sets;
+
 use super::state::{MAX_CREDIT_NS, MAX_DEBT_NS};
 use super::*;
 use crate::entitlement::IDLE_NS;
