@@ -30,8 +30,8 @@ const PAUSING_PERCENT: u64 = 60;
 /// they have pauses, ns.
 const TOGETHER_NS: u64 = ns(Duration::from_secs(1));
 /// The most GPU time that a session may lack, compared with the other sessions, when it wants the
-/// GPU again, ns. So a session cannot make up for a time in which it rested.
-const MADE_UP_FOR_NS: u64 = ns(Duration::from_millis(40));
+/// GPU again, ns. So a session cannot make up for more rest than the arbiter judges at once.
+const MADE_UP_FOR_NS: u64 = JUDGED_OVER_NS;
 
 /// The observation of one session since the last decision about turns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

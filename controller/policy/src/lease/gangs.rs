@@ -1,8 +1,8 @@
 //! Leases of gangs: the scheduler of one GPU follows the orders of the board ([`crate::gang`]).
 
 use super::clock::VirtualTime;
-use super::state::{Hold, Rank, Tenant, begun_ns};
-use super::{DRAIN_POLL_NS, Grant, Scheduler, Step, ns};
+use super::state::{Hold, Rank, SHORT_IDLE_NS, Tenant, begun_ns};
+use super::{Grant, POLL_NS, Scheduler, Step, ns};
 use crate::TenantId;
 use crate::gang::{Gangs, Member, Order, Post};
 use crate::tuning::Tuning;
@@ -19,8 +19,6 @@ const CATCH_UP_RETRY_NS: u64 = ns(Duration::from_millis(3));
 const WORK_PER_PAUSE: u64 = 2;
 /// The scheduler waits for a pausing rank for at most this many of its usual pauses.
 const PAUSES_OF_PATIENCE: u64 = 2;
-/// The longest time for which the scheduler waits for a pausing rank, ns.
-const LONGEST_PATIENCE_NS: u64 = ns(Duration::from_millis(20));
 
 impl Scheduler {
     /// Sets the board's order for this GPU, and the gangs on it. A gang gets the GPU only by an
@@ -269,7 +267,8 @@ impl Scheduler {
         let clock = self.clocks[holder.rank as usize].now();
         let vtime = holder.vtime(clock) + holder.weighted(begun_ns(hold, holder, now_ns));
         let patience_ns = next.filter(|next| vtime < next.vtime(clock)).map_or(0, |next| {
-            let turn_ns = tuning.quantum_ns.max(next.seen.longest_ns).min(LONGEST_PATIENCE_NS);
+            // A rank that pauses for longer is not back soon.
+            let turn_ns = tuning.quantum_ns.max(next.seen.longest_ns).min(SHORT_IDLE_NS);
             let worth_ns = turn_ns.min(holder.mean_burst_ns / WORK_PER_PAUSE);
             let usual_ns = holder.mean_pause_ns;
             if usual_ns <= worth_ns { worth_ns.min(usual_ns.saturating_mul(PAUSES_OF_PATIENCE)) } else { 0 }
@@ -320,7 +319,7 @@ impl Scheduler {
         self.hold = Some(Hold { once_since_ns, ..hold });
         let grant = if once_since_ns.is_some() { Grant::Once } else { Grant::Closed };
         self.change(hold.tenant, grant, false);
-        let poll_ns = if catches_up { CATCH_UP_POLL_NS } else { DRAIN_POLL_NS };
+        let poll_ns = if catches_up { CATCH_UP_POLL_NS } else { POLL_NS };
         Step::Stay(Some(give_up_ns.min(now_ns.saturating_add(poll_ns))))
     }
 

@@ -66,8 +66,8 @@ const UNSEEN_PART: u32 = 20;
 /// launches is dear.
 const DEAR_COST_PART: u64 = 10;
 /// The beginning of a pause is better for a guest if a launch then costs at most the guest's window
-/// divided by this number.
-const BETTER_COST_PART: u64 = 20;
+/// divided by this number: half of the cost at which a launch is dear.
+const BETTER_COST_PART: u64 = 2 * DEAR_COST_PART;
 /// Dear launches may cost owners at most `max_harm` divided by this number.
 const DEAR_PART: u32 = 4;
 

@@ -52,7 +52,7 @@ use clock::{Clock, VirtualTime, gpu_ns, signed};
 use core::mem;
 use core::time::Duration;
 use guard::{Guard, Owners};
-use state::{Budget, Hold, Noted, Rank, SHORT_IDLE_NS, Stuck, Tenant, begun_ns};
+use state::{Budget, Hold, Noted, Rank, SHORT_IDLE_NS, Stuck, Tenant, WAITS_PER_SLO, begun_ns};
 use tenants::Tenants;
 use together::Company;
 use trust::{Trust, UserId};
@@ -63,7 +63,8 @@ const fn ns(duration: Duration) -> u64 {
 
 /// If another tenant wanted the GPU within this time, a holder that now wants the GPU alone keeps a
 /// lease with a short window. So if the other tenant comes back soon, little work is in flight.
-const STAY_LEASED_NS: u64 = ns(Duration::from_millis(100));
+/// After a longer pause, the wait for the work behind an open gate is shorter than the pause.
+const STAY_LEASED_NS: u64 = RUN_AHEAD_NS;
 /// GPU time that may be queued behind an open gate.
 const RUN_AHEAD_NS: u64 = ns(Duration::from_millis(100));
 /// If an owner came or made progress within this time, the scheduler expects the owner to want the
@@ -71,9 +72,6 @@ const RUN_AHEAD_NS: u64 = ns(Duration::from_millis(100));
 const AWAITED_NS: u64 = ns(Duration::from_secs(60));
 /// The length of a holder's lease if only guests want the GPU, ns.
 const SOLO_LEASE_NS: u64 = ns(Duration::from_millis(50));
-/// An owner with an SLO tolerates a wait for a guest whose length is the SLO divided by this
-/// number.
-const WAITS_PER_SLO: u64 = 20;
 /// The scheduler waits at least this long for a drain before it gives up. Most kernels are shorter
 /// than this time.
 const MIN_DRAIN_NS: u64 = ns(Duration::from_millis(50));
@@ -81,8 +79,9 @@ const MIN_DRAIN_NS: u64 = ns(Duration::from_millis(50));
 /// takes turns.
 const MAX_DRAIN_NS: u64 = ns(Duration::from_secs(1));
 /// The longest wait for a drain of a tenant whose last drain did not end, ns, until its meter shows
-/// a long kernel. The work of such a tenant seems not to end.
-const STUCK_DRAIN_NS: u64 = ns(Duration::from_millis(2));
+/// a long kernel. The work of such a tenant seems not to end, and the hardware interrupts it after
+/// a slice.
+const STUCK_DRAIN_NS: u64 = HARDWARE_SLICE_NS;
 /// The limit of a drain includes the time of this many of the tenant's longest kernels, because the
 /// meter counts some kernels as one.
 const LONGEST_PER_DRAIN: u64 = 4;
@@ -92,12 +91,11 @@ const HANDOFFS_PER_PREEMPTION: u64 = 16;
 /// A pause is short if it is at most this many hand-offs long. To wait for the holder then costs
 /// less than a hand-off away from the holder and a hand-off back.
 const HANDOFFS_PER_PAUSE: u64 = 2;
-/// The time between two looks at a pause in which a guest waits for the guard's permission.
-const PAUSE_POLL_NS: u64 = ns(Duration::from_millis(1));
 /// The number of looks, in the time of a hand-off, at a waiting tenant that will soon be eligible.
 const LOOKS_PER_HANDOFF: u64 = 4;
-/// The time between two looks at a drain, if no bell rings.
-const DRAIN_POLL_NS: u64 = ns(Duration::from_millis(1));
+/// The time between two looks at a drain, or at a pause in which a guest waits for the guard's
+/// permission, if no bell rings.
+const POLL_NS: u64 = ns(Duration::from_millis(1));
 /// The number of gate changes, and of hand-offs, that one decision may make without allocating
 /// memory.
 const MOST_CHANGES: usize = 16;
@@ -969,7 +967,7 @@ impl Scheduler {
             && self.next_of(Rank::Owner, 0, |id| !self.is_gang(id)).is_some()
         {
             // No owner that wants the GPU may go beside the previous holder's work yet.
-            return Step::Stay(Some(beside.until_ns.min(now_ns.saturating_add(DRAIN_POLL_NS))));
+            return Step::Stay(Some(beside.until_ns.min(now_ns.saturating_add(POLL_NS))));
         }
         let wake_ns = match self.next_guest(None, now_ns, tuning) {
             Ok((guest, _)) => return self.give(guest, now_ns, tuning),
@@ -1185,7 +1183,7 @@ impl Scheduler {
                     // The owner has a lease, so it rings no bell at the end of the pause. The
                     // scheduler polls, because the guard needs the length of the pause.
                     Err(retry_ns) => {
-                        let poll_ns = now_ns.saturating_add(PAUSE_POLL_NS);
+                        let poll_ns = now_ns.saturating_add(POLL_NS);
                         wake_ns = wake_ns.min(poll_ns).min(retry_ns.unwrap_or(u64::MAX));
                     }
                 }
@@ -1290,7 +1288,7 @@ impl Scheduler {
         let goes_beside =
             next.and_then(|id| self.tenants.get(id)).is_some_and(|next| self.goes_beside(rest_ns, next));
         if in_flight && !is_given_up && !goes_beside {
-            return Step::Stay(Some(give_up_ns.min(now_ns.saturating_add(DRAIN_POLL_NS))));
+            return Step::Stay(Some(give_up_ns.min(now_ns.saturating_add(POLL_NS))));
         }
         if hold.once_since_ns.is_some() {
             // The holder may have launched since the caller read its meter, so the scheduler closes

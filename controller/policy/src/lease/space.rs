@@ -36,7 +36,7 @@
 use super::clock::{Clock, signed};
 use super::state::{Rank, Stuck, Tenant};
 use super::together::LOOK_NS;
-use super::{DRAIN_POLL_NS, Grant, Scheduler, short_pause_ns};
+use super::{Grant, POLL_NS, Scheduler, short_pause_ns};
 use crate::TenantId;
 use crate::tuning::Tuning;
 use core::mem;
@@ -150,7 +150,7 @@ impl Scheduler {
             .filter(|tenant| !tenant.seen.wants() && tenant.asks(now_ns, short_ns))
             .map(|tenant| tenant.stopped_wanting_ns.saturating_add(short_ns + 1));
         now_ns
-            .saturating_add(if waits { DRAIN_POLL_NS } else { LOOK_NS })
+            .saturating_add(if waits { POLL_NS } else { LOOK_NS })
             .min(term_ends_ns)
             .min(pause_ends_ns.min().unwrap_or(u64::MAX))
     }

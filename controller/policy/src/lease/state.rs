@@ -3,7 +3,7 @@
 use super::clock::{Clock, VirtualTime, gpu_ns, signed, weighted};
 use super::together::Pace;
 use super::trust::UserId;
-use super::{Grant, Seen, longest_patience_ns, ns, short_pause_ns};
+use super::{Grant, MAX_DRAIN_NS, RUN_AHEAD_NS, Seen, longest_patience_ns, ns, short_pause_ns};
 use crate::TenantId;
 use crate::class::Class;
 use crate::entitlement::IDLE_NS;
@@ -16,18 +16,21 @@ use deepres_abi::PPM;
 /// If a tenant wanted the GPU within this time, it can be back at any moment, ns. A step of a
 /// Python program has gaps of some milliseconds.
 pub const SHORT_IDLE_NS: u64 = ns(Duration::from_millis(20));
-/// The most GPU time that a tenant is owed over a pause, ns.
-pub const MAX_CREDIT_NS: u64 = ns(Duration::from_millis(100));
+/// The most GPU time that a tenant is owed over a pause, ns. When the tenant comes back, it waits
+/// for at most as much work in flight.
+pub const MAX_CREDIT_NS: u64 = RUN_AHEAD_NS;
 /// The bound on a tenant's debt, ns, unless `CHARGES_OWED` raises it.
 const DEBT_NS: u64 = ns(Duration::from_millis(250));
 /// A tenant may also owe this many times its largest single charge, because the scheduler charges a
 /// long kernel at its end.
 const CHARGES_OWED: u64 = 2;
-/// The largest debt of any tenant, ns, so that no tenant starves because of a single long kernel.
-pub const MAX_DEBT_NS: u64 = ns(Duration::from_secs(1));
+/// The largest debt of any tenant, ns, so that no tenant starves because of a single long kernel. A
+/// holder can have the GPU for the longest drain beyond its lease.
+pub const MAX_DEBT_NS: u64 = MAX_DRAIN_NS;
 /// While no other tenant competes, a tenant's lag moves towards zero by the passed time divided by
-/// this number. Over a pause, a debt shrinks by the same time at most.
-const FORGOTTEN_PART: u64 = 50;
+/// this number. Over a pause, a debt shrinks by the same time at most. The debts of a user shrink
+/// by the same part of the time.
+pub const FORGOTTEN_PART: u64 = 50;
 /// Over a pause, what a tenant is owed shrinks by the tenant's part of the pause divided by this
 /// number. If the whole pause counted, a tenant with a small share would lose more in each pause
 /// than it is owed in between.
@@ -44,9 +47,10 @@ const MEAN_DIVISOR: u64 = 8;
 /// In the running part of pauses that are short, the newest pause has the weight of one divided by
 /// this number.
 const PAUSE_DIVISOR: u32 = 4;
-/// A request of a tenant with an SLO is due as if it were no longer than the SLO divided by this
-/// number. The rest of the SLO is for the request's own work and for earlier requests.
-const HASTE_PER_SLO: u64 = 20;
+/// A tenant with an SLO tolerates a wait whose length is the SLO divided by this number: for other
+/// owners, because its requests are due as if they were no longer, and for a guest. The rest of the
+/// SLO is for the request's own work and for earlier requests.
+pub const WAITS_PER_SLO: u64 = 20;
 
 /// If a tenant is far behind, the GPU idles for long in its pauses. The condition is a mean pause
 /// of at most the longest patience divided by this number. With a smaller number, the other tenants
@@ -478,7 +482,7 @@ impl Tenant {
     /// Returns the GPU time within which a request is due, ns.
     pub fn due_ns(&self, request_ns: u64) -> u64 {
         let slo_ns = if self.has_objective() { self.slo_ns } else { None };
-        slo_ns.map_or(request_ns, |slo_ns| request_ns.min(slo_ns / HASTE_PER_SLO))
+        slo_ns.map_or(request_ns, |slo_ns| request_ns.min(slo_ns / WAITS_PER_SLO))
     }
 
     /// Returns whether a competing tenant is owed GPU time, up to this virtual time.

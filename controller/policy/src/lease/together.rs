@@ -26,7 +26,7 @@
 //! while, and for twice as long if this happens again soon.
 
 use super::state::{Rank, SHORT_IDLE_NS, Stuck, Tenant};
-use super::{Beside, DRAIN_POLL_NS, Grant, MAX_DRAIN_NS, PAUSE_POLL_NS, Scheduler, Step, ns};
+use super::{Beside, Grant, MAX_DRAIN_NS, POLL_NS, Scheduler, Step, ns};
 use crate::TenantId;
 use crate::entitlement::IDLE_NS;
 use crate::gang::Order;
@@ -41,11 +41,12 @@ const SPAN_NS: u64 = ns(Duration::from_millis(200));
 /// A pace is known once it was observed for half of the span. After the first halving, the pace of
 /// a tenant is always known.
 const KNOWN_NS: u64 = SPAN_NS / 2;
-/// Owners start to run together only if their demands add up to at most this, in parts per million
-/// of the GPU. The remainder covers the hardware's context switches and the error of the estimates.
-const MOST_DEMAND_PPM: u64 = 800_000;
-/// The sum of the paces at which owners part, parts per million of the GPU.
+/// The sum of the paces at which owners part, parts per million of the GPU. The remainder is for
+/// the hardware's context switches.
 const MOST_PACE_PPM: u64 = 900_000;
+/// Owners start to run together only if their demands add up to at most this, in parts per million
+/// of the GPU. The margin for the error of the estimates is as large as the one for the switches.
+const MOST_DEMAND_PPM: u64 = MOST_PACE_PPM - (PPM as u64 - MOST_PACE_PPM);
 /// The part of an owner's demand that its pace must reach, parts per million.
 const LEAST_PACE_PPM: u64 = 750_000;
 /// The time between two looks at the paces.
@@ -342,7 +343,7 @@ impl Scheduler {
         match self.next_guest(None, now_ns, tuning) {
             Ok(_) => Err(Parting::Others),
             // The owners have leases, so no bell tells the end of their pause.
-            Err(retry_ns) => Ok(now_ns.saturating_add(PAUSE_POLL_NS).min(retry_ns.unwrap_or(u64::MAX))),
+            Err(retry_ns) => Ok(now_ns.saturating_add(POLL_NS).min(retry_ns.unwrap_or(u64::MAX))),
         }
     }
 
@@ -486,7 +487,7 @@ impl Scheduler {
         let in_flight = || self.tenants.astir().filter(|(_, tenant)| tenant.seen.in_flight);
         let most = usize::from(self.order == Order::Apart && self.gangs.is_empty());
         if in_flight().count() > most && now_ns < give_up_ns {
-            return Some(Step::Stay(Some(give_up_ns.min(now_ns.saturating_add(DRAIN_POLL_NS)))));
+            return Some(Step::Stay(Some(give_up_ns.min(now_ns.saturating_add(POLL_NS)))));
         }
         let progress = Stuck { since_ns: closed_ns, used_ns: 0 };
         let last = in_flight().max_by_key(|(_, tenant)| tenant.remaining_ns()).map(|(id, _)| *id);

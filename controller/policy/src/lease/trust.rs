@@ -2,18 +2,15 @@
 //! user's tenants owed when they ended. So a user with a thousand tenants, or a new tenant every
 //! second, gains no more unmetered GPU time than a user with one tenant.
 
-use super::state::Rank;
+use super::state::{FORGOTTEN_PART, Rank};
 use super::{MAX_DRAIN_NS, ns};
 use core::time::Duration;
 
 /// The number of the user to whom a tenant belongs.
 pub type UserId = u64;
 
-/// The scheduler forgets the debts of a user as time passes: by the passed time divided by this
-/// number.
-const FORGOTTEN_PART: u64 = 50;
 /// The largest debt of each kind that the scheduler remembers, ns. The scheduler forgets such a
-/// debt in 250 s.
+/// debt in 250 s ([`FORGOTTEN_PART`]).
 const MOST_NS: u64 = ns(Duration::from_secs(5));
 
 /// The debts of one user. Times are ns.
