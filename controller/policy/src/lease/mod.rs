@@ -1111,6 +1111,11 @@ impl Scheduler {
             return Step::Stay(Some(patience_ends_ns));
         }
         let mut wake_ns = u64::MAX;
+        match self.launched_in_ns(holder, hold.tenant, begun_ns, tuning) {
+            Some(0) => return self.close(hold, now_ns),
+            Some(look_ns) => wake_ns = now_ns.saturating_add(look_ns),
+            None => {}
+        }
         // Until the end of its request, the holder counts as eligible. A change of the holder costs
         // as much as a short pause, so `next` must be due earlier by that.
         let due = next.due + next.weighted(short_pause_ns(tuning));
@@ -1145,6 +1150,27 @@ impl Scheduler {
             return self.close(hold, now_ns);
         }
         Step::Stay(Some(wake_ns.min(expires_ns)))
+    }
+
+    /// Returns the time until the scheduler looks whether a holder has launched its brief burst, ns;
+    /// 0 if it has. Then a waiting tenant with brief bursts gets the GPU beside the rest of the
+    /// burst. The GPU goes on to its work without a hand-off. `begun_ns` of the holder's GPU time
+    /// are not charged yet.
+    ///
+    /// Returns `None` if no tenant can go beside the burst, or if the holder keeps the GPU in its
+    /// next pause.
+    fn launched_in_ns(&self, holder: &Tenant, id: TenantId, begun_ns: u64, tuning: &Tuning) -> Option<u64> {
+        let next = self.tenants.get(self.next_apart(holder.rank, Some(id))?)?;
+        let clock = self.clocks[holder.rank as usize].now();
+        let stays =
+            || holder.patience_ns(clock, tuning) > 0 && self.goes_on(holder, next, begun_ns, 0, tuning);
+        if !holder.is_brief() || !next.is_brief() || !next.seen.waiting || stays() {
+            return None;
+        }
+        let more_ns = holder.unlaunched_ns();
+        let has_launched = !holder.seen.waiting && more_ns <= tuning.handoff_ns;
+        let is_given = has_launched && self.goes_beside(holder.remaining_ns(), next);
+        Some(if is_given { 0 } else { (more_ns / 2).max(tuning.handoff_ns) })
     }
 
     /// Returns the earliest time of the next pre-emption, ns.
@@ -1332,8 +1358,11 @@ impl Scheduler {
 
     /// Returns whether the scheduler opens the gate of `next` now, beside other work that still
     /// drains for `rest_ns`. If it does, the hardware alternates between the two, slice by slice.
-    /// `next` then waits half a slice on average before it starts, and one slice after each full
-    /// slice of its burst. The result is true only if this loss is less than `rest_ns`.
+    /// The result is true only if `next` loses less than `rest_ns` in these turns.
+    ///
+    /// A brief burst loses nothing: it waits no longer than for the drain, and the GPU does not idle
+    /// at the hand-off. A longer burst waits half a slice on average before it starts, and one slice
+    /// after each full slice.
     ///
     /// Two long bursts in flight would make a brief burst wait for two slices. So if a tenant with
     /// brief bursts wanted the GPU in the last [`SHORT_IDLE_NS`], only tenants with brief bursts go
@@ -1342,11 +1371,11 @@ impl Scheduler {
     /// The result is also false while a gang has the GPU or gets it next, and for a tenant without
     /// metered use.
     fn goes_beside(&self, rest_ns: u64, next: &Tenant) -> bool {
-        let lost_ns = (next.usual_burst_ns() / HARDWARE_SLICE_NS)
-            .saturating_mul(HARDWARE_SLICE_NS)
-            .saturating_add(HARDWARE_SLICE_NS / 2);
+        let is_brief = next.is_brief();
+        let slices_ns = (next.usual_burst_ns() / HARDWARE_SLICE_NS).saturating_mul(HARDWARE_SLICE_NS);
+        let lost_ns = if is_brief { 0 } else { slices_ns.saturating_add(HARDWARE_SLICE_NS / 2) };
         let is_recent = |at_ns| self.decided_ns.saturating_sub(at_ns) <= SHORT_IDLE_NS;
-        let may_go = next.is_brief() || !self.brief_ns.is_some_and(is_recent);
+        let may_go = is_brief || !self.brief_ns.is_some_and(is_recent);
         self.order == Order::Apart && next.metered_ns > 0 && may_go && rest_ns > lost_ns
     }
 

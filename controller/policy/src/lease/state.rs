@@ -464,6 +464,12 @@ impl Tenant {
         self.metered_ns > 0 && self.usual_burst_ns() <= HARDWARE_SLICE_NS
     }
 
+    /// Returns the GPU time of the tenant's usual burst that it has not launched yet, ns.
+    pub fn unlaunched_ns(&self) -> u64 {
+        let launched_ns = self.burst_ns.saturating_add(self.seen.pending_ns);
+        self.mean_burst_ns.saturating_sub(launched_ns)
+    }
+
     /// Returns the length of the tenant's next request, ns: its usual burst, but a quantum at most.
     /// A tenant without metered use asks for a quantum.
     pub fn request_ns(&self, tuning: &Tuning) -> u64 {

@@ -1320,6 +1320,56 @@ fn while_tenants_with_brief_bursts_are_there_long_bursts_wait_for_the_drain() {
     }
 }
 
+/// Returns two tenants in a pause. Both usually use the GPU for `burst_ns` and pause for 1 ms. A has
+/// the GPU.
+fn pausing_pair(burst_ns: u64) -> Bench {
+    let mut bench = Bench::new();
+    for _ in 0..4 {
+        bench.step(MS, Seen { pending_ns: burst_ns, ..RUNNING }, IDLE);
+        bench.step(burst_ns, Seen { used_ns: burst_ns, ..IDLE }, IDLE);
+        bench.step(MS, IDLE, Seen { pending_ns: burst_ns, ..RUNNING });
+        bench.step(burst_ns, IDLE, Seen { used_ns: burst_ns, ..IDLE });
+    }
+    bench.step(MS, WAITING, IDLE);
+    assert_eq!(bench.scheduler.phase(), Phase::Held(A));
+    // A pre-emption of A was lately.
+    bench.scheduler.preempted_ns = Some(bench.now_ns);
+    bench
+}
+
+#[test]
+fn a_brief_burst_does_not_wait_for_the_end_of_another_that_is_launched() {
+    let mut bench = pausing_pair(MS);
+    let part = Seen { pending_ns: MS / 2, ..RUNNING };
+    bench.step(MS / 10, part, WAITING);
+    assert!(bench.is_leased(A) && bench.is_closed(B), "A launches still");
+    let all = Seen { pending_ns: MS, ..RUNNING };
+    bench.step(MS / 10, Seen { waiting: true, ..all }, WAITING);
+    assert!(bench.is_leased(A) && bench.is_closed(B), "a thread of A still launches");
+    bench.step(MS / 10, all, WAITING);
+    assert!(bench.is_closed(A) && bench.is_leased(B));
+    assert_eq!((bench.scheduler.phase(), bench.scheduler.beside()), (Phase::Held(B), Some(A)));
+    // A has the GPU again in the same way, without a pause of the GPU.
+    bench.step(MS, Seen { used_ns: MS, ..IDLE }, all);
+    bench.step(MS / 10, WAITING, all);
+    assert!(bench.is_leased(A) && bench.is_closed(B));
+}
+
+#[test]
+fn the_scheduler_looks_soon_whether_a_holder_has_launched_its_brief_burst() {
+    let mut bench = pausing_pair(MS);
+    let wake_ns = bench.step(MS / 10, Seen { pending_ns: MS / 5, ..RUNNING }, WAITING).unwrap();
+    assert!((bench.tuning.handoff_ns..=MS / 2).contains(&wake_ns), "{wake_ns}");
+}
+
+#[test]
+fn a_long_burst_waits_for_the_end_of_a_burst_that_is_launched() {
+    let burst_ns = 2 * HARDWARE_SLICE_NS;
+    let mut bench = pausing_pair(burst_ns);
+    bench.step(MS / 10, Seen { pending_ns: burst_ns, ..RUNNING }, WAITING);
+    assert!(bench.is_leased(A) && bench.is_closed(B));
+}
+
 #[test]
 fn who_has_brief_bursts_does_not_wait_for_a_burst_that_itself_waits_on_the_device() {
     let long = Seen { pending_ns: 28 * MS, longest_ns: 28 * MS, ..RUNNING };
