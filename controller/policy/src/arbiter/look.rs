@@ -1,6 +1,7 @@
 //! Charges the tenants by the readings of the meters, and passes the readings to the scheduler.
 
 use super::overdue::Overdue;
+use super::overlap::UNINTERRUPTED_NS;
 use super::requests;
 use super::tenant::{Brought, Session, Tenant};
 use super::{Actions, Core, Event, Readings, SessionId, SessionReading};
@@ -58,8 +59,11 @@ impl Core {
             // scheduler no longer waits for the work in flight.
             let is_given_up = !may_launch && !self.scheduler.awaits_end(*id);
             let is_shared = self.scheduler.shares(*id);
-            if is_shared {
-                tenant.shared.pass(elapsed_ns);
+            let others_ns = self.short_uses_ns.saturating_sub(tenant.short_uses_ns);
+            if is_shared || tenant.sessions.values().any(|session| session.last.in_flight) {
+                tenant.shared.pass(elapsed_ns, is_shared, others_ns);
+            } else {
+                tenant.shared.skip(others_ns);
             }
             let has_several = tenant.launching() > 1;
             if !has_several {
@@ -162,6 +166,10 @@ impl Core {
             }
             if rivals_ppm.is_some() {
                 tenant.account.had(seen.used_ns);
+            }
+            if seen.used_ns <= UNINTERRUPTED_NS {
+                tenant.short_uses_ns = tenant.short_uses_ns.saturating_add(seen.used_ns);
+                self.short_uses_ns = self.short_uses_ns.saturating_add(seen.used_ns);
             }
             if let Some(arrears) = &mut self.arrears {
                 arrears.charged(seen.used_ns);

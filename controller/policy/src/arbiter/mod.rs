@@ -399,6 +399,8 @@ pub struct Core {
     turns_took: Latency,
     /// Time in which two or more tenants wanted the GPU, ns.
     contended_ns: u64,
+    /// The sum of the `short_uses_ns` of all tenants, ended tenants included, ns.
+    short_uses_ns: u64,
     /// Time in which no tenant wanted the GPU, ns.
     idle_ns: u64,
     /// Whether a tenant wanted the GPU when the meters were last read.
@@ -454,6 +456,7 @@ impl Core {
             turns_took: Latency::default(),
             latency: Latency::default(),
             contended_ns: 0,
+            short_uses_ns: 0,
             idle_ns: 0,
             is_wanted: false,
             is_unsettled: false,

@@ -7,6 +7,7 @@
 //! processes report the same moment, the core subtracts the moment from the time of the process
 //! that reports it later.
 
+use crate::tuning::HARDWARE_SLICE_NS;
 use alloc::boxed::Box;
 use deepres_abi::allowance::Allowance;
 
@@ -34,29 +35,64 @@ impl Said {
     }
 }
 
-/// Time in which a tenant and another tenant had work on the GPU, ns. The hardware takes turns
-/// between the two, so a tenant's launches can take longer than they take alone. In the excess over
-/// their usual time, the GPU worked for the other tenant.
+/// The longest use that the core takes as free of the turns of other tenants, ns. The hardware ends
+/// no slice earlier, while the work of the slice lasts.
+pub const UNINTERRUPTED_NS: u64 = HARDWARE_SLICE_NS;
+
+/// The time of a tenant's work in flight beside other tenants' work. The hardware takes turns
+/// between the tenants, so the tenant's launches can take longer than they take alone. The turns of
+/// the other tenants are no use of the tenant. The core knows these turns in two ways:
+///
+/// - by the time by which the launches took longer than their estimates;
+/// - if the use is longer than a slice, by the shorter uses of the other tenants in the same time.
+///   All tenants together cannot use more than the time that passed.
 #[derive(Debug, Default)]
-pub struct Shared(u64);
+pub struct Shared {
+    /// The time with work in flight that no reading has explained yet, ns.
+    window_ns: u64,
+    /// The part of `window_ns` beside other tenants' work, ns.
+    shared_ns: u64,
+    /// The short uses of other tenants in `shared_ns`, ns.
+    others_ns: u64,
+    /// The short uses of all other tenants at the last look, ns.
+    seen_ns: u64,
+}
 
 impl Shared {
-    /// Adds time in which the tenant and another tenant had work on the GPU, ns.
-    pub fn pass(&mut self, elapsed_ns: u64) {
-        self.0 = self.0.saturating_add(elapsed_ns).min(LOOKED_AT_NS);
+    /// Adds `elapsed_ns` of work in flight, beside other tenants' work if `is_shared`.
+    /// `seen_ns` is the sum of all short uses of the other tenants so far.
+    pub fn pass(&mut self, elapsed_ns: u64, is_shared: bool, seen_ns: u64) {
+        let others_ns = seen_ns.saturating_sub(core::mem::replace(&mut self.seen_ns, seen_ns));
+        let add = |sum: &mut u64, ns: u64| *sum = sum.saturating_add(ns).min(LOOKED_AT_NS);
+        add(&mut self.window_ns, elapsed_ns);
+        if is_shared {
+            add(&mut self.shared_ns, elapsed_ns);
+            add(&mut self.others_ns, others_ns);
+        }
     }
 
-    /// Forgets the time in which two tenants had work on the GPU.
+    /// Skips a time in which the tenant had no work in flight. `seen_ns` is the sum of all short
+    /// uses of the other tenants so far.
+    pub fn skip(&mut self, seen_ns: u64) {
+        self.seen_ns = seen_ns;
+    }
+
+    /// Forgets all time before the tenant's present burst.
     pub fn forget(&mut self) {
-        self.0 = 0;
+        *self = Self { seen_ns: self.seen_ns, ..Self::default() };
     }
 
-    /// Returns the part of `counted_ns` in which the GPU worked for the other tenant, ns.
-    /// `stretched_ns` is the time by which launches took longer than usual. Uses up the shared
-    /// time.
+    /// Returns the part of `counted_ns` in which the GPU worked for other tenants, ns.
+    /// `stretched_ns` is the time by which launches took longer than usual. Uses up the time of the
+    /// work.
     pub fn take(&mut self, counted_ns: u64, stretched_ns: u64) -> u64 {
-        let others_ns = stretched_ns.min(counted_ns).min(self.0);
-        self.0 = self.0.saturating_sub(counted_ns);
+        let left_ns = self.window_ns.saturating_sub(counted_ns);
+        let is_long = counted_ns > UNINTERRUPTED_NS;
+        let doubly_ns = if is_long { self.others_ns.saturating_sub(left_ns) } else { 0 };
+        let others_ns = stretched_ns.max(doubly_ns).min(counted_ns).min(self.shared_ns);
+        self.window_ns = left_ns;
+        self.shared_ns = self.shared_ns.saturating_sub(counted_ns);
+        self.others_ns = self.others_ns.saturating_sub(others_ns).min(left_ns);
         others_ns
     }
 }
@@ -123,10 +159,46 @@ mod tests {
     fn of_shared_time_a_tenant_is_not_charged_for_what_its_launches_took_longer() {
         let mut shared = Shared::default();
         assert_eq!(shared.take(100, 50), 0, "the tenant was alone");
-        shared.pass(100);
+        shared.pass(100, true, 0);
         assert_eq!(shared.take(60, 20), 20);
         assert_eq!(shared.take(60, 50), 40, "in 40 of the 60 it was not alone");
         assert_eq!(shared.take(60, 50), 0);
+    }
+
+    #[test]
+    fn a_use_longer_than_a_slice_gives_way_to_the_short_uses_of_others_in_the_same_time() {
+        const MS: u64 = 1_000_000;
+        let mut shared = Shared::default();
+        shared.skip(5 * MS);
+        // In 24 ms, others show 8 ms, of which 1 ms comes a little late.
+        for seen_ms in [5, 6, 7, 8, 9, 10, 11, 12] {
+            shared.pass(3 * MS, true, seen_ms * MS);
+        }
+        assert_eq!(shared.take(24 * MS, 0), 7 * MS);
+        for seen_ms in [13, 14, 15, 16, 17, 18, 19, 21] {
+            shared.pass(3 * MS, true, seen_ms * MS);
+        }
+        assert_eq!(shared.take(24 * MS, 0), 9 * MS);
+        // The launches' own excess over their estimates is part of it.
+        shared.pass(24 * MS, true, 29 * MS);
+        assert_eq!(shared.take(24 * MS, 10 * MS), 10 * MS);
+    }
+
+    #[test]
+    fn uses_that_fit_beside_each_other_into_the_time_are_charged_whole() {
+        const MS: u64 = 1_000_000;
+        let mut shared = Shared::default();
+        // A short use waited on the GPU for the long work, and is not interrupted.
+        shared.pass(3 * MS, true, 2 * MS);
+        assert_eq!(shared.take(MS, 0), 0);
+        shared.forget();
+        shared.pass(MS, true, 3 * MS);
+        assert_eq!(shared.take(MS, 0), 0, "a use within a slice is right");
+        shared.forget();
+        // Of 6 ms in flight, 2 ms were shared. The others used 1 ms, and the tenant the rest.
+        shared.pass(4 * MS, false, 3 * MS);
+        shared.pass(2 * MS, true, 4 * MS);
+        assert_eq!(shared.take(5 * MS, 0), 0);
     }
 
     const fn at(ticks: u64) -> u64 {

@@ -145,6 +145,8 @@ pub struct Tenant {
     pub(super) said: Said,
     /// The time in which the tenant shared the GPU with another tenant.
     pub(super) shared: Shared,
+    /// The sum of the tenant's uses that no other tenant's turn interrupted, ns.
+    pub(super) short_uses_ns: u64,
     /// Whether the tenant wanted nothing and had used nothing at the last look. For such a tenant
     /// with closed gates, only the idle time grows until one of its meters changes.
     pub(super) rests: bool,
@@ -171,6 +173,7 @@ impl Tenant {
             seen: Vec::new(),
             said: Said::default(),
             shared: Shared::default(),
+            short_uses_ns: 0,
             rests: false,
             requests: None,
         }
