@@ -5,6 +5,7 @@ use crate::arbiter::{Report, SessionId};
 use crate::gpus::{Gpu, answers};
 use crate::registry::{Registry, Tenants};
 use crate::tenant::{Session, Tenant};
+use deepres_abi::PPM;
 use deepres_model::admin::{
     AccountStatus, DaemonStatus, DriverStatus, GpuStatus, PlacementStatus, ProcessCoverage, SessionGpuStatus,
     SessionStatus, Status, TenantStatus, UnmanagedStatus,
@@ -241,12 +242,16 @@ fn gpu_status(index: usize, gpu: &Gpu, report: &Report, names: &BTreeMap<TenantI
         Phase::Together => ("together", None),
     };
     let [handoff_total_ns, handoff_p50_ns, handoff_p99_ns] = report.handoff_ns;
+    let accounts = || report.tenants.iter().map(|(_, account)| account);
+    let used_ppm = accounts().fold(0u32, |sum, account| sum.saturating_add(account.recent_share_ppm));
     GpuStatus {
         index,
         uuid: gpu.uuid_text.clone(),
         name: gpu.name.clone(),
         simulated: gpu.simulated,
         memory_bytes: gpu.memory_bytes,
+        held_bytes: accounts().fold(0, |sum, account| sum.saturating_add(account.memory_bytes)),
+        recent_share_ppm: used_ppm.min(PPM),
         phase: phase.to_owned(),
         holder: holder.and_then(|holder| names.get(&holder)).map(|name| (*name).to_owned()),
         contended_ns: report.contended_ns,

@@ -77,7 +77,7 @@ pub fn lines(app: &App, width: usize, height: Option<usize>, has_colours: bool) 
     let foot = wrapped(&foot(app), width);
     let mut lines = vec![Line::styled(title(app), Modifier::BOLD)];
     let shown = app.status.gpus.iter().take(MOST_GPUS);
-    lines.extend(shown.map(|gpu| gpu_line(app, gpu, has_colours)));
+    lines.extend(shown.map(|gpu| gpu_line(gpu, has_colours)));
     let more = app.status.gpus.len().saturating_sub(MOST_GPUS);
     if more > 0 {
         lines.push(Line::raw(format!("{more} more GPUs")));
@@ -153,16 +153,17 @@ fn title(app: &App) -> String {
 }
 
 /// Returns the line about a GPU: its use in the last second, its memory and its holder.
-fn gpu_line(app: &App, gpu: &GpuStatus, has_colours: bool) -> Line<'static> {
-    let accounts = || {
-        app.status.tenants.iter().flat_map(|tenant| &tenant.gpus).filter(|account| account.gpu == gpu.index)
-    };
-    let used_ppm =
-        accounts().fold(0u32, |sum, account| sum.saturating_add(account.recent_share_ppm)).min(PPM);
-    let held = accounts().fold(0u64, |sum, account| sum.saturating_add(account.memory_bytes));
+fn gpu_line(gpu: &GpuStatus, has_colours: bool) -> Line<'static> {
+    let used_ppm = gpu.recent_share_ppm;
     let mut line = Line::raw(format!("gpu {:<2} {:>5} ", gpu.index, percent(used_ppm)));
     bar(used_ppm, used_ppm, GPU_BAR, has_colours).into_iter().for_each(|part| line.push_span(part));
-    line.push_span(format!("  {} of {}  {}  {}", Bytes(held), Bytes(gpu.memory_bytes), phase(gpu), gpu.name));
+    line.push_span(format!(
+        "  {} of {}  {}  {}",
+        Bytes(gpu.held_bytes),
+        Bytes(gpu.memory_bytes),
+        phase(gpu),
+        gpu.name
+    ));
     line
 }
 
@@ -406,6 +407,8 @@ pub mod tests {
         let gpu = GpuStatus {
             name: "Simulated H200".to_owned(),
             memory_bytes: 141 << 30,
+            held_bytes: 3 * 536 * MIB,
+            recent_share_ppm: 996_000,
             phase: "leased".to_owned(),
             holder: Some("train".to_owned()),
             ..GpuStatus::default()

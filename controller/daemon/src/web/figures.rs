@@ -42,7 +42,18 @@ figures! {
         unmanaged: |status| status.unmanaged.iter().take(MOST_UNMANAGED).map(Unmanaged).collect::<Vec<_>>(),
         unmanaged_count: |status| status.unmanaged.len(),
     }
-    Gpu of GpuStatus { index, name, memory_bytes, phase, holder, fault, handoffs, handoff_p99_ns }
+    Gpu of GpuStatus {
+        index,
+        name,
+        memory_bytes,
+        held_bytes,
+        recent_share_ppm,
+        phase,
+        holder,
+        fault,
+        handoffs,
+        handoff_p99_ns,
+    }
     Tenant of TenantStatus {
         name,
         uid,

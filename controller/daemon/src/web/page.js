@@ -267,20 +267,13 @@ function gpus() {
   while (body.rows.length > status.gpus.length) body.lastChild.remove();
   for (const gpu of status.gpus.slice(select.options.length - 1)) select.append(el("option", { value: String(gpu.index) }, String(gpu.index)));
   status.gpus.forEach((gpu, place) => {
-    let share = 0, held = 0;
-    for (const tenant of status.tenants)
-      for (const account of tenant.gpus)
-        if (account.gpu === gpu.index) {
-          share += account.recent_share_ppm;
-          held += account.memory_bytes;
-        }
     let row = body.rows[place];
     if (!row) {
       row = el("tr", {}, el("th", { scope: "row" }), ...Array.from({ length: 5 }, () => el("td")));
       body.append(row);
     }
     const phase = (gpu.holder ? gpu.phase + " (" + gpu.holder + ")" : gpu.phase) + (gpu.fault ? "; fault: " + gpu.fault : "");
-    const cells = [gpu.index + " " + gpu.name, percent(Math.min(share, PPM)), bytes(held) + " of " + bytes(gpu.memory_bytes), phase, String(gpu.handoffs), time(gpu.handoff_p99_ns)];
+    const cells = [gpu.index + " " + gpu.name, percent(gpu.recent_share_ppm), bytes(gpu.held_bytes) + " of " + bytes(gpu.memory_bytes), phase, String(gpu.handoffs), time(gpu.handoff_p99_ns)];
     cells.forEach((text, at) => put(row.cells[at], text));
     row.cells[3].classList.toggle("bad", Boolean(gpu.fault));
   });

@@ -347,6 +347,10 @@ status! {
         pub simulated: bool,
         /// The GPU's memory, bytes.
         pub memory_bytes: u64 as Gauge,
+        /// Memory that all tenants hold, bytes.
+        pub held_bytes: u64,
+        /// Part of the last second in which tenants used the GPU, parts per million.
+        pub recent_share_ppm: u32,
         /// `free`, `open`, `leased`, `draining`, or `together` while several owners use the GPU
         /// without turns.
         pub phase: String,
