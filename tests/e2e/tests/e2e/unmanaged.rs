@@ -651,6 +651,7 @@ mod measured {
     }
 
     #[test]
+    #[ignore = "deep: takes long"]
     fn a_process_that_comes_back_is_found_within_a_second_each_time() {
         let Some((host, _daemon)) = settled(CONFIG) else { return };
         let mut user = obedient(&host);
@@ -721,6 +722,7 @@ mod measured {
     }
 
     #[test]
+    #[ignore = "deep: takes long"]
     fn a_process_that_a_killed_daemon_held_is_held_by_the_next_and_goes_on_under_one_that_holds_nobody() {
         /// Time within which the daemon writes a changed state. The daemon writes at least every
         /// three seconds.
