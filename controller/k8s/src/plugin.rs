@@ -12,16 +12,24 @@ use crate::api::{
 use crate::grpc::{self, Answer, Call, Client, Serve};
 use crate::node::{Node, Refusal};
 use deepres_policy::shares::{GPU_RESOURCE, SHARE_RESOURCE};
+use inotify::{EventStream, Inotify, WatchMask};
 use std::convert::Infallible;
+use std::future::pending;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::net::UnixListener;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::WatchStream;
 use tonic::Status;
+
+/// The bytes that one read of the folder's events takes at most.
+const EVENTS_BYTES: usize = 4096;
+/// A new kubelet listens at its socket within the time between two looks, divided by this number.
+const LISTENS_PART: u32 = 20;
 
 /// A resource that the node has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -133,6 +141,7 @@ pub async fn serve(node: Arc<Node>, resource: Resource) -> Infallible {
         };
         let plugin = Arc::new(Plugin { node: Arc::clone(&node), resource });
         let stamps = || (Stamp::of(&own), Stamp::of(&kubelet));
+        let mut changes = Changes::of(&folder);
         let before = stamps();
         let membership = async {
             // The kubelet connects to the plugin before it answers.
@@ -148,7 +157,7 @@ pub async fn serve(node: Arc<Node>, resource: Resource) -> Infallible {
                 }
             };
             while stamps() == before && until.is_none_or(|until| Instant::now() < until) {
-                sleep(timing.look).await;
+                changes.next(timing.look).await;
             }
         };
         tokio::select! {
@@ -175,6 +184,36 @@ async fn register(kubelet: &Path, resource: Resource) -> Result<(), Status> {
         options: Some(OPTIONS),
     };
     Client::connect(kubelet).await?.unary(path::REGISTER, request).await.map(|Empty {}| ())
+}
+
+/// The sockets that come in the kubelet's folder. While the plugin is not registered at a new kubelet,
+/// the kubelet refuses pods. So the plugin does not wait for its next look.
+struct Changes(Option<EventStream<[u8; EVENTS_BYTES]>>);
+
+impl Changes {
+    /// Watches a folder from now on. If the system has no room for a watch, only looks tell changes.
+    fn of(folder: &Path) -> Self {
+        let watch = || {
+            let events = Inotify::init()?;
+            events.watches().add(folder, WatchMask::CREATE | WatchMask::MOVED_TO)?;
+            events.into_event_stream([0; EVENTS_BYTES])
+        };
+        Self(watch().inspect_err(|error| tracing::warn!("cannot watch {}: {error}", folder.display())).ok())
+    }
+
+    /// Waits for a change, and for `look` at most.
+    async fn next(&mut self, look: Duration) {
+        let changed = async {
+            match &mut self.0 {
+                Some(events) => events.next().await.is_some(),
+                None => pending().await,
+            }
+        };
+        if timeout(look, changed).await.is_ok() {
+            // A kubelet makes its socket first, and then listens.
+            sleep(look / LISTENS_PART).await;
+        }
+    }
 }
 
 /// The properties by which the plugin tells a socket from a later socket at the same path.
