@@ -131,7 +131,7 @@ fn sparse(calls: &Calls, lane: LaneOwner, launches: u32, took_ns: impl Fn(u32) -
 
 #[test]
 fn launches_with_gaps_share_segments_while_someone_else_waits_and_samples_follow_the_kernel() {
-    const ROUNDS: u32 = 20;
+    const ROUNDS: u32 = 100;
     let (calls, lane) = (fake::calls(), lane());
     sparse(&calls, lane, 20_000, |_| KERNEL_NS);
     assert_eq!(lane.learned.sample_every(), 32, "each sample confirms the estimate");
