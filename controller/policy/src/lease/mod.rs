@@ -1160,11 +1160,14 @@ impl Scheduler {
     /// Returns `None` if no tenant can go beside the burst, or if the holder keeps the GPU in its
     /// next pause.
     fn launched_in_ns(&self, holder: &Tenant, id: TenantId, begun_ns: u64, tuning: &Tuning) -> Option<u64> {
+        if !holder.is_brief() {
+            return None;
+        }
         let next = self.tenants.get(self.next_apart(holder.rank, Some(id))?)?;
         let clock = self.clocks[holder.rank as usize].now();
         let stays =
             || holder.patience_ns(clock, tuning) > 0 && self.goes_on(holder, next, begun_ns, 0, tuning);
-        if !holder.is_brief() || !next.is_brief() || !next.seen.waiting || stays() {
+        if !next.is_brief() || !next.seen.waiting || stays() {
             return None;
         }
         let more_ns = holder.unlaunched_ns();
