@@ -186,8 +186,8 @@ async fn register(kubelet: &Path, resource: Resource) -> Result<(), Status> {
     Client::connect(kubelet).await?.unary(path::REGISTER, request).await.map(|Empty {}| ())
 }
 
-/// The sockets that come in the kubelet's folder. While the plugin is not registered at a new kubelet,
-/// the kubelet refuses pods. So the plugin does not wait for its next look.
+/// The sockets that come in the kubelet's folder. Until the plugin registers at a new kubelet, the
+/// kubelet refuses pods. So the plugin does not wait for its next look.
 struct Changes(Option<EventStream<[u8; EVENTS_BYTES]>>);
 
 impl Changes {
