@@ -5,6 +5,7 @@ use std::{
     env,
     fmt::Debug,
     fs::{self, File, OpenOptions},
+    iter,
     net::{SocketAddr, TcpListener},
     os::fd::OwnedFd,
     path::{Path, PathBuf},
@@ -534,6 +535,15 @@ pub fn await_value_within<T: Debug>(
         assert!(Instant::now() < deadline, "not within {within:?}: {value:#?}");
         thread::sleep(LOOK_EVERY);
     }
+}
+
+/// Observes an account and the record of the same work several times, and returns the observation
+/// at which the account is least behind the record by `behind_ns`. The meter charges work only when
+/// a segment of it is complete, so an account can be some 10 ms behind at any single moment.
+pub fn caught_up<T>(look: impl FnMut() -> T, behind_ns: impl Fn(&T) -> i64) -> T {
+    const LOOKS: usize = 12;
+    let looks = iter::repeat_with(look).inspect(|_| thread::sleep(LOOK_EVERY)).take(LOOKS);
+    looks.min_by_key(behind_ns).expect("there are several observations")
 }
 
 /// Waits within [`COMMAND_LIMIT`] until a condition holds.

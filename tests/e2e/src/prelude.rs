@@ -12,7 +12,7 @@ pub use crate::{
     Finished, Host, Orders, Process, Ps, Tally, Tenant,
     artefacts::artefacts,
     clients::{CLibrary, Way, c_client, c_client_by, c_library, c_program, script},
-    host::{COMMAND_LIMIT, await_value, await_value_within, eventually, eventually_within},
+    host::{COMMAND_LIMIT, await_value, await_value_within, caught_up, eventually, eventually_within},
     ps::number,
     shares::{Window, assert_trainers_share},
 };

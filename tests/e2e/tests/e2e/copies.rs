@@ -3,7 +3,7 @@
 
 use deepres_e2e::calls::{Calls, WORK};
 use deepres_e2e::prelude::*;
-use simgpu_engine::truth::Snapshot;
+use simgpu_engine::truth::{ProcessGpu, Snapshot};
 
 /// Kernels by name. A copy of 1 MB takes 1 ms, much longer than the host takes to move 1 MB.
 const SIMGPU_TOML: &str = r#"
@@ -45,34 +45,48 @@ struct Had {
     either: f64,
 }
 
+/// Returns the time of a process on the first GPU by the record, and the time of the record, ns.
+fn at(truth: &Snapshot, pid: u32) -> (ProcessGpu, u64) {
+    let process = truth.processes.iter().find(|process| process.pid == pid).expect("it is attached");
+    (process.gpus[0], truth.at_ns)
+}
+
+/// Returns the parts of the time that a process has between two moments of the record.
+fn between((first, began_ns): (ProcessGpu, u64), (last, ended_ns): (ProcessGpu, u64)) -> Had {
+    let percent = |ns: u64| ns as f64 * 100.0 / (ended_ns - began_ns) as f64;
+    Had {
+        kernels: percent(last.kernel_busy_ns - first.kernel_busy_ns),
+        copies: percent(last.copy_busy_ns - first.copy_busy_ns),
+        either: percent(last.busy_ns - first.busy_ns),
+    }
+}
+
 /// Returns the parts of the time that these processes have, by the record.
 fn had<const N: usize>(host: &Host, pids: [u32; N]) -> [Had; N] {
     let before = host.truth();
     thread::sleep(MEASURED);
     let after = host.truth();
-    pids.map(|pid| {
-        let gpu = |truth: &Snapshot| {
-            truth.processes.iter().find(|process| process.pid == pid).expect("it is attached").gpus[0]
-        };
-        let (first, last) = (gpu(&before), gpu(&after));
-        let percent = |ns: u64| ns as f64 * 100.0 / (after.at_ns - before.at_ns) as f64;
-        Had {
-            kernels: percent(last.kernel_busy_ns - first.kernel_busy_ns),
-            copies: percent(last.copy_busy_ns - first.copy_busy_ns),
-            either: percent(last.busy_ns - first.busy_ns),
-        }
-    })
+    pids.map(|pid| between(at(&before, pid), at(&after, pid)))
 }
 
-/// Returns a process's part of the time, and the part that its tenant is charged, percent.
-fn percent(host: &Host, name: &str, pid: u32) -> (Had, f64) {
-    let before = host.ps();
-    let [had] = had(host, [pid]);
-    let after = host.ps();
-    let charged_ns = after.tenant(name).gpu_ns - before.tenant(name).gpu_ns;
-    let charged = charged_ns as f64 * 100.0 / (after.now_ns - before.now_ns) as f64;
+/// Compares the time that a tenant is charged with the record of the tenant's only process: the
+/// time of its kernels, and of its copies if these are charged. Returns the parts of the time.
+fn assert_charged(host: &Host, name: &str, copies_are_charged: bool) -> Had {
+    let pid = pid_of(host, name);
+    let ran_ns = |times: &ProcessGpu| if copies_are_charged { times.busy_ns } else { times.kernel_busy_ns };
+    let look = || {
+        let look = || (host.ps().tenant(name).gpu_ns, at(&host.truth(), pid));
+        caught_up(look, |(charged_ns, (times, _))| ran_ns(times).cast_signed() - charged_ns.cast_signed())
+    };
+    let (charged_before_ns, before) = look();
+    thread::sleep(MEASURED);
+    let (charged_after_ns, after) = look();
+    let had = between(before, after);
+    let charged = (charged_after_ns - charged_before_ns) as f64 * 100.0 / (after.1 - before.1) as f64;
     println!("{name}: {had:.2?} % of the time, charged {charged:.2} %");
-    (had, charged)
+    let ran = if copies_are_charged { had.either } else { had.kernels };
+    assert!((charged - ran).abs() <= METER_POINTS, "charged {charged:.2} %, had {had:.2?}");
+    had
 }
 
 /// Returns the process of a tenant that has one process.
@@ -81,15 +95,13 @@ fn pid_of(host: &Host, name: &str) -> u32 {
 }
 
 /// Runs the pattern alone, once without and once with charged copies.
-fn assert_charged(steps: &[&str]) {
+fn assert_charged_alone(steps: &[&str]) {
     for (options, is_charged) in [(&[][..], false), (&[CHARGED], true)] {
         let (host, _daemon) = host().with_daemon();
         let _client = start(&host, "copies", options, steps);
         thread::sleep(SETTLED);
-        let (had, charged) = percent(&host, "copies", pid_of(&host, "copies"));
+        let had = assert_charged(&host, "copies", is_charged);
         assert!(had.copies > 5.0 && had.kernels > 5.0, "{had:?}");
-        let wanted = if is_charged { had.either } else { had.kernels };
-        assert!((charged - wanted).abs() <= METER_POINTS, "charged {charged:.2} %, had {had:.2?}");
     }
 }
 
@@ -157,19 +169,19 @@ mod measured {
 
     #[test]
     fn copies_between_kernels_are_charged_where_that_is_asked_for() {
-        assert_charged(&["to:100000", "k80x10", "to:400000", "k80", "wait:100"]);
+        assert_charged_alone(&["to:100000", "k80x10", "to:400000", "k80", "wait:100"]);
     }
 
     #[test]
     #[ignore = "deep: takes long"]
     fn long_copies_that_are_waited_for_are_charged_too() {
-        assert_charged(&[COPY_4_MS, "sync", "k1000", "sync", "wait:1000"]);
+        assert_charged_alone(&[COPY_4_MS, "sync", "k1000", "sync", "wait:1000"]);
     }
 
     #[test]
     #[ignore = "deep: takes long"]
     fn copies_beside_kernels_of_the_same_tenant_are_charged_once() {
-        assert_charged(&["--streams", "2", "k1000", COPY_2_MS, "k1000", "sync", "wait:500"]);
+        assert_charged_alone(&["--streams", "2", "k1000", COPY_2_MS, "k1000", "sync", "wait:500"]);
     }
 
     #[test]
@@ -195,9 +207,8 @@ mod measured {
         let (host, _daemon) = host().with_daemon();
         let _client = start(&host, "sets", &[], &["set:400000", "within:300000", "k80", "wait:500"]);
         thread::sleep(SETTLED);
-        let (had, charged) = percent(&host, "sets", pid_of(&host, "sets"));
+        let had = assert_charged(&host, "sets", false);
         assert!(had.kernels > 20.0, "{had:.2?}");
-        assert!((charged - had.kernels).abs() <= METER_POINTS, "charged {charged:.2} %, had {had:.2?}");
     }
 
     #[test]
@@ -221,17 +232,14 @@ mod measured {
         host.finish(host.run(&["--charge-copies=false"], "true", &[])).refused("copies");
         let _client = start(&host, "copies", &[], &[COPY_2_MS, "k1000", "sync"]);
         thread::sleep(SETTLED);
-        let pid = pid_of(&host, "copies");
         let why = shown(&["ps", "-v"]);
         assert!(why.contains("copies     charged by the cap for everybody"), "{why}");
         let explained = shown(&["explain", "copies"]);
         assert!(explained.contains("of the last second, copies included"), "{explained}");
-        let (had, charged) = percent(&host, "copies", pid);
-        assert!((charged - had.either).abs() <= METER_POINTS, "charged {charged:.2} %, had {had:.2?}");
+        assert_charged(&host, "copies", true);
         let set = shown(&["set", "copies", "--charge-copies=false"]);
         assert!(!set.contains("copies charged"), "{set}");
-        let (had, charged) = percent(&host, "copies", pid);
-        assert!((charged - had.kernels).abs() <= METER_POINTS, "charged {charged:.2} %, had {had:.2?}");
+        assert_charged(&host, "copies", false);
         let why = shown(&["ps", "-v"]);
         assert!(why.contains("copies     not charged set by an administrator"), "{why}");
     }
