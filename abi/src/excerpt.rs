@@ -91,6 +91,6 @@ mod tests {
         };
         assert_eq!((excerpt.finished(), &*told()), (7, &b"first second"[..]));
         excerpt.finish(8, usize::MAX);
-        assert_eq!(told().len(), EXCERPT_BYTES, "whatever length the session writes");
+        assert_eq!(told().len(), EXCERPT_BYTES, "the page bounds the length that the session writes");
     }
 }

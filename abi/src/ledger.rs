@@ -971,7 +971,7 @@ mod tests {
         gpu.shrink(3..7);
         assert_eq!(gpu.slots(), 8, "those behind are in use");
         gpu.shrink(3..8);
-        assert_eq!((gpu.slots(), gpu.held_bytes()), (6, 10), "what is held stays counted");
+        assert_eq!((gpu.slots(), gpu.held_bytes()), (6, 10), "held memory stays counted");
         gpu.clear(5).unwrap();
         core::mem::forget(gpu.account(4).unwrap().reserve(20, 100, || false).unwrap());
         gpu.shrink(3..6);

@@ -295,7 +295,7 @@ mod tests {
         std::thread::spawn(|| begin(Stream::PER_THREAD, Some(Context(1)))).join().unwrap();
         assert!(is_active(), "that is the other thread's stream");
         end(Stream::PER_THREAD, Some(Context(1)));
-        assert!(!is_active(), "what a thread's own stream captured went with the thread");
+        assert!(!is_active(), "the capture of a thread's own stream went with the thread");
         std::thread::spawn(move || begin(one, None)).join().unwrap();
         assert!(is_active(), "others outlive who began on them");
         end(one, None);

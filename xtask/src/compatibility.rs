@@ -249,7 +249,7 @@ const ROWS: &[Row] = &[
 ];
 
 const HEAD: &str = "\
-# What has run with deepres
+# Programs that ran with deepres
 
 Each row of the tables names a program of another maker, unchanged from PyPI, crates.io or Debian,
 and the test that runs the program. The column *shown* has the day on which the test last passed
@@ -267,8 +267,7 @@ looks up all driver functions before the check. So the tests check two facts. de
 look-up of a hooked function with the hook. The program prints the same text as without deepres.
 ";
 const WHOLE: &str = "\n## From beginning to end\n";
-const TABLE: &str =
-    "\n| client | version | what is run | result | test | shown |\n|---|---|---|---|---|---|\n";
+const TABLE: &str = "\n| client | version | work | result | test | shown |\n|---|---|---|---|---|---|\n";
 
 impl Version {
     fn text(&self) -> Result<String> {

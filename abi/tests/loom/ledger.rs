@@ -152,7 +152,7 @@ fn leaving_memory_is_given_to_nobody_before_it_is_released() {
             })
         };
         if take(&gpu, 1, 10, 10).is_ok() {
-            assert_eq!(free.load(Ordering::SeqCst), 10, "what was given was there");
+            assert_eq!(free.load(Ordering::SeqCst), 10, "the ledger gave only free memory");
         }
         leaver.join().unwrap();
     });

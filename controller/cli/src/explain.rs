@@ -162,7 +162,7 @@ fn print(
         match share.part_ppm {
             0 => writeln!(
                 out,
-                "  SMs       counts with all: it does not run under the MPS server whose tenants run at once, NVML does not list it as a client of MPS, its kernels fill the GPU, or the configuration has `mps = \"off\"`"
+                "  SMs       counts with all: it does not run under the MPS server whose tenants run at once; or NVML does not list it as a client of MPS; or its kernels fill the GPU; or the configuration has `mps = \"off\"`"
             )?,
             part => writeln!(
                 out,

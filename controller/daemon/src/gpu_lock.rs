@@ -356,7 +356,7 @@ mod tests {
         displace(&path, own).unwrap();
         assert!(is_at(&theirs, &path), "one's own is left alone");
         let displaced = displace(&path, own + 1).unwrap().unwrap();
-        assert!(!is_given_up(&displaced, Duration::ZERO), "whoever has it may need a moment to end");
+        assert!(!is_given_up(&displaced, Duration::ZERO), "the daemon that has it may need a moment to end");
         let theirs_is_given_up = thread::spawn(move || is_given_up(&displaced, YIELD_LIMIT));
         drop(theirs);
         assert!(theirs_is_given_up.join().unwrap());

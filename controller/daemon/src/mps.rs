@@ -316,7 +316,7 @@ impl Mps {
                     );
                 } else if geteuid().is_root() {
                     tracing::warn!(
-                        "an MPS control daemon serves one user at a time: a job of another user waits in cuInit until the last client of the first user has ended (`mps_users = \"all\"` changes this)"
+                        "an MPS control daemon serves one user at a time: jobs of other users wait in cuInit until the user's last client has ended; to serve all users at once, set `mps_users = \"all\"`"
                     );
                 }
                 self.child = Some(child);

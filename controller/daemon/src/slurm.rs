@@ -80,7 +80,7 @@ impl Slurm {
             tracing::warn!(
                 job = %place.name(),
                 reason,
-                "the daemon cannot learn from Slurm which part of the GPUs a job has: the wishes of the job count, within its user's caps, until Slurm answers; see docs/slurm.md"
+                "the daemon cannot learn from Slurm which part of the GPUs a job has: until Slurm answers, the job's wishes count within its user's caps; see docs/slurm.md"
             );
             None
         })

@@ -191,7 +191,8 @@ async fn register(kubelet: &Path, resource: Resource) -> Result<(), Status> {
 struct Changes(Option<EventStream<[u8; EVENTS_BYTES]>>);
 
 impl Changes {
-    /// Watches a folder from now on. If the system has no room for a watch, only looks tell changes.
+    /// Watches a folder from now on. If the system has no room for a watch, only looks tell
+    /// changes.
     fn of(folder: &Path) -> Self {
         let watch = || {
             let events = Inotify::init()?;

@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn what_was_held_is_kept_for_a_while_and_then_let_go() {
         let mut held = Use::new(0);
-        assert_eq!(held.kept_bytes(16 * GIB), 16 * GIB, "who has just come may take it all");
+        assert_eq!(held.kept_bytes(16 * GIB), 16 * GIB, "a new tenant may take it all");
         held.take_in(0, 0, 60);
         assert_eq!(held.kept_bytes(16 * GIB), 16 * GIB);
         held.take_in(59, 8 * GIB, 60);

@@ -95,7 +95,7 @@ mod tests {
     #[test]
     fn a_limit_that_is_passed_is_told_once_and_again_when_it_is_lowered_further() {
         let mut seen = Seen::default();
-        assert!(!seen.take_in(None, 0, 3), "what others waited for before is over");
+        assert!(!seen.take_in(None, 0, 3), "earlier waits of others are over");
         assert!(seen.take_in(Some(100), 0, 3));
         assert!(!seen.take_in(Some(100), 0, 3));
         assert!(seen.take_in(Some(50), 0, 3));

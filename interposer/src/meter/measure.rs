@@ -407,7 +407,7 @@ mod tests {
         };
         let measured = copy(0).measure();
         assert_eq!((measured.took_ns, measured.is_exact, measured.offset_ns), (COPY_NS, false, None));
-        assert_eq!(copy(COPY_NS - 1).measure().took_ns, COPY_NS - 1, "what is known of such copies decides");
+        assert_eq!(copy(COPY_NS - 1).measure().took_ns, COPY_NS - 1, "the known time of such copies decides");
         assert!(copy(1).measure().took_ns >= COPY_NS - CALL_NS - 2 * RECORD_NS, "it began in its call");
     }
 

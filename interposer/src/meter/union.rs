@@ -49,7 +49,7 @@ mod tests {
         assert_eq!(union.add(15, 35), 10, "only the gap is new");
         assert_eq!(union.add(0, 50), 20, "both ends are new");
         assert_eq!(union.add(5, 45), 0);
-        assert_eq!(union.add(50, 60), 10, "what only touches is all new");
+        assert_eq!(union.add(50, 60), 10, "a part that only touches is all new");
         assert_eq!(union.add(7, 7), 0);
         assert_eq!(union.add(9, 8), 0);
     }

@@ -429,7 +429,7 @@ mod tests {
             INSUFFICIENT_SIZE
         };
         assert_eq!(own.list(endless).err(), Some(INSUFFICIENT_SIZE), "a bound");
-        assert_eq!(own.list(|_, _: *mut ProcessV1| 3).err(), Some(3), "what NVML refuses");
+        assert_eq!(own.list(|_, _: *mut ProcessV1| 3).err(), Some(3), "NVML's own error");
     }
 
     #[test]

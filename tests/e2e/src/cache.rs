@@ -110,7 +110,7 @@ mod tests {
         });
         assert_eq!(failed.unwrap_err().to_string(), "no network");
         let third = make("version 3", "made");
-        assert!(!third.join("half").exists(), "what a failed attempt left is gone");
+        assert!(!third.join("half").exists(), "the rest of a failed attempt is gone");
     }
 
     #[test]

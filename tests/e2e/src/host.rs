@@ -537,9 +537,9 @@ pub fn await_value_within<T: Debug>(
     }
 }
 
-/// Observes an account and the record of the same work several times, and returns the observation
-/// at which the account is least behind the record by `behind_ns`. The meter charges work only when
-/// a segment of it is complete, so an account can be some 10 ms behind at any single moment.
+/// Observes an account and the record of the same work several times. Returns the observation at
+/// which the account is least behind the record by `behind_ns`. The meter charges work only when a
+/// segment of it is complete, so an account can be some 10 ms behind at any single moment.
 pub fn caught_up<T>(look: impl FnMut() -> T, behind_ns: impl Fn(&T) -> i64) -> T {
     const LOOKS: usize = 12;
     let looks = iter::repeat_with(look).inspect(|_| thread::sleep(LOOK_EVERY)).take(LOOKS);

@@ -22,7 +22,8 @@ WARM_UP_REQUESTS = 3
 PAUSE_S = 0.02
 # The parts of the network, and the layers of each half of a part.
 PARTS, LAYERS = 6, 2
-# Rows for which the stand-in of cuBLAS has one block, and features for which the blocks do not grow.
+# Rows for which the stand-in of cuBLAS has one block, and features for which the blocks do not
+# grow.
 ROWS, WIDTH = 128, 64
 # Blocks of the first layer, and of the wide layers. The first layer begins a request.
 STEM_BLOCKS, WIDE_BLOCKS = 2, 9

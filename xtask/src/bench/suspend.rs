@@ -87,7 +87,7 @@ pub fn run(options: &Options) -> Result<impl super::Report> {
 impl super::Report for Report {
     fn print(&self) {
         println!(
-            "two trainers of {} bytes, {} at most, on a GPU of {}, {} steps each, in turns of {} ms, {} bytes/µs to the host and back",
+            "two trainers of {} bytes, {} at most, on a GPU of {}; {} steps each; turns of {} ms; {} bytes/µs to the host and back",
             self.usual_bytes,
             self.most_bytes,
             self.gpu_bytes,

@@ -81,7 +81,7 @@ impl<'a> Curve<'a> {
         let bound = widest.filter(|point| point.ms + point.host_ms() > HOST_BOUND * point.ms);
         let warning = |point: &Point| {
             format!(
-                "with batch {}, a request takes {}, and its GPU time is {}: the host limits the program, so a \
+                "the host limits the program with batch {}: a request takes {}, of which {} is GPU time; a \
                  smaller part of the SMs gains no more than turns on the whole GPU",
                 point.batch,
                 ms(point.ms + point.host_ms()),
@@ -259,9 +259,7 @@ pub mod tests {
     fn a_program_that_the_host_bounds_is_named() {
         let warnings = Curve::of(&profile()).unwrap().warnings();
         assert_eq!(warnings.len(), 3, "{warnings:?}");
-        assert!(
-            warnings[0].starts_with("with batch 1, a request takes 13.0 ms, and its GPU time is 5.00 ms")
-        );
+        assert!(warnings[0].contains("with batch 1: a request takes 13.0 ms, of which 5.00 ms is GPU time"));
         let mut quick = profile();
         quick.points.iter_mut().for_each(|point| point.latency_ms = Some(1.4 * point.ms));
         assert!(Curve::of(&quick).unwrap().warnings().is_empty());

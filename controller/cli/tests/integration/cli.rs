@@ -809,8 +809,8 @@ fn has_lines(terminal: &OwnedFd) -> bool {
     modes.c_lflag & needed == needed
 }
 
-/// Starts `deepres top` in a new terminal. Returns the command, the keyboard, and the terminal's end
-/// for programs.
+/// Starts `deepres top` in a new terminal. Returns the command, the keyboard, and the terminal's
+/// end for programs.
 fn top(place: &Place) -> (Child, File, OwnedFd) {
     let [user, programs] = terminal();
     let end = || Stdio::from(programs.try_clone().unwrap());

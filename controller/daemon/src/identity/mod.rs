@@ -500,7 +500,7 @@ mod tests {
         };
         assert_eq!(named(&inside(0)), of(0, Some("user:[4711]")));
         assert_eq!(named(&as_user(0, inside(0))), of(0, Some("user:[4711]")), "root's container");
-        assert_eq!(named(&inside(1000)), of(1000, None), "who made the namespace is its user");
+        assert_eq!(named(&inside(1000)), of(1000, None), "the maker of the namespace is its user");
         assert_eq!(named(&as_user(SUBORDINATE, inside(1000))), of(1000, Some("user:[4711]")));
         assert_eq!(named(&Facts { owner: 0, ..facts("0::/") }), of(0, None));
         let privileged = |user| {
@@ -661,7 +661,7 @@ mod tests {
             }
         }
         let other = identify("other", &facts("0::/"), NO_RULE, line([0, 0]), Registered);
-        assert_eq!(other.key, key("other", None), "who gives another name is another tenant");
+        assert_eq!(other.key, key("other", None), "a process with another name is another tenant");
     }
 
     #[test]

@@ -146,8 +146,8 @@ pub fn namespace(pid: u32) -> Option<Namespace> {
     privileged(pid).or_else(of_user)
 }
 
-/// Returns the namespace of the container in which a process is: as [`namespace`], but the outermost
-/// of its user namespaces.
+/// Returns the namespace of the container in which a process is: as [`namespace`], but the
+/// outermost of its user namespaces.
 pub fn outermost_namespace(pid: u32) -> Option<Namespace> {
     privileged(pid).or_else(|| below_own(pid, USER)?.0.last().copied().map(Namespace::User))
 }
@@ -179,9 +179,10 @@ pub fn namespaces(pid: u32) -> Option<Namespaces> {
     (status == 0).then_some(Namespaces { numbers, owner })
 }
 
-/// Returns the numbers of a process's namespaces of this kind below the daemon's own, from the
-/// process's own to the outermost, and the descriptor of the outermost. Returns `None` if the
-/// process is in the daemon's own namespace, or if the kernel does not tell the namespaces.
+/// Returns the numbers of a process's namespaces of this kind below the daemon's own, the process's
+/// own first. Also returns the descriptor of the outermost namespace, which is the last. Returns
+/// `None` if the process is in the daemon's own namespace, or if the kernel does not tell the
+/// namespaces.
 fn below_own(pid: u32, kind: &str) -> Option<(Vec<u64>, OwnedFd)> {
     let own = number("self", kind)?;
     let mut namespace = OwnedFd::from(File::open(format!("/proc/{pid}/ns/{kind}")).ok()?);

@@ -231,7 +231,7 @@ mod tests {
         assert_eq!(
             [1, 2, 3].map(rows_and_calls),
             [(1, 400), (9, 90), (1, 10)],
-            "whoever has most is added up"
+            "the process with most rows is added up"
         );
         bound(&mut activities, 0);
         assert!(activities.values().all(|activity| activity.rows() == 1), "one a family is the least");

@@ -170,7 +170,7 @@ mod tests {
         let devices = Devices::among(&[], LISTED);
         assert!(devices.have_twins() && !devices.watches.iter().any(|(name, _)| name == "nvidia-block"));
         let without = Devices::among(&[], &LISTED.replace("195 nvidia-block", "  7 loop"));
-        assert!(!without.have_twins() && without != devices, "what is watched is another thing then");
+        assert!(!without.have_twins() && without != devices, "the watched devices differ then");
         assert!(
             Devices::among(&[key("nvidia=7")], "Character devices:\n\nBlock devices:\n  7 loop\n")
                 .have_twins()

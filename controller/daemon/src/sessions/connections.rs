@@ -328,7 +328,7 @@ mod tests {
         assert_eq!(turns.take(second + 2 * TURN_NS), TURN_NS);
         let later_ns = second + (TURNS_AT_ONCE + 3) * TURN_NS;
         let of_root = Turns::of(&Source::User(0));
-        assert!((0..2 * TURNS_AT_ONCE).all(|_| of_root.take(second) == 0), "who may have all");
+        assert!((0..2 * TURNS_AT_ONCE).all(|_| of_root.take(second) == 0), "root may have all turns");
         assert!(turns.is_as_new(later_ns) && (0..TURNS_AT_ONCE).all(|_| turns.take(later_ns) == 0));
     }
 

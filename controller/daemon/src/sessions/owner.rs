@@ -89,8 +89,8 @@ enum Reach {
     /// root of another.
     Place(String),
     /// The tenants of this namespace: the tenants whose names apply only there, and the process
-    /// trees whose roots are there. A process of a subordinate user does not have the user's rights,
-    /// and root of a container is not root of the host.
+    /// trees whose roots are there. A process of a subordinate user does not have the user's
+    /// rights, and root of a container is not root of the host.
     Namespace(Namespace),
 }
 
@@ -187,7 +187,8 @@ mod tests {
         SavedTenant { sessions: vec![session], ..tenant("mine", uid, None) }
     }
 
-    /// Returns the facts about this process, as if it had this user and were in this user namespace.
+    /// Returns the facts about this process, as if it had this user and were in this user
+    /// namespace.
     fn facts(user: u32, owner: u32, namespace: Option<u64>) -> Facts {
         let own = read::process(std::process::id()).unwrap();
         Facts {

@@ -141,7 +141,7 @@ fn impossible_requests_are_refused_with_a_reason() {
     assert!(unseen.contains("invisible"), "{unseen}");
     assert!(refused(&|hello| hello.tenant[0] = 0xFF).contains("UTF-8"));
     let tenant = daemon.join("a", 0, 0);
-    assert_eq!(tenant.gate().memory_limit(), 1 << 30, "who asks for no limit has the cap");
+    assert_eq!(tenant.gate().memory_limit(), 1 << 30, "a tenant that asks for no limit has the cap");
     assert_eq!(tenant.gate().entitled_ppm(), 500_000);
 }
 
@@ -156,7 +156,7 @@ fn a_cap_is_a_users_however_many_tenants_the_user_makes() {
     assert_eq!((asked.gate().entitled_ppm(), asked.gate().memory_limit()), (300_000, 600));
     let late = daemon.join("late", 300_000, 600);
     wait_until(PATIENCE, || limits(0));
-    assert_eq!((late.gate().entitled_ppm(), late.gate().memory_limit()), (200_000, 400), "what is left");
+    assert_eq!((late.gate().entitled_ppm(), late.gate().memory_limit()), (200_000, 400), "the rest");
     let granted = |name: &str| {
         let status = daemon.status();
         status.tenants.into_iter().find(|tenant| tenant.name == name).unwrap().granted.unwrap()
@@ -444,7 +444,7 @@ fn a_daemon_whose_gpu_roots_has_taken_opens_its_gates_and_ends() {
     std::fs::rename(&of_another, lock).unwrap();
     wait_until(PATIENCE, || daemon.has_ended());
     assert_eq!(b.gate().gate().state, GateState::Open, "jobs go on");
-    assert_eq!(std::fs::read_to_string(lock).unwrap(), "root's", "what is root's is left alone");
+    assert_eq!(std::fs::read_to_string(lock).unwrap(), "root's", "the daemon leaves root's file alone");
 }
 
 #[test]

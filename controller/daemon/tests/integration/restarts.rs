@@ -80,7 +80,7 @@ fn accounts_and_settings_go_on_and_the_time_between_is_charged_once() {
     wait_until(PATIENCE, || account(&daemon, "a").gpu_ns == 50 * MS);
     let after = account(&daemon, "a");
     assert_eq!((after.kernel_launches, after.entitled_ppm), (50, Some(900_000)));
-    assert!(after.recent_share_ppm < 10_000, "what nobody governed is no burst: {after:?}");
+    assert!(after.recent_share_ppm < 10_000, "use without a daemon is no burst: {after:?}");
 
     work(&session, 10 * MS);
     wait_until(PATIENCE, || account(&daemon, "a").gpu_ns == 60 * MS);
@@ -185,7 +185,7 @@ fn a_state_that_cannot_be_believed_is_set_aside_and_nobody_is_turned_away() {
     let session = return_to(&daemon, "a");
     bring(&session, 99 * MS, 99);
     std::thread::sleep(LOOKS);
-    assert_eq!(account(&daemon, "a").gpu_ns, 0, "what was before is unknown");
+    assert_eq!(account(&daemon, "a").gpu_ns, 0, "earlier use is unknown");
     work(&session, 10 * MS);
     wait_until(PATIENCE, || account(&daemon, "a").gpu_ns == 10 * MS);
 }

@@ -270,7 +270,7 @@ mod tests {
         assert_eq!(
             parts(&[rest, asked, above, rest]).iter().map(|part| (part.1, part.2)).collect::<Vec<_>>(),
             [(66_666, 300), (366_666, 1_000), (66_666, 300), (66_666, 300)],
-            "what an administrator set is beside the cap"
+            "the value of an administrator is beside the cap"
         );
     }
 
@@ -281,7 +281,7 @@ mod tests {
         assert!(owed(&[rest; 1_000]) <= 500_000, "{}", owed(&[rest; 1_000]));
         assert!(owed(&[asked; 1_000]) <= 550_000, "{}", owed(&[asked; 1_000]));
         let crowd = parts(&[vec![asked; 2], vec![rest; 900]].concat());
-        assert_eq!((crowd[0].1, crowd[1].1), (300_000, 200_000), "who asked first keeps it");
+        assert_eq!((crowd[0].1, crowd[1].1), (300_000, 200_000), "the first to ask keeps it");
         assert!(
             crowd.iter().all(|part| part.1 > 0 && part.0 >= MIN_SHARE_PPM),
             "and nobody is left with nothing"
@@ -291,7 +291,7 @@ mod tests {
     #[test]
     fn no_later_request_leaves_a_tenant_less_memory_than_it_holds() {
         use Want::{Above, Asked, Rest};
-        assert_eq!(of_memory(&[(Rest, 600), (Asked(800), 0)]), [600, 400], "who asks has what is left");
+        assert_eq!(of_memory(&[(Rest, 600), (Asked(800), 0)]), [600, 400], "the asker has the rest");
         assert_eq!(of_memory(&[(Rest, 600), (Asked(300), 0)]), [700, 400]);
         assert_eq!(of_memory(&[(Rest, 1_000), (Asked(800), 0), (Rest, 0)]), [1_000, 0, 0]);
         assert_eq!(of_memory(&[(Rest, 700), (Rest, 0)]), [700, 300], "its part is half, and it holds more");
@@ -305,7 +305,7 @@ mod tests {
         assert_eq!(
             of_memory(&[(Rest, 600), (Above, 900)])[0],
             1_000,
-            "whom an administrator raised counts for nothing"
+            "a tenant that an administrator raised counts for nothing"
         );
         assert_eq!(
             of_memory(&[(Rest, 700), (Rest, 700)]),
@@ -324,7 +324,7 @@ mod tests {
         assert_eq!(bounds(&[claim(500, 1_000), claim(500, 0)]), [500, 0], "the first is not told yet");
         assert_eq!(bounds(&[claim(500, 500), claim(500, 0)]), [500, 500], "now it is");
         assert_eq!(bounds(&[claim(500, 700), claim(500, 0)]), [500, 300], "and holds more");
-        assert_eq!(bounds(&[claim(700, 300), claim(600, 200)]), [700, 300], "who asked first comes first");
+        assert_eq!(bounds(&[claim(700, 300), claim(600, 200)]), [700, 300], "the first to ask comes first");
         assert_eq!(bounds(&[claim(500, NO_LIMIT), claim(500, NO_LIMIT)]), [0, 0], "nobody was bound before");
     }
 

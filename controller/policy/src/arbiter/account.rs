@@ -523,7 +523,7 @@ mod tests {
     #[test]
     fn fairness_is_whole_where_all_have_what_they_are_owed_and_less_where_one_has_more() {
         assert_eq!(fairness_ppm([1.0, 1.0, 1.0].into_iter()), Some(PPM));
-        assert_eq!(fairness_ppm([0.8, 0.8].into_iter()), Some(PPM), "what nobody had was nobody's");
+        assert_eq!(fairness_ppm([0.8, 0.8].into_iter()), Some(PPM), "idle time lowers no fairness");
         assert_eq!(fairness_ppm([2.0, 0.0].into_iter()), Some(PPM / 2));
         assert_eq!(fairness_ppm([1.0].into_iter()), None);
         assert_eq!(fairness_ppm([0.0, 0.0].into_iter()), None);

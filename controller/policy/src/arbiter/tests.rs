@@ -322,7 +322,7 @@ fn work_in_flight_at_the_return_of_two_tenants_is_charged_once() {
         bench.runs(id, 10 * MS);
         bench.after(0);
         bench.meter(id).in_flight = false;
-        assert_eq!(charged_ms(&bench), charged, "what was charged twice is taken off");
+        assert_eq!(charged_ms(&bench), charged, "time charged twice is taken off");
     }
 }
 

@@ -622,7 +622,7 @@ fn a_turn_is_not_over_while_a_gate_may_have_been_opened_since_its_gpu_was_posted
     let Order::Held { tenant: 1, until_ns: Some(until_ns) } = board.tell(1) else { panic!("{board:?}") };
     board.post(0, until_ns, closed(1));
     let drains = Order::Drain { tenant: 1, catches_up: false };
-    assert_eq!(board.order(0), drains, "what GPU 1 said last is from before it was told");
+    assert_eq!(board.order(0), drains, "the last post of GPU 1 is older than its order");
     board.post(1, until_ns, post(1, &[member(1), waits]));
     assert_eq!(board.tell(1), drains);
     board.post(1, until_ns, closed(1));

@@ -268,7 +268,7 @@ fn known_kernels_are_counted_by_what_they_take_and_an_unknown_one_is_timed() {
     assert_eq!(lane.unaccounted_ns(), open * KERNEL_NS);
     let closed = lane.ring.waiting();
     launch(&calls, lane, OTHER, 3 * KERNEL_NS);
-    assert_eq!(lane.ring.waiting(), closed + 2, "what was open, and the unknown one");
+    assert_eq!(lane.ring.waiting(), closed + 2, "the open segment, and the unknown one");
 }
 
 /// Launches the two by turns, and returns the number of times at which a marker was between the
@@ -355,7 +355,7 @@ fn in_a_spell_a_known_kernel_of_a_stream_with_gaps_is_marked_at_its_end_alone() 
     };
     assert!(is_end_only(KERNEL, true));
     assert!(!is_end_only(OTHER, true), "one that is not known is timed");
-    assert!(!is_end_only(KERNEL, false), "what lies close is measured, and so is what it takes");
+    assert!(!is_end_only(KERNEL, false), "a close launch and its time are measured");
 }
 
 #[test]
@@ -632,7 +632,7 @@ fn what_stays_open_on_a_per_thread_stream_is_closed_once_it_must_be_complete() {
     launch(&calls, lane, GRAPH, KERNEL_NS);
     open(&calls, lane, LEFT);
     close_stale(&calls, lane, LEFT, u64::MAX);
-    assert!(lane.is_open(), "what came before still runs");
+    assert!(lane.is_open(), "the earlier work still runs");
     fake::finish();
     assert_eq!(read(&calls, lane).len(), 1);
     close_stale(&calls, lane, LEFT, KERNEL_NS);
@@ -755,7 +755,7 @@ fn a_stream_that_waits_for_the_host_is_stuck_until_something_after_the_wait_comp
     lane.await_host();
     assert!(lane.is_stuck());
     complete();
-    assert!(lane.is_stuck(), "what was before the wait says nothing");
+    assert!(lane.is_stuck(), "work before the wait says nothing");
     for _ in 0..2 * LAUNCHES_MAX {
         put(&calls, lane, OTHER, 0, Some(0));
     }

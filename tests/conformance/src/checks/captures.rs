@@ -92,7 +92,7 @@ fn the_legacy_stream_is_out_of_bounds_meanwhile(facts: &mut Facts) -> Result<(),
     facts.code("its end", end(blocking)?.0, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
     begin(free, RELAXED)?;
     facts.code("legacy beside a non-blocking one", gpu.nothing(null_mut())?, CUDA_SUCCESS);
-    facts.code("whose capture lives", end(free)?.0, CUDA_SUCCESS);
+    facts.code("ending the capture, which lives", end(free)?.0, CUDA_SUCCESS);
     Ok(())
 }
 

@@ -28,7 +28,7 @@ fn each_thread_has_a_stack_of_its_own(facts: &mut Facts) -> Result<(), Stop> {
     facts.is("another thread has none", elsewhere, (0, CUDA_ERROR_INVALID_CONTEXT));
     let popped = made!(cuCtxPopCurrent_v2());
     facts.is("popping gives the top", popped, second);
-    facts.is("what was below is current again", current()?, gpu.context);
+    facts.is("the context below is current again", current()?, gpu.context);
     must!(cuCtxPushCurrent_v2(second));
     must!(cuCtxDestroy_v2(second));
     facts.is("destroying what is current pops it", current()?, gpu.context);

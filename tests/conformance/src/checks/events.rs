@@ -149,7 +149,7 @@ fn destroying_one_that_is_pending_is_allowed(facts: &mut Facts) -> Result<(), St
     must!(cuEventRecord(event, first));
     must!(cuStreamWaitEvent(second, event, 0));
     facts.code("destroying", cu!(cuEventDestroy_v2(event)), CUDA_SUCCESS);
-    facts.code("who waits for it goes on waiting", cu!(cuStreamQuery(second)), CUDA_ERROR_NOT_READY);
+    facts.code("the waiting stream goes on waiting", cu!(cuStreamQuery(second)), CUDA_ERROR_NOT_READY);
     held.release()?;
     facts.code("until it is through", cu!(cuStreamSynchronize(second)), CUDA_SUCCESS);
     Ok(())

@@ -168,7 +168,7 @@ fn it_is_exported_and_imported(facts: &mut Facts) -> Result<(), Stop> {
     must!(cuMemImportFromShareableHandle(&mut imported, descriptor as usize as *mut c_void, kind));
     facts.is("importing takes nothing more", gpu.used_bytes()?, with);
     must!(cuMemRelease(handle));
-    facts.is("what is imported keeps it", gpu.used_bytes()?, with);
+    facts.is("the imported handle keeps it", gpu.used_bytes()?, with);
     must!(cuMemRelease(imported));
     let plain = create(piece)?;
     let refused = cu!(cuMemExportToShareableHandle((&raw mut descriptor).cast(), plain, kind, 0));

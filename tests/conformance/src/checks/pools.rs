@@ -58,7 +58,7 @@ fn unused_memory_goes_back_when_the_host_waits(facts: &mut Facts) -> Result<(), 
     let (stream, pool) = (gpu.stream(CU_STREAM_NON_BLOCKING)?, default_pool()?);
     let before = gpu.used_bytes()?;
     let address = allocate(10 * MIB, stream)?;
-    facts.is("what is reserved is taken", gpu.used_bytes()? - before, reserved(pool)?);
+    facts.is("reserved memory is taken", gpu.used_bytes()? - before, reserved(pool)?);
     must!(cuMemFreeAsync(address, stream));
     must!(cuStreamSynchronize(stream));
     facts.is("reserved then", reserved(pool)?, 0);

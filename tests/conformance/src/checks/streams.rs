@@ -147,7 +147,7 @@ fn a_host_function_runs_after_earlier_work_and_holds_up_later_work(facts: &mut F
     must!(cuMemcpyHtoDAsync_v2(device, host.as_ptr().cast(), 4, stream));
     must!(cuStreamSynchronize(stream));
     facts.is("what it saw", SEEN.load(Ordering::SeqCst), 7);
-    facts.is("what came after saw", gpu.read(device, 1)?, vec![8]);
+    facts.is("the later copy gives", gpu.read(device, 1)?, vec![8]);
     Ok(())
 }
 

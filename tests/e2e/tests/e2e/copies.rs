@@ -69,8 +69,9 @@ fn had<const N: usize>(host: &Host, pids: [u32; N]) -> [Had; N] {
     pids.map(|pid| between(at(&before, pid), at(&after, pid)))
 }
 
-/// Compares the time that a tenant is charged with the record of the tenant's only process: the
-/// time of its kernels, and of its copies if these are charged. Returns the parts of the time.
+/// Compares the time that a tenant is charged with the record of the tenant's only process. The
+/// record has the time of its kernels, and of its copies if these are charged. Returns the parts of
+/// the time.
 fn assert_charged(host: &Host, name: &str, copies_are_charged: bool) -> Had {
     let pid = pid_of(host, name);
     let ran_ns = |times: &ProcessGpu| if copies_are_charged { times.busy_ns } else { times.kernel_busy_ns };

@@ -247,7 +247,7 @@ fn a_context_that_was_attached_to_keeps_what_is_in_it_until_its_last_user_leaves
     let mut ours = Calls::run(&host, as_tenant(&host, "guest"), &functions);
     let mut said: Vec<_> = USED.iter().map(|expression| ours.asks(expression)).collect();
     let ps = host.await_launches("guest", Some(1000));
-    assert!(ps.tenant("guest").memory_bytes >= 1 << 30, "what is there is charged: {ps:?}");
+    assert!(ps.tenant("guest").memory_bytes >= 1 << 30, "the memory there is charged: {ps:?}");
     said.push(ours.asks(ENDED[0]));
     assert_eq!(host.ps().tenant("guest").memory_bytes, 0, "it ended with its context");
     said.push(ours.asks(ENDED[1]));

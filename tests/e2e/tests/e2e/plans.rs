@@ -214,12 +214,12 @@ mod measured {
     /// The time between two looks at the trial.
     const LOOK_EVERY: Duration = Duration::from_secs(1);
     /// The greatest difference between the measured and the predicted speed with the plan, as a
-    /// part of the predicted speed. This bar alone allows a plan to lose most of a small gain: if the
-    /// prediction is 1.06, a measured speed of 1.01 passes.
+    /// part of the predicted speed. This bar alone allows a plan to lose most of a small gain: if
+    /// the prediction is 1.06, a measured speed of 1.01 passes.
     const ALLOWED: f64 = 0.05;
-    /// The least measured gain, as a part of the predicted gain. For a predicted gain of less than a
-    /// ninth, this bar is the higher one: g / 2 > 0.95 (1 + g) - 1. For a larger gain, `ALLOWED` is
-    /// the higher one. Only `ALLOWED` bounds the measured speed from above.
+    /// The least measured gain, as a part of the predicted gain. For a predicted gain of less than
+    /// a ninth, this bar is the higher one: g / 2 > 0.95 (1 + g) - 1. For a larger gain, `ALLOWED`
+    /// is the higher one. Only `ALLOWED` bounds the measured speed from above.
     const LEAST_GAIN: f64 = 0.5;
 
     #[test]

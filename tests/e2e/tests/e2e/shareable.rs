@@ -138,7 +138,7 @@ fn memory_that_only_a_descriptor_keeps_counts_once_it_is_imported() {
     let mut client = Client::start(&host, "");
     let descriptor = client.create_and_export("piece");
     assert_eq!(client.release("piece"), SUCCESS);
-    client.assert_held(0, "who has a descriptor is not known");
+    client.assert_held(0, "the holders of a descriptor are not known");
     assert_eq!(client.import("imported", &descriptor), SUCCESS);
     client.assert_held(1, "it is back");
     assert_eq!(client.release("imported"), SUCCESS);

@@ -362,7 +362,7 @@ fn a_daemon_that_is_there_has_the_say_and_one_that_comes_later_has_not() {
     assert_eq!(number(&late.await_json(), "total"), 2 * LIMIT_BYTES);
     let ps = host.ps();
     assert_eq!(ps.tenant("late").memory_limit_bytes, Some(2 * LIMIT_BYTES));
-    assert!(ps.find("early").is_none(), "who began alone stays alone");
+    assert!(ps.find("early").is_none(), "a process that began alone stays alone");
     assert!(!late.stderr().contains("standalone"), "{}", late.stderr());
     late.finish().success();
     early.finish().success();

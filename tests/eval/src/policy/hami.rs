@@ -210,7 +210,7 @@ mod tests {
         assert!(!gate.admit(5, &launch));
         assert_eq!(gate.wake_ns(), Some(SLEEP_NS + 5));
         gate.buckets[0].tokens = 0;
-        assert!(!gate.admit(SLEEP_NS, &launch), "who sleeps does not look");
+        assert!(!gate.admit(SLEEP_NS, &launch), "a sleeping tenant does not look");
         let mut retry = Vec::new();
         gate.wake(SLEEP_NS + 5, &mut retry);
         assert!(retry == [0] && gate.admit(SLEEP_NS + 5, &launch));

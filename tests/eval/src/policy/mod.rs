@@ -135,7 +135,7 @@ fn equal_parts(running: &[Option<u32>]) -> Vec<f64> {
 
 /// Returns the speeds in the fluid limit. Owners run by their weights. If no owner has work, guests
 /// run by their weights. A kernel that can use only a part of the SMs has its full speed with this
-/// part of the GPU, and the other tenants divide the rest.
+/// part of the GPU. The other tenants divide the rest.
 fn by_weight(running: &[Option<u32>], guests: &[bool], owed: &[Entitlement], hardware: Hardware) -> Vec<f64> {
     let weight = |tenant: usize| f64::from(owed[tenant].weight_ppm);
     let part = |tenant: usize| {

@@ -121,7 +121,7 @@ impl Scenario {
             kernels += tenant.count as f64 * tenant.most_kernels(self.duration_ns);
             if kernels > MAX_KERNELS {
                 let says = format!(
-                    "with this tenant it may come to {kernels:.0} kernels, and {MAX_KERNELS:.0} are the most: make duration_s \
+                    "with this tenant it may come to {kernels:.0} kernels, and {MAX_KERNELS:.0} are the most; make duration_s \
                      shorter, kernels longer or requests rarer"
                 );
                 return Err(Fault::of_tenant(number, &["name"], says));
@@ -129,7 +129,7 @@ impl Scenario {
             let on_each = tenants.div_ceil(self.gpus);
             if kernels * on_each as f64 > MAX_LOOKS {
                 let says = format!(
-                    "with this tenant it may come to {kernels:.0} kernels, and {:.0} are the most with {on_each} tenants on a GPU: make \
+                    "with this tenant it may come to {kernels:.0} kernels, and {:.0} are the most with {on_each} tenants on a GPU; make \
                      duration_s shorter, kernels longer, requests rarer or tenants fewer",
                     MAX_LOOKS / on_each as f64
                 );
@@ -140,7 +140,7 @@ impl Scenario {
         let slices = work_ns.min(self.gpus as f64 * self.duration_ns as f64) / self.gpu.slice_ns as f64;
         if slices > MAX_SLICES {
             let says = format!(
-                "it may come to more than {MAX_SLICES:.0} slices of `gpu.slice_ms`: make them longer, or duration_s shorter"
+                "it may come to more than {MAX_SLICES:.0} slices of `gpu.slice_ms`; make them longer, or duration_s shorter"
             );
             let is_said = self.gpu.slice_ns != Gpu::default().slice_ns;
             return Err(Fault::at(if is_said { &["gpu", "slice_ms"] } else { &["duration_s"] }, says));

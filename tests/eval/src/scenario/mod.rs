@@ -88,8 +88,8 @@ pub enum Hardware {
 }
 
 impl Hardware {
-    /// Returns the part of the GPU that a kernel takes from the kernels of other contexts, parts per
-    /// million. `sm_ppm` is the part of the SMs that the kernel can use.
+    /// Returns the part of the GPU that a kernel takes from the kernels of other contexts, parts
+    /// per million. `sm_ppm` is the part of the SMs that the kernel can use.
     pub fn part_ppm(self, sm_ppm: u32) -> u32 {
         match self {
             Self::TimeSlice => WHOLE,

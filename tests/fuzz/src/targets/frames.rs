@@ -32,7 +32,7 @@ fn both_ways<F: Frame>(data: &[u8]) -> bool {
             let common = known.len().min(data.len());
             assert!(common >= F::FIRST_BYTES);
             assert_eq!(known[..common], data[..common]);
-            assert!(known[common..].iter().all(|byte| *byte == 0), "what was not sent is zero");
+            assert!(known[common..].iter().all(|byte| *byte == 0), "bytes that were not sent are zero");
             true
         }
         Err(error) => {

@@ -115,11 +115,7 @@ fn ledgers(page: &LedgerPage, input: &mut Unstructured<'_>) {
     account.release(u64::MAX);
     let leaving_bytes = account.held_bytes();
     account.release(u64::MAX);
-    assert_eq!(
-        account.held_bytes(),
-        leaving_bytes,
-        "what leaves already is given back by whoever has it leave"
-    );
+    assert_eq!(account.held_bytes(), leaving_bytes, "a second release gives back no leaving memory");
     clear(gpu);
     assert_eq!(gpu.held_bytes(), 0, "the controller can always begin anew");
 }

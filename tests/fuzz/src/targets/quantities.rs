@@ -20,7 +20,7 @@ pub fn run(data: &[u8]) {
     match parse_bytes(text) {
         Ok(bytes) => {
             assert!((1..=MAX_BYTES).contains(&bytes));
-            let shown = parse_bytes(&Bytes(bytes).to_string()).expect("what is shown can be typed");
+            let shown = parse_bytes(&Bytes(bytes).to_string()).expect("a shown size can be typed");
             // The text has one decimal of the largest unit.
             assert!(shown.abs_diff(bytes) <= bytes / 10, "{bytes} is shown as {}", Bytes(bytes));
         }

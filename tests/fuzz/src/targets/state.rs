@@ -18,7 +18,7 @@ static DAEMON: LazyLock<Mutex<Option<Daemon>>> = LazyLock::new(|| {
 pub fn run(data: &[u8]) {
     let Ok(mut state) = state::parse(data) else { return };
     let bytes = state.to_bytes().expect("a state can be written");
-    assert_eq!(state::parse(&bytes).expect("what was written can be read"), state);
+    assert_eq!(state::parse(&bytes).expect("a written state can be read"), state);
 
     let mut daemon = DAEMON.lock().unwrap_or_else(PoisonError::into_inner);
     let last = daemon.take().unwrap_or_else(|| Daemon::start(GPUS, Config::default()));

@@ -155,7 +155,7 @@ fn memory_of_a_graph_is_charged_from_its_launch_until_it_is_trimmed() {
     assert_eq!(gpu.read(address, 1), [8]);
     assert_eq!(code!(cuGraphLaunch(exec, stream)), CUDA_ERROR_INVALID_VALUE, "still in use");
     ok!(cuDeviceGraphMemTrim(0));
-    assert_eq!(gpu.used_bytes() - before, BYTES, "what is in use is not trimmed");
+    assert_eq!(gpu.used_bytes() - before, BYTES, "memory in use is not trimmed");
     ok!(cuMemFreeAsync(address, stream));
     assert_eq!(gpu.used_bytes() - before, BYTES, "kept for the next launch");
     ok!(cuGraphLaunch(exec, stream));
@@ -239,7 +239,7 @@ fn an_address_is_given_again_behind_the_free_of_what_was_there() {
     assert_eq!(
         code!(cuGraphLaunch(exec, stream)),
         CUDA_ERROR_INVALID_VALUE,
-        "what is behind the free is in use"
+        "memory behind the free is in use"
     );
 }
 

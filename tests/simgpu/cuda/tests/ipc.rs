@@ -223,11 +223,11 @@ fn neither_process_loses_anything_by_the_death_of_the_other() {
     let opened = open(theirs);
     assert_eq!(gpu.read(opened, 1), [99]);
     drop(exporter);
-    assert_eq!(gpu.read(opened, 1), [99], "what is open stays");
+    assert_eq!(gpu.read(opened, 1), [99], "open memory stays");
     assert_eq!(gpu.used_bytes(), before, "and counts for nobody");
     let mut late = Peer::start();
     assert_eq!(late.open(&theirs), u64::from(CUDA_ERROR_INVALID_HANDLE));
-    assert_eq!(files(), 0, "whoever starts next removes what a dead exporter left");
+    assert_eq!(files(), 0, "the next process to start removes a dead exporter's files");
     ok!(cuIpcCloseMemHandle(opened));
 }
 

@@ -46,7 +46,7 @@ fn it_is_on_the_host_until_it_is_brought_and_moving_it_takes_its_time_once() {
     let at_least = Duration::from_millis(40);
     assert!(prefetch(address, 4 * GIB, 0) > at_least);
     assert_eq!(gpu.used_bytes() - before, 4 * GIB);
-    assert!(prefetch(address, 4 * GIB, 0) < at_least, "what is there is not moved");
+    assert!(prefetch(address, 4 * GIB, 0) < at_least, "memory that is there is not moved");
     ok!(cuMemPrefetchAsync(address, PIECE, CU_DEVICE_CPU, null_mut()));
     assert_eq!(gpu.used_bytes() - before, 4 * GIB - PIECE, "by pieces");
     ok!(cuMemFree_v2(address));
@@ -79,7 +79,7 @@ fn memory_of_the_device_drives_it_out_and_not_the_other_way_round() {
     ok!(cuMemPrefetchAsync(address, PIECE, CU_DEVICE_CPU, null_mut()));
     ok!(cuMemFree_v2(taken));
     ok!(cuMemGetInfo_v2(&mut free, &mut total));
-    assert!((8 * GIB..9 * GIB).contains(&free), "what was taken drove it out: {free}");
+    assert!((8 * GIB..9 * GIB).contains(&free), "the taken memory drove it out: {free}");
     ok!(cuMemsetD8_v2(address + (2 * total - 1) as u64, 7, 1));
     ok!(cuCtxSynchronize());
     ok!(cuMemFree_v2(address));

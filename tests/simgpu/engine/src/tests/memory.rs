@@ -61,13 +61,13 @@ fn managed_memory_has_what_is_free_and_makes_room_for_others_oldest_first() {
     assert_eq!(
         (a.host.managed_bytes(0), b.host.managed_bytes(0)),
         (50, 400),
-        "who brought none for longest goes first"
+        "the process that brought none for longest goes first"
     );
     assert_eq!(a.host.bring_managed(0, 200), 200, "its own stays before another's");
     assert_eq!((a.host.managed_bytes(0), b.host.managed_bytes(0)), (250, 200));
     assert_eq!(a.host.bring_managed(0, 5000), 450, "all that is not taken otherwise");
     assert_eq!((a.host.managed_bytes(0), b.host.managed_bytes(0)), (450, 0));
-    let refused = b.host.reserve_memory(b.context, 451).expect_err("what is taken does not make room");
+    let refused = b.host.reserve_memory(b.context, 451).expect_err("taken memory does not make room");
     assert!(matches!(refused, Error::OutOfMemory(out) if out.free_bytes == 450), "{refused}");
     a.host.let_managed_go(0, 100);
     let truth = world.truth();
