@@ -1,5 +1,9 @@
 //! The ways in which a tenant's memory makes room for other tenants. Frames on the tenant socket
 //! carry a way as a number, and people write its name.
+//!
+//! A way is no wish ([`crate::wish`]): each process of a tenant chooses its own way, and the daemon
+//! combines the ways ([`Oversubscribe::with`]). No cap bounds a way, `deepres set` cannot change a
+//! way, and the state file has none.
 
 use core::fmt;
 use core::str::FromStr;
