@@ -116,11 +116,6 @@ impl Profile {
         sum.max(self.floor_ns).max(1.0)
     }
 
-    /// Returns the area of a run: its time if it had all SMs, ns.
-    pub fn area_ns(&self, part_percent: usize, batch: u32) -> f64 {
-        self.time_ns(part_percent, batch) * part_percent as f64 / WHOLE_PERCENT as f64
-    }
-
     /// Returns the knee: the least part, percent, on which a run takes at most `1 + tolerance`
     /// times its time on all SMs.
     pub fn knee_percent(&self, batch: u32, tolerance: f64) -> usize {

@@ -22,11 +22,6 @@ impl GpuSet {
         Self(bits) & Self::first(MAX_GPUS)
     }
 
-    /// Returns the GPUs as bits, the first GPU in the lowest bit.
-    pub fn bits(self) -> u32 {
-        self.0
-    }
-
     /// Returns the number of GPUs in the set.
     pub fn len(self) -> usize {
         self.0.count_ones() as usize
