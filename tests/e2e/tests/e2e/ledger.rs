@@ -33,6 +33,7 @@ cuMemAllocAsync:every:5:2,cuMemFreeAsync:every:6:719,cuMemCreate:every:5:2,cuMem
 cuMemUnmap:every:4:1,cuArrayCreate_v2:every:3:2,cuArrayDestroy:every:5:400,cuCtxDestroy_v2:every:3:201";
 /// Kinds of memory in the order of the simulated driver's report, in the words of `ps`.
 const MANAGED: usize = 1;
+const POOL: usize = 2;
 /// Physical memory. If the process exported memory and imports it again, the memory lives on after
 /// its first handle is released. Then the account shows the memory as the driver's.
 const PHYSICAL: usize = 3;
@@ -56,9 +57,13 @@ fn assert_exact(seed: u64, calls: u64, limit_bytes: u64, faults: &str) {
         let line = client.await_line_within(|line| line.starts_with(&prefix), WITHIN);
         let truth: Vec<u64> =
             line[prefix.len()..].split(' ').map(|word| word.parse().expect("a number")).collect();
-        let ps: Value = host.status();
+        let held_in = |ps: &Value, kind: &str| {
+            ps["tenants"][0]["gpus"][0]["memory_by_kind"][kind].as_u64().unwrap_or(0)
+        };
+        // The meter thread gives back the charge of a destroyed pool when the streams have ended.
+        let ps = await_value(|| host.status(), |ps| held_in(ps, "pool") == truth[POOL]);
         let account = &ps["tenants"][0]["gpus"][0];
-        let held = |kind: &&str| account["memory_by_kind"][*kind].as_u64().unwrap_or(0);
+        let held = |kind: &&str| held_in(&ps, kind);
         let ledger: Vec<u64> = KINDS.iter().map(|kinds| kinds.iter().map(held).sum()).collect();
         let driver_bytes = held(&"driver");
         let kinds_bytes = truth[..DRIVER].iter().sum::<u64>();
