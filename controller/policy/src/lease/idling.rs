@@ -2,7 +2,7 @@
 //! is a gang whose ranks wait for each other, or a holder in a short pause.
 
 use super::state::{Budget, Hold, Rank, Tenant};
-use super::{Scheduler, ns, short_pause_ns};
+use super::{Scheduler, longest_patience_ns, ns, short_pause_ns};
 use crate::TenantId;
 use crate::gang::Order;
 use crate::tuning::Tuning;
@@ -50,7 +50,8 @@ impl Scheduler {
         let Some(idling) = self.idling else { return };
         let pauses = self.order == Order::Apart && !self.is_gang(idling.tenant);
         let patience_ns = |tenant: &Tenant| {
-            tenant.patience_ns(self.clocks[tenant.rank as usize].now(), tuning).max(short_pause_ns(tuning))
+            let falls_behind = tenant.falls_behind(self.clocks[tenant.rank as usize].now(), tuning);
+            if falls_behind { longest_patience_ns(tuning) } else { short_pause_ns(tuning) }
         };
         let (free_ns, most_ns) = if pauses {
             (0, self.tenants.get(idling.tenant).map_or(0, patience_ns))

@@ -234,7 +234,7 @@ pub struct Scheduler {
     gangs: Gangs,
     idling: Option<idling::Idling>,
     borne: Borne,
-    /// The last time at which a tenant with brief bursts wanted the GPU, ns.
+    /// The last time at which a brief tenant wanted the GPU, ns.
     brief_ns: Option<u64>,
     decided_ns: u64,
     /// Number of tenants with work in flight at the last decision.
@@ -546,7 +546,9 @@ impl Scheduler {
             }
             tenant.charge(seen.used_ns - set_off_ns);
             tenant.shown_ns = tenant.shown_ns.saturating_add(seen.used_ns - set_off_ns);
-            tenant.burst_ns = tenant.burst_ns.saturating_add(seen.used_ns);
+            for work_ns in [&mut tenant.burst_ns, &mut tenant.stretch_ns] {
+                *work_ns = work_ns.saturating_add(seen.used_ns);
+            }
             tenant.used_at_ns = now_ns;
         }
         if seen.used_ns > 0 || (seen.in_flight && !tenant.seen.in_flight) {
@@ -706,7 +708,7 @@ impl Scheduler {
                     // The tenant began and ended work between two looks.
                     let stopped_ns = mem::replace(&mut tenant.stopped_wanting_ns, now_ns);
                     let pause_ns = now_ns.saturating_sub(stopped_ns).saturating_sub(used_ns);
-                    if tenant.paused(pause_ns, STAY_LEASED_NS, short_pause_ns(tuning)) {
+                    if tenant.paused(pause_ns, STAY_LEASED_NS, tuning) {
                         tenant.ask(tenant.vtime, tuning);
                     }
                 }
@@ -723,7 +725,7 @@ impl Scheduler {
             }
             if !tenant.wanted {
                 let pause_ns = now_ns.saturating_sub(tenant.stopped_wanting_ns).saturating_sub(used_ns);
-                let begins = tenant.paused(pause_ns, STAY_LEASED_NS, short_pause_ns(tuning));
+                let begins = tenant.paused(pause_ns, STAY_LEASED_NS, tuning);
                 if Some(id) != idling {
                     let forgets_ns = tenant.forgets_ns(pause_ns);
                     let forgiven_ns = debts[tenant.rank as usize].spend(forgets_ns, now_ns);
@@ -1103,7 +1105,7 @@ impl Scheduler {
         };
         if let Some(idle_since_ns) = hold.idle_since_ns {
             let clock = self.clocks[rank as usize].now();
-            let patience_ends_ns = idle_since_ns.saturating_add(holder.patience_ns(clock, tuning));
+            let patience_ends_ns = idle_since_ns.saturating_add(holder.patience_ns(next, clock, tuning));
             let is_over = now_ns >= expires_ns && !self.goes_on(holder, next, begun_ns, 0, tuning);
             if is_over || now_ns >= patience_ends_ns {
                 return self.close(hold, now_ns);
@@ -1152,12 +1154,12 @@ impl Scheduler {
         Step::Stay(Some(wake_ns.min(expires_ns)))
     }
 
-    /// Returns the time until the scheduler looks whether a holder has launched its brief burst, ns;
-    /// 0 if it has. Then a waiting tenant with brief bursts gets the GPU beside the rest of the
-    /// burst. The GPU goes on to its work without a hand-off. `begun_ns` of the holder's GPU time
+    /// Returns the time until the scheduler looks whether a brief holder has launched its stretch of
+    /// work, ns; 0 if it has. Then a brief tenant that waits gets the GPU beside the rest of the
+    /// stretch. The GPU goes on to its work without a hand-off. `begun_ns` of the holder's GPU time
     /// are not charged yet.
     ///
-    /// Returns `None` if no tenant can go beside the burst, or if the holder keeps the GPU in its
+    /// Returns `None` if no tenant can go beside the stretch, or if the holder keeps the GPU in its
     /// next pause.
     fn launched_in_ns(&self, holder: &Tenant, id: TenantId, begun_ns: u64, tuning: &Tuning) -> Option<u64> {
         if !holder.is_brief() {
@@ -1166,7 +1168,7 @@ impl Scheduler {
         let next = self.tenants.get(self.next_apart(holder.rank, Some(id))?)?;
         let clock = self.clocks[holder.rank as usize].now();
         let stays =
-            || holder.patience_ns(clock, tuning) > 0 && self.goes_on(holder, next, begun_ns, 0, tuning);
+            || holder.patience_ns(next, clock, tuning) > 0 && self.goes_on(holder, next, begun_ns, 0, tuning);
         if !next.is_brief() || !next.seen.waiting || stays() {
             return None;
         }
@@ -1363,19 +1365,18 @@ impl Scheduler {
     /// drains for `rest_ns`. If it does, the hardware alternates between the two, slice by slice.
     /// The result is true only if `next` loses less than `rest_ns` in these turns.
     ///
-    /// A brief burst loses nothing: it waits no longer than for the drain, and the GPU does not idle
-    /// at the hand-off. A longer burst waits half a slice on average before it starts, and one slice
-    /// after each full slice.
+    /// A brief tenant loses nothing: its work waits no longer than for the drain, and the GPU does
+    /// not idle at the hand-off. A longer stretch of work waits half a slice on average before it
+    /// starts, and one slice after each full slice.
     ///
-    /// Two long bursts in flight would make a brief burst wait for two slices. So if a tenant with
-    /// brief bursts wanted the GPU in the last [`SHORT_IDLE_NS`], only tenants with brief bursts go
-    /// beside other work.
+    /// Two long stretches in flight would make a brief tenant wait for two slices. So if a brief
+    /// tenant wanted the GPU in the last [`SHORT_IDLE_NS`], only brief tenants go beside other work.
     ///
     /// The result is also false while a gang has the GPU or gets it next, and for a tenant without
     /// metered use.
     fn goes_beside(&self, rest_ns: u64, next: &Tenant) -> bool {
         let is_brief = next.is_brief();
-        let slices_ns = (next.usual_burst_ns() / HARDWARE_SLICE_NS).saturating_mul(HARDWARE_SLICE_NS);
+        let slices_ns = (next.usual_stretch_ns() / HARDWARE_SLICE_NS).saturating_mul(HARDWARE_SLICE_NS);
         let lost_ns = if is_brief { 0 } else { slices_ns.saturating_add(HARDWARE_SLICE_NS / 2) };
         let is_recent = |at_ns| self.decided_ns.saturating_sub(at_ns) <= SHORT_IDLE_NS;
         let may_go = is_brief || !self.brief_ns.is_some_and(is_recent);

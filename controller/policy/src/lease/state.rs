@@ -135,6 +135,11 @@ pub struct Tenant {
     pub burst_ns: u64,
     /// The running mean of the tenant's bursts, ns.
     pub mean_burst_ns: u64,
+    /// GPU time used since the tenant's last pause that was longer than a hand-off, ns: the present
+    /// stretch.
+    pub stretch_ns: u64,
+    /// The running mean of the tenant's stretches, ns.
+    pub mean_stretch_ns: u64,
     /// The running mean of all of the tenant's pauses, ns.
     pub mean_pause_ns: u64,
     /// The part of the tenant's pauses that are shorter than two hand-offs, parts per million.
@@ -194,6 +199,8 @@ impl Tenant {
             flew: false,
             burst_ns: 0,
             mean_burst_ns: 0,
+            stretch_ns: 0,
+            mean_stretch_ns: 0,
             mean_pause_ns: 0,
             short_pauses_ppm: PPM,
             lenience: Budget::new(LENIENCE_PART, START_LIMIT_NS),
@@ -459,15 +466,21 @@ impl Tenant {
         self.mean_burst_ns.max(self.burst_ns)
     }
 
-    /// Returns whether the tenant's usual burst fits into one time slice of the hardware.
-    pub fn is_brief(&self) -> bool {
-        self.metered_ns > 0 && self.usual_burst_ns() <= HARDWARE_SLICE_NS
+    /// Returns the GPU time that the tenant is expected to use before its next pause in which
+    /// another tenant can use the GPU, ns: its usual stretch, or the present stretch if longer.
+    pub fn usual_stretch_ns(&self) -> u64 {
+        self.mean_stretch_ns.max(self.stretch_ns)
     }
 
-    /// Returns the GPU time of the tenant's usual burst that it has not launched yet, ns.
+    /// Returns whether the tenant's usual stretch fits into one time slice of the hardware.
+    pub fn is_brief(&self) -> bool {
+        self.metered_ns > 0 && self.usual_stretch_ns() <= HARDWARE_SLICE_NS
+    }
+
+    /// Returns the GPU time of the tenant's usual stretch that it has not launched yet, ns.
     pub fn unlaunched_ns(&self) -> u64 {
-        let launched_ns = self.burst_ns.saturating_add(self.seen.pending_ns);
-        self.mean_burst_ns.saturating_sub(launched_ns)
+        let launched_ns = self.stretch_ns.saturating_add(self.seen.pending_ns);
+        self.mean_stretch_ns.saturating_sub(launched_ns)
     }
 
     /// Returns the length of the tenant's next request, ns: its usual burst, but a quantum at most.
@@ -510,18 +523,21 @@ impl Tenant {
         (had_more, if had_more { vtime } else { due }, Reverse(self.weight_ppm))
     }
 
-    /// Records the end of a pause of `pause_ns`, for the means of pauses and bursts. A pause of at
-    /// most `short_ns` does not end the burst. In the mean, a pause counts as at most `most_ns`.
-    /// Returns whether a burst begins.
-    pub fn paused(&mut self, pause_ns: u64, most_ns: u64, short_ns: u64) -> bool {
+    /// Records the end of a pause of `pause_ns`, for the means of pauses, bursts, and stretches. A
+    /// pause longer than a hand-off ends the stretch, and a pause longer than two ends the burst. In
+    /// the mean, a pause counts as at most `most_ns`. Returns whether a burst begins.
+    pub fn paused(&mut self, pause_ns: u64, most_ns: u64, tuning: &Tuning) -> bool {
+        if pause_ns > tuning.handoff_ns {
+            self.mean_stretch_ns = mean(self.mean_stretch_ns, mem::take(&mut self.stretch_ns));
+        }
+        let short_ns = short_pause_ns(tuning);
         self.mean_pause_ns = mean(self.mean_pause_ns, pause_ns.min(most_ns));
         let part_ppm = self.short_pauses_ppm / PAUSE_DIVISOR;
         self.short_pauses_ppm -= part_ppm;
         if pause_ns <= short_ns {
             self.short_pauses_ppm += PPM / PAUSE_DIVISOR;
         } else {
-            self.mean_burst_ns = mean(self.mean_burst_ns, self.burst_ns);
-            self.burst_ns = 0;
+            self.mean_burst_ns = mean(self.mean_burst_ns, mem::take(&mut self.burst_ns));
         }
         pause_ns > short_ns
     }
@@ -531,18 +547,24 @@ impl Tenant {
         self.short_pauses_ppm >= PPM / 2
     }
 
-    /// Returns the time for which the GPU idles in a pause of this holder while another owner
-    /// waits, ns. A tenant with short pauses can be owed more and more GPU time, because its
-    /// returns to the GPU take too long. Then the GPU idles for as long as a return takes.
-    pub fn patience_ns(&self, clock: VirtualTime, tuning: &Tuning) -> u64 {
-        let short_ns = short_pause_ns(tuning);
+    /// Returns whether the tenant is owed more and more GPU time, because its returns to the GPU
+    /// after short pauses take too long.
+    pub fn falls_behind(&self, clock: VirtualTime, tuning: &Tuning) -> bool {
         let is_far_behind = self.lag_ns(clock) > signed(tuning.quantum_ns.saturating_mul(QUANTA_BEHIND));
-        let longest_ns = longest_patience_ns(tuning);
-        let pauses_briefly = (1..=longest_ns / PAUSES_PER_PATIENCE).contains(&self.mean_pause_ns);
-        if is_far_behind && pauses_briefly {
-            longest_ns
-        } else if self.pauses_shortly() {
-            short_ns
+        let most_ns = longest_patience_ns(tuning) / PAUSES_PER_PATIENCE;
+        is_far_behind && (1..=most_ns).contains(&self.mean_pause_ns)
+    }
+
+    /// Returns the time for which the GPU idles in a pause of this holder while the owner `next`
+    /// waits, ns. For a holder that falls behind, the GPU idles for as long as a return takes.
+    ///
+    /// If both tenants are brief, a return costs no hand-off, because the work waits on the GPU
+    /// itself. So the GPU does not idle for a short pause.
+    pub fn patience_ns(&self, next: &Self, clock: VirtualTime, tuning: &Tuning) -> u64 {
+        if self.falls_behind(clock, tuning) {
+            longest_patience_ns(tuning)
+        } else if self.pauses_shortly() && !(self.is_brief() && next.is_brief()) {
+            short_pause_ns(tuning)
         } else {
             0
         }

@@ -1321,9 +1321,10 @@ fn while_tenants_with_brief_bursts_are_there_long_bursts_wait_for_the_drain() {
 }
 
 /// Returns two tenants in a pause. Both usually use the GPU for `burst_ns` and pause for 1 ms. A has
-/// the GPU.
-fn pausing_pair(burst_ns: u64) -> Bench {
+/// the GPU. A hand-off takes `handoff_ns`.
+fn pausing_pair(burst_ns: u64, handoff_ns: u64) -> Bench {
     let mut bench = Bench::new();
+    bench.tuning = Tuning::derive(handoff_ns, QuantumBounds::default(), 2);
     for _ in 0..4 {
         bench.step(MS, Seen { pending_ns: burst_ns, ..RUNNING }, IDLE);
         bench.step(burst_ns, Seen { used_ns: burst_ns, ..IDLE }, IDLE);
@@ -1339,7 +1340,7 @@ fn pausing_pair(burst_ns: u64) -> Bench {
 
 #[test]
 fn a_brief_burst_does_not_wait_for_the_end_of_another_that_is_launched() {
-    let mut bench = pausing_pair(MS);
+    let mut bench = pausing_pair(MS, ASSUMED_HANDOFF_NS);
     let part = Seen { pending_ns: MS / 2, ..RUNNING };
     bench.step(MS / 10, part, WAITING);
     assert!(bench.is_leased(A) && bench.is_closed(B), "A launches still");
@@ -1356,8 +1357,30 @@ fn a_brief_burst_does_not_wait_for_the_end_of_another_that_is_launched() {
 }
 
 #[test]
+fn a_pause_longer_than_a_hand_off_ends_a_stretch_and_a_pause_longer_than_two_ends_a_burst() {
+    let tuning = Tuning::derive(ASSUMED_HANDOFF_NS, QuantumBounds::default(), 2);
+    let mut tenant = Tenant::new(Rank::Owner, 0);
+    (tenant.burst_ns, tenant.stretch_ns) = (MS, MS);
+    assert!(!tenant.paused(tuning.handoff_ns, STAY_LEASED_NS, &tuning));
+    assert_eq!((tenant.stretch_ns, tenant.burst_ns), (MS, MS));
+    assert!(!tenant.paused(2 * tuning.handoff_ns, STAY_LEASED_NS, &tuning));
+    assert_eq!((tenant.stretch_ns, tenant.burst_ns), (0, MS));
+    assert!(tenant.paused(2 * tuning.handoff_ns + 1, STAY_LEASED_NS, &tuning));
+    assert_eq!((tenant.burst_ns, tenant.mean_burst_ns), (0, MS));
+}
+
+#[test]
+fn where_hand_offs_are_slow_brief_tenants_do_not_wait_for_each_others_short_pauses() {
+    // A tenant is away for 2 ms, which is longer than a hand-off and shorter than two.
+    let mut bench = pausing_pair(MS, 3 * MS / 2);
+    assert!([A, B].iter().all(|id| bench.scheduler.tenants.get(*id).is_some_and(Tenant::pauses_shortly)));
+    bench.step(MS / 10, Seen { pending_ns: MS, ..RUNNING }, WAITING);
+    assert_eq!((bench.scheduler.phase(), bench.scheduler.beside()), (Phase::Held(B), Some(A)));
+}
+
+#[test]
 fn the_scheduler_looks_soon_whether_a_holder_has_launched_its_brief_burst() {
-    let mut bench = pausing_pair(MS);
+    let mut bench = pausing_pair(MS, ASSUMED_HANDOFF_NS);
     let wake_ns = bench.step(MS / 10, Seen { pending_ns: MS / 5, ..RUNNING }, WAITING).unwrap();
     assert!((bench.tuning.handoff_ns..=MS / 2).contains(&wake_ns), "{wake_ns}");
 }
@@ -1365,7 +1388,7 @@ fn the_scheduler_looks_soon_whether_a_holder_has_launched_its_brief_burst() {
 #[test]
 fn a_long_burst_waits_for_the_end_of_a_burst_that_is_launched() {
     let burst_ns = 2 * HARDWARE_SLICE_NS;
-    let mut bench = pausing_pair(burst_ns);
+    let mut bench = pausing_pair(burst_ns, ASSUMED_HANDOFF_NS);
     bench.step(MS / 10, Seen { pending_ns: burst_ns, ..RUNNING }, WAITING);
     assert!(bench.is_leased(A) && bench.is_closed(B));
 }
@@ -1466,7 +1489,9 @@ fn a_holder_that_is_far_behind_keeps_the_gpu_in_a_longer_pause_if_its_pauses_are
         let tenant = bench.scheduler.tenants.get_mut(A).unwrap();
         tenant.set_lag(quanta * tuning.quantum_ns as i64, clock);
         tenant.mean_pause_ns = pause * tuning.handoff_ns;
-        assert_eq!(tenant.patience_ns(clock, &tuning), patience * tuning.handoff_ns, "{quanta} {pause}");
+        let next = Tenant::new(Rank::Owner, 0);
+        let patience_ns = tenant.patience_ns(&next, clock, &tuning);
+        assert_eq!(patience_ns, patience * tuning.handoff_ns, "{quanta} {pause}");
     }
 }
 
