@@ -8,13 +8,12 @@ use anyhow::Result;
 
 use crate::build::{self, Artefacts};
 use crate::host::Host;
+use deepres_e2e::demo::TORCH_SCRIPT;
 use deepres_e2e::stand_ins;
 use deepres_e2e::venv::{self, Venv};
 
 /// The tinygrad script, relative to the workspace.
 pub const SCRIPT: &str = "tests/workloads/python/train.py";
-/// The PyTorch script, relative to the workspace.
-pub const TORCH_SCRIPT: &str = "tests/workloads/python/torch_train.py";
 
 /// Returns the configuration of the simulated GPU, with the times of the tinygrad script's kernels.
 pub fn simgpu_config() -> PathBuf {

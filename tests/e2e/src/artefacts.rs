@@ -179,6 +179,11 @@ impl Framework {
         self.venv.python()
     }
 
+    /// Returns the folder of the framework's packages, for PYTHONPATH.
+    pub fn packages(&self) -> PathBuf {
+        prepared(self.venv.packages())
+    }
+
     /// Returns the path of the runtime library.
     pub fn runtime(&self) -> PathBuf {
         self.stand_ins.join(stand_ins::RUNTIME)

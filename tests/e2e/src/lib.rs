@@ -13,6 +13,7 @@ pub mod calls;
 pub mod clients;
 pub mod containers;
 pub mod contention;
+pub mod demo;
 pub mod finally;
 pub mod gangs;
 pub mod host;

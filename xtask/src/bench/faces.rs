@@ -17,7 +17,7 @@ use super::daemon::{cpu_s, raise_descriptors};
 use super::{bar, median};
 use crate::build;
 use crate::command;
-use crate::host::{Device, Host};
+use crate::host::{Admin, Device, Host};
 use crate::process::{Interrupt, Running};
 
 /// The longest median scrape, ms.
@@ -32,11 +32,14 @@ const BETWEEN_SCRAPES: Duration = Duration::from_millis(1_050);
 const LIMIT_TURN_PERCENT: f64 = 5.0;
 /// Time between two scrapes while the arbiter's turns are measured.
 const BETWEEN_MANY_SCRAPES: Duration = Duration::from_millis(100);
-/// Time for which turns are measured with scrapes, and without. The arbiter keeps the latest turns
-/// only, so many short times tell more than few long ones.
-const TURNS: Duration = Duration::from_millis(500);
-/// The number of pairs of such times for each second that the bench measures.
-const PAIRS_PER_SECOND: u32 = 4;
+/// Time between two looks at the latest turns. This time is no multiple of
+/// [`BETWEEN_MANY_SCRAPES`], so the looks come at all moments between two scrapes.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(330);
+/// The looks with scrapes, or without, before the other side's next looks.
+const LOOKS: u32 = 20;
+/// The first looks of a side, which do not count. For 1.4 s after the last scrape, the daemon makes
+/// pages for further scrapes.
+const UNCOUNTED_LOOKS: u32 = 5;
 /// The most bytes of the page's files.
 const LIMIT_PAGE_BYTES: usize = 60 << 10;
 /// The fewest frames a second that the page draws.
@@ -62,9 +65,12 @@ pub struct Options {
     /// Number of simulated GPUs
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=16))]
     gpus: u32,
-    /// Number of scrapes, and seconds to watch `deepres top`, the page and the arbiter's turns
+    /// Number of scrapes, and seconds to watch `deepres top` and the page
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=600))]
     seconds: u32,
+    /// Number of times, of 17 seconds each, to watch the arbiter's turns with scrapes and without
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=600))]
+    pairs: u32,
 }
 
 #[derive(Serialize)]
@@ -77,14 +83,15 @@ struct Report {
     scrape_bytes: usize,
     /// The CPU time of `deepres top`, percent of a core.
     top_core_percent: f64,
-    /// The median of the 99th percentiles of an arbiter's turns, us, without scrapes.
+    /// The 99th percentile of an arbiter's latest turns without scrapes, us: the median of all
+    /// looks.
     turn_p99_us: f64,
-    /// The growth of the 99th percentile by ten scrapes a second, percent: the median over pairs.
+    /// The growth of this median by ten scrapes a second, percent.
     turn_growth_percent: f64,
     /// The bytes of the page's files.
     page_bytes: usize,
     /// The frames a second that the page draws with at most 200 tenants, by Chromium's trace;
-    /// `None` without Chromium.
+    /// `None` without Chromium, which counts as past the bar.
     page_fps: Option<f64>,
 }
 
@@ -123,8 +130,7 @@ pub fn run(options: &Options) -> Result<impl super::Report> {
         scrapes_ms.push(began.elapsed().as_secs_f64() * 1e3);
     }
     let top_core_percent = top(&host, &interrupt, options.seconds)?;
-    let (turn_p99_us, turn_growth_percent) =
-        turns(&host, &interrupt, address, options.seconds * PAIRS_PER_SECOND)?;
+    let (turn_p99_us, turn_growth_percent) = turns(&host, &interrupt, address, options.pairs)?;
     crowds.into_iter().try_for_each(Crowd::end)?;
     Ok(Report {
         tenants: options.tenants as usize,
@@ -164,32 +170,45 @@ fn frames(host: &Host, interrupt: &Interrupt, page: SocketAddr, seconds: u32) ->
 }
 
 /// Measures the turns of an arbiter whose GPU two jobs want, with scrapes and without, `pairs`
-/// times. Returns the median 99th percentile without scrapes, us, and its median growth by scrapes,
+/// times. Returns the median 99th percentile without scrapes, us, and its growth by scrapes,
 /// percent.
+///
+/// Each look tells the 99th percentile of the latest 256 turns, which is the third longest of them.
+/// One look depends on chance. So the medians of all looks with scrapes and of all looks without
+/// decide, and the sides alternate.
 fn turns(host: &Host, interrupt: &Interrupt, address: SocketAddr, pairs: u32) -> Result<(f64, f64)> {
     let _rivals = rivals(host, interrupt)?;
-    // The 99th percentile of the turns in the last [`TURNS`], us.
-    let p99_us = |has_scrapes: bool| -> Result<f64> {
-        let began = Instant::now();
-        while began.elapsed() < TURNS {
-            if has_scrapes {
-                get(address, METRICS)?;
+    // An open connection spares the arbiter the start of a process at each look.
+    let mut admin = Admin::connect(host)?;
+    let mut scrape_at = Instant::now();
+    let mut looks_us = |has_scrapes: bool| -> Result<Vec<f64>> {
+        let mut looks = Vec::new();
+        for _ in 0..UNCOUNTED_LOOKS + LOOKS {
+            let look_at = Instant::now() + BETWEEN_LOOKS;
+            while scrape_at < look_at {
+                interrupt.sleep(scrape_at.saturating_duration_since(Instant::now()))?;
+                if has_scrapes {
+                    get(address, METRICS)?;
+                }
+                scrape_at += BETWEEN_MANY_SCRAPES;
             }
-            interrupt.sleep(BETWEEN_MANY_SCRAPES)?;
+            interrupt.sleep(look_at.saturating_duration_since(Instant::now()))?;
+            let gpu = admin.status()?.gpus.into_iter().next().context("the host has no GPU")?;
+            looks.push(gpu.turn_p99_ns as f64 / NS_PER_US);
         }
-        let gpu = host.ps()?.gpus.into_iter().next().context("the host has no GPU")?;
-        Ok(gpu.turn_p99_ns as f64 / NS_PER_US)
+        Ok(looks.split_off(UNCOUNTED_LOOKS as usize))
     };
-    let (mut without_us, mut growths_percent) = (Vec::new(), Vec::new());
+    let [mut without_us, mut with_us] = [const { Vec::new() }; 2];
     for pair in 0..pairs {
-        // A machine that becomes slower or faster meanwhile favours neither.
+        // A machine that becomes slower or faster meanwhile favours neither side.
         let is_first = pair % 2 == 0;
-        let [first_us, second_us] = [p99_us(is_first)?, p99_us(!is_first)?];
-        let [with_us, before_us] = if is_first { [first_us, second_us] } else { [second_us, first_us] };
-        without_us.push(before_us);
-        growths_percent.push((with_us / before_us - 1.0) * 100.0);
+        for has_scrapes in [is_first, !is_first] {
+            let side = if has_scrapes { &mut with_us } else { &mut without_us };
+            side.append(&mut looks_us(has_scrapes)?);
+        }
     }
-    Ok((median(&mut without_us), median(&mut growths_percent)))
+    let without_us = median(&mut without_us);
+    Ok((without_us, (median(&mut with_us) / without_us - 1.0) * 100.0))
 }
 
 /// Reads the content at a path as Prometheus does. Returns the number of its bytes, compressed if
@@ -248,7 +267,7 @@ impl super::Report for Report {
             bar("the CPU time of deepres top", self.top_core_percent <= LIMIT_TOP_PERCENT),
             bar("the arbiter's turns during scrapes", self.turn_growth_percent <= LIMIT_TURN_PERCENT),
             bar("the bytes of the page", self.page_bytes <= LIMIT_PAGE_BYTES),
-            bar("the frames of the page", self.page_fps.is_none_or(|fps| fps >= LIMIT_PAGE_FPS)),
+            bar("the frames of the page", self.page_fps.is_some_and(|fps| fps >= LIMIT_PAGE_FPS)),
         ]
     }
 }

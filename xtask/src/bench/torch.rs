@@ -8,13 +8,14 @@ use std::process::{ChildStdout, Command, Stdio};
 
 use anyhow::{Context as _, Result};
 use clap::ValueEnum;
+use deepres_e2e::demo::TORCH_SCRIPT;
 use serde::Serialize;
 
 use super::{bar, median};
 use crate::build::{self, Artefacts};
 use crate::host::{Device, Host};
 use crate::process::{Interrupt, Running};
-use crate::training::{TORCH_SCRIPT, Torch, torch_simgpu_config};
+use crate::training::{Torch, torch_simgpu_config};
 
 /// The simulated GPU for a program whose bottleneck is Python: every kernel takes 2 µs.
 const SMALL_KERNELS: &str = "kernel = [{ name = '*', ns = 2000 }]\n";

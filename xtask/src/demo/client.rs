@@ -7,13 +7,10 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use anyhow::{Context as _, Result, bail};
+use deepres_e2e::demo::TRAINS;
 
 use crate::process::{Running, ended};
 
-/// Run time of the script, s: longer than any demo, because the demo itself ends the programs.
-pub const ENDLESS_SECONDS: u32 = 1_000_000;
-/// Part of the line that a script prints when its kernels are compiled and its steady state begins.
-const TRAINS: &str = "; training with batches of";
 /// Number of output lines that the demo keeps, to explain an early end.
 const KEPT_LINES: usize = 30;
 

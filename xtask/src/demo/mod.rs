@@ -8,6 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
+use deepres_e2e::demo::{ARGUMENTS, CLIENTS};
 use simgpu_engine::truth;
 
 use self::client::Client;
@@ -17,10 +18,6 @@ use crate::host::{Device, Host, Ps};
 use crate::process::Interrupt;
 use crate::training::{self, Trainer};
 
-/// Names and shares of the tenants.
-const TENANTS: [(&str, &str); 2] = [("train-70", "70%"), ("train-30", "30%")];
-/// Memory limit of each tenant.
-const MEMORY: &str = "8GiB";
 /// Time limit until both scripts train. Before that, the scripts compile their kernels on the CPU.
 const READY_LIMIT: Duration = Duration::from_secs(180);
 /// Time between two live lines.
@@ -61,14 +58,12 @@ pub fn run(options: &Options) -> Result<()> {
         );
     }
     let mut clients = Vec::new();
-    for (name, share) in TENANTS {
-        let options = ["--name", name, "--share", share, "--memory", MEMORY];
-        let arguments = ["--seconds", &client::ENDLESS_SECONDS.to_string()];
+    for client in CLIENTS {
         // Each program has a cache of its own, so that no program finds the other's compiled
         // kernels.
-        let cache = artefacts.folder().join(format!("{name}.cache"));
-        let mut command = trainer.run(&host, &options, &arguments, &cache)?;
-        clients.push(Client::start(name, &mut command)?);
+        let cache = artefacts.folder().join(format!("{}.cache", client.name));
+        let mut command = trainer.run(&host, &client.options(), &ARGUMENTS, &cache)?;
+        clients.push(Client::start(client.name, &mut command)?);
     }
 
     let report = observe(&host, trainer.script(), &mut clients, options, &interrupt)?;
@@ -149,7 +144,7 @@ fn observe(
 }
 
 fn report(host: &Host, script: &'static str, first: &Moment, last: &Moment) -> Result<Report> {
-    let names = TENANTS.map(|(name, _)| name);
+    let names = CLIENTS.map(|client| client.name);
     Report::between(host.device().name(), script, &names, first, last)
 }
 

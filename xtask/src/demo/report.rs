@@ -232,9 +232,10 @@ impl fmt::Display for Report {
 
 #[cfg(test)]
 mod tests {
+    use deepres_e2e::demo::TORCH_SCRIPT;
+
     use super::*;
     use crate::host::{self, Gpu, Session};
-    use crate::training::TORCH_SCRIPT;
 
     /// Returns a moment at which tenant `a` (process 1) and tenant `b` (process 2) have used these
     /// amounts of GPU time, metered and true.

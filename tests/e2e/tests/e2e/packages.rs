@@ -9,9 +9,10 @@ use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use deepres_e2e::artefacts::{nvrtc, python};
-use deepres_e2e::clients::{c_client_on, demo_simgpu, training_script};
+use deepres_e2e::artefacts::{repository, torch};
+use deepres_e2e::clients::{c_client_on, torch_simgpu};
 use deepres_e2e::containers::{Container, Containers};
+use deepres_e2e::demo::{ARGUMENTS, CLIENTS, Client, TORCH_SCRIPT, TRAINS};
 use deepres_e2e::prelude::*;
 use deepres_e2e::skip::root_or_skipped;
 use deepres_e2e::users::{AS_NOBODY, NOBODY};
@@ -174,92 +175,67 @@ fn a_plain_users_jobs_outlive_the_upgrade_the_removal_and_the_purge_of_the_debia
 mod measured {
     use super::*;
 
-    /// Time limit for compiling the kernels of two trainers at once.
-    const COMPILED_WITHIN: Duration = Duration::from_secs(120);
+    /// Time limit for the warm-up of two trainers at once. PyTorch's import takes seconds, on a
+    /// machine with other work.
+    const TRAINS_WITHIN: Duration = Duration::from_secs(120);
     /// Time limit for making a Python environment.
     const INSTALLED_WITHIN: Duration = Duration::from_secs(120);
-    /// Time after which the first launches after the compilation are over.
+    /// Time after which the first steps after the warm-up are over.
     const SETTLED: Duration = Duration::from_secs(1);
     const MEASURED: Duration = Duration::from_secs(8);
-
-    /// Copies a file or a folder to a place where every user may read it.
-    fn copy(host: &Host, from: &Path, to: &Path) {
-        let mut copy = Command::new("cp");
-        copy.arg("--recursive").arg(from).arg(to);
-        host.spawn(copy).finish_within(INSTALLED_WITHIN).success();
-    }
+    /// The shares of the demo's clients, percent.
+    const PERCENT: [f64; 2] = [70.0, 30.0];
 
     #[test]
     #[ignore = "deep: installs the wheel and trains"]
-    fn two_trainers_share_seventy_to_thirty_by_the_wheel_in_an_environment_of_a_plain_user() {
+    fn the_demos_clients_share_seventy_to_thirty_by_the_wheel_in_an_environment_of_a_plain_user() {
         if !root_or_skipped() {
             return;
         }
-        let host = Host::measuring().lasting(COMPILED_WITHIN).simgpu(&demo_simgpu());
+        let host = Host::measuring().lasting(TRAINS_WITHIN).simgpu(&torch_simgpu());
         host.let_all_users_in();
         let home = host.path().join("home");
         fs::create_dir(&home).expect("a folder of our own");
         chown(&home, Some(NOBODY), Some(NOBODY)).expect("root may change the owner");
-        let wheel = package(".whl");
-        let wheel_name = wheel.file_name().expect("a wheel has a name");
-        let packages = python().packages().expect("the packages of the training script");
-        let nvrtc = nvrtc(python());
-        let of_packages = nvrtc.strip_prefix(&packages).expect("NVRTC is a package");
-        let (simgpu, script, training) =
-            (host.path().join("simgpu"), host.path().join("train.py"), host.path().join("packages"));
-        for (from, to) in [
-            (&*artefacts().simgpu, &simgpu),
-            (&training_script(), &script),
-            (&packages, &training),
-            (&wheel, &host.path().join(wheel_name)),
-        ] {
-            copy(&host, from, to);
-        }
 
         let directory = home.join("daemon");
         let as_nobody = |program: &Path| {
             let mut command = host.command("setpriv");
             command.args(AS_NOBODY);
-            // This machine's interpreter can lie in root's home. The user may read it, and no more.
+            // The interpreter, PyTorch and the build folder can lie in root's home. The user may
+            // read them, and no more.
             command.args(["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]);
             command.arg(program).current_dir(&home).env("HOME", &home).env("DEEPRES_DIR", &directory);
             command
         };
         let environment = home.join("venv");
-        let mut make = as_nobody(Path::new("python3"));
+        // PyTorch's packages are for one version of Python.
+        let mut make = as_nobody(&torch().python());
         make.args(["-m", "venv"]).arg(&environment);
         host.spawn(make).finish_within(INSTALLED_WITHIN).success();
         let mut install = as_nobody(&environment.join("bin/pip"));
-        install.args(["install", "--no-index"]).arg(host.path().join(wheel_name));
+        install.args(["install", "--no-index"]).arg(package(".whl"));
         host.spawn(install).finish_within(INSTALLED_WITHIN).success();
 
         let deepres = environment.join("bin/deepres");
-        let train = |name: &str, share: &str| {
-            let mut command = as_nobody(&deepres);
-            command.args(["run", "--name", name, "--share", share, "--memory", "8GiB", "--"]);
-            command.arg(environment.join("bin/python")).arg(&script).args(["--seconds", "600"]);
-            let libraries = [&simgpu, &training.join(of_packages)];
-            command
-                .env(
-                    "LD_LIBRARY_PATH",
-                    std::env::join_paths(libraries).expect("no colon in a temporary folder"),
-                )
-                .env("PYTHONPATH", &training)
-                .env("DEV", "CUDA")
-                .env("CACHEDB", home.join("cache.db"));
+        let train = |client: Client| {
+            let mut command = torch().prepared(as_nobody(&deepres));
+            command.arg("run").args(client.options()).arg("--").arg(environment.join("bin/python"));
+            command.arg(repository().join(TORCH_SCRIPT)).args(ARGUMENTS);
+            command.env("PYTHONPATH", torch().packages());
             host.spawn(command)
         };
-        let mut trainers = [train("train-70", "70%"), train("train-30", "30%")];
+        let mut trainers = CLIENTS.map(train);
         for trainer in &mut trainers {
-            trainer.await_line_within(|line| line.starts_with("compiled"), COMPILED_WITHIN);
+            trainer.await_line_within(|line| line.contains(TRAINS), TRAINS_WITHIN);
         }
         let library = environment.join("lib/deepres/libdeepres.so");
         let ps = || {
             let mut ask = as_nobody(&deepres);
-            ask.args(["ps", "--json"]).env("LD_LIBRARY_PATH", &simgpu);
+            ask.args(["ps", "--json"]);
             Ps::parse(&host.finish(ask).success().stdout)
         };
-        let pids = ps().tenant("train-70").pids();
+        let pids = ps().tenant(CLIENTS[0].name).pids();
         let maps = |pid: &u32| fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
         let maps: String = pids.iter().map(maps).collect();
         assert!(maps.contains(&library.display().to_string()), "the wheel's library meters: {maps}");
@@ -268,15 +244,12 @@ mod measured {
         thread::sleep(MEASURED);
         let tally = Tally::between(&truth, &host.truth());
         let after = ps();
-        let had = |name: &str| tally.percent(&before.tenant(name).pids());
-        println!("train-70 had {:.2} %, train-30 had {:.2} %", had("train-70"), had("train-30"));
-        for (name, percent) in [("train-70", 70.0), ("train-30", 30.0)] {
-            assert_eq!(before.tenant(name).pids(), after.tenant(name).pids());
-            assert!(
-                (had(name) - percent).abs() <= deepres_e2e::shares::ALLOWED_POINTS,
-                "{name}: {:.2} %",
-                had(name)
-            );
+        for (Client { name, .. }, percent) in CLIENTS.into_iter().zip(PERCENT) {
+            let pids = before.tenant(name).pids();
+            assert_eq!(pids, after.tenant(name).pids());
+            let had = tally.percent(&pids);
+            println!("{name} had {had:.2} %");
+            assert!((had - percent).abs() <= deepres_e2e::shares::ALLOWED_POINTS, "{name}: {had:.2} %");
         }
     }
 }
