@@ -1371,8 +1371,8 @@ fn a_pause_longer_than_a_hand_off_ends_a_stretch_and_a_pause_longer_than_two_end
 
 #[test]
 fn where_hand_offs_are_slow_brief_tenants_do_not_wait_for_each_others_short_pauses() {
-    // A tenant is away for 2 ms, which is longer than a hand-off and shorter than two.
-    let mut bench = pausing_pair(MS, 3 * MS / 2);
+    // A tenant is away for 3 ms, which is longer than a hand-off and shorter than two.
+    let mut bench = pausing_pair(MS, 2 * MS);
     assert!([A, B].iter().all(|id| bench.scheduler.tenants.get(*id).is_some_and(Tenant::pauses_shortly)));
     bench.step(MS / 10, Seen { pending_ns: MS, ..RUNNING }, WAITING);
     assert_eq!((bench.scheduler.phase(), bench.scheduler.beside()), (Phase::Held(B), Some(A)));
