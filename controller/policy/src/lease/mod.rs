@@ -1167,8 +1167,7 @@ impl Scheduler {
         }
         let next = self.tenants.get(self.next_apart(holder.rank, Some(id))?)?;
         let clock = self.clocks[holder.rank as usize].now();
-        let stays =
-            || holder.patience_ns(next, clock, tuning) > 0 && self.goes_on(holder, next, begun_ns, 0, tuning);
+        let stays = || holder.falls_behind(clock, tuning) && self.goes_on(holder, next, begun_ns, 0, tuning);
         if !next.is_brief() || !next.seen.waiting || stays() {
             return None;
         }
