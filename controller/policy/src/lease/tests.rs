@@ -1320,8 +1320,9 @@ fn while_tenants_with_brief_bursts_are_there_long_bursts_wait_for_the_drain() {
     }
 }
 
-/// Returns two tenants in a pause. Both usually use the GPU for `burst_ns` and pause for 1 ms. A has
-/// the GPU. A hand-off takes `handoff_ns`.
+/// Returns two tenants in a pause. Both use the GPU by turns, each for `burst_ns`, with 1 ms between
+/// two turns. So each is usually away for `burst_ns` and 2 ms. A has the GPU. A hand-off takes
+/// `handoff_ns`.
 fn pausing_pair(burst_ns: u64, handoff_ns: u64) -> Bench {
     let mut bench = Bench::new();
     bench.tuning = Tuning::derive(handoff_ns, QuantumBounds::default(), 2);
