@@ -269,7 +269,7 @@ impl Scheduler {
         let patience_ns = next.filter(|next| vtime < next.vtime(clock)).map_or(0, |next| {
             // A rank that pauses for longer is not back soon.
             let turn_ns = tuning.quantum_ns.max(next.seen.longest_ns).min(SHORT_IDLE_NS);
-            let worth_ns = turn_ns.min(holder.mean_burst_ns / WORK_PER_PAUSE);
+            let worth_ns = turn_ns.min(holder.bursts.mean_ns / WORK_PER_PAUSE);
             let usual_ns = holder.mean_pause_ns;
             if usual_ns <= worth_ns { worth_ns.min(usual_ns.saturating_mul(PAUSES_OF_PATIENCE)) } else { 0 }
         });

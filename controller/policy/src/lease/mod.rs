@@ -546,9 +546,8 @@ impl Scheduler {
             }
             tenant.charge(seen.used_ns - set_off_ns);
             tenant.shown_ns = tenant.shown_ns.saturating_add(seen.used_ns - set_off_ns);
-            for work_ns in [&mut tenant.burst_ns, &mut tenant.stretch_ns] {
-                *work_ns = work_ns.saturating_add(seen.used_ns);
-            }
+            tenant.bursts.add(seen.used_ns);
+            tenant.stretches.add(seen.used_ns);
             tenant.used_at_ns = now_ns;
         }
         if seen.used_ns > 0 || (seen.in_flight && !tenant.seen.in_flight) {

@@ -75,6 +75,32 @@ impl Rank {
     }
 }
 
+/// The GPU time that a tenant uses between two pauses that are longer than a limit.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Work {
+    /// GPU time used since the last such pause, ns.
+    pub present_ns: u64,
+    /// The running mean of the times between two such pauses, ns.
+    pub mean_ns: u64,
+}
+
+impl Work {
+    /// Adds GPU time that the tenant used, ns.
+    pub fn add(&mut self, used_ns: u64) {
+        self.present_ns = self.present_ns.saturating_add(used_ns);
+    }
+
+    /// Counts the present time in the mean, at the end of a pause that is longer than the limit.
+    fn end(&mut self) {
+        self.mean_ns = mean(self.mean_ns, mem::take(&mut self.present_ns));
+    }
+
+    /// Returns the mean time, or the present time if longer, ns.
+    fn usual_ns(&self) -> u64 {
+        self.mean_ns.max(self.present_ns)
+    }
+}
+
 /// A tenant as the scheduler of one GPU knows it.
 #[derive(Debug)]
 pub struct Tenant {
@@ -130,16 +156,10 @@ pub struct Tenant {
     pub shown_ns: u64,
     /// Whether work was in flight after the last decision, or about to be launched.
     pub flew: bool,
-    /// GPU time used since the tenant's last pause that was longer than two hand-offs, ns: the
-    /// present burst.
-    pub burst_ns: u64,
-    /// The running mean of the tenant's bursts, ns.
-    pub mean_burst_ns: u64,
-    /// GPU time used since the tenant's last pause that was longer than a hand-off, ns: the present
-    /// stretch.
-    pub stretch_ns: u64,
-    /// The running mean of the tenant's stretches, ns.
-    pub mean_stretch_ns: u64,
+    /// The tenant's bursts: its work between two pauses that are longer than two hand-offs.
+    pub bursts: Work,
+    /// The tenant's stretches: its work between two pauses that are longer than a hand-off.
+    pub stretches: Work,
     /// The running mean of all of the tenant's pauses, ns.
     pub mean_pause_ns: u64,
     /// The part of the tenant's pauses that are shorter than two hand-offs, parts per million.
@@ -197,10 +217,8 @@ impl Tenant {
             accrued_ns: 0,
             shown_ns: 0,
             flew: false,
-            burst_ns: 0,
-            mean_burst_ns: 0,
-            stretch_ns: 0,
-            mean_stretch_ns: 0,
+            bursts: Work::default(),
+            stretches: Work::default(),
             mean_pause_ns: 0,
             short_pauses_ppm: PPM,
             lenience: Budget::new(LENIENCE_PART, START_LIMIT_NS),
@@ -463,13 +481,13 @@ impl Tenant {
     /// Returns the GPU time that the tenant is expected to use in one go, ns: its usual burst, or
     /// the present burst if longer.
     pub fn usual_burst_ns(&self) -> u64 {
-        self.mean_burst_ns.max(self.burst_ns)
+        self.bursts.usual_ns()
     }
 
     /// Returns the GPU time that the tenant is expected to use before its next pause in which
     /// another tenant can use the GPU, ns: its usual stretch, or the present stretch if longer.
     pub fn usual_stretch_ns(&self) -> u64 {
-        self.mean_stretch_ns.max(self.stretch_ns)
+        self.stretches.usual_ns()
     }
 
     /// Returns whether the tenant's usual stretch fits into one time slice of the hardware.
@@ -479,8 +497,8 @@ impl Tenant {
 
     /// Returns the GPU time of the tenant's usual stretch that it has not launched yet, ns.
     pub fn unlaunched_ns(&self) -> u64 {
-        let launched_ns = self.stretch_ns.saturating_add(self.seen.pending_ns);
-        self.mean_stretch_ns.saturating_sub(launched_ns)
+        let launched_ns = self.stretches.present_ns.saturating_add(self.seen.pending_ns);
+        self.stretches.mean_ns.saturating_sub(launched_ns)
     }
 
     /// Returns the length of the tenant's next request, ns: its usual burst, but a quantum at most.
@@ -528,7 +546,7 @@ impl Tenant {
     /// the mean, a pause counts as at most `most_ns`. Returns whether a burst begins.
     pub fn paused(&mut self, pause_ns: u64, most_ns: u64, tuning: &Tuning) -> bool {
         if pause_ns > tuning.handoff_ns {
-            self.mean_stretch_ns = mean(self.mean_stretch_ns, mem::take(&mut self.stretch_ns));
+            self.stretches.end();
         }
         let short_ns = short_pause_ns(tuning);
         self.mean_pause_ns = mean(self.mean_pause_ns, pause_ns.min(most_ns));
@@ -537,7 +555,7 @@ impl Tenant {
         if pause_ns <= short_ns {
             self.short_pauses_ppm += PPM / PAUSE_DIVISOR;
         } else {
-            self.mean_burst_ns = mean(self.mean_burst_ns, mem::take(&mut self.burst_ns));
+            self.bursts.end();
         }
         pause_ns > short_ns
     }

@@ -1361,13 +1361,13 @@ fn a_brief_burst_does_not_wait_for_the_end_of_another_that_is_launched() {
 fn a_pause_longer_than_a_hand_off_ends_a_stretch_and_a_pause_longer_than_two_ends_a_burst() {
     let tuning = Tuning::derive(ASSUMED_HANDOFF_NS, QuantumBounds::default(), 2);
     let mut tenant = Tenant::new(Rank::Owner, 0);
-    (tenant.burst_ns, tenant.stretch_ns) = (MS, MS);
+    (tenant.bursts.present_ns, tenant.stretches.present_ns) = (MS, MS);
     assert!(!tenant.paused(tuning.handoff_ns, STAY_LEASED_NS, &tuning));
-    assert_eq!((tenant.stretch_ns, tenant.burst_ns), (MS, MS));
+    assert_eq!((tenant.stretches.present_ns, tenant.bursts.present_ns), (MS, MS));
     assert!(!tenant.paused(2 * tuning.handoff_ns, STAY_LEASED_NS, &tuning));
-    assert_eq!((tenant.stretch_ns, tenant.burst_ns), (0, MS));
+    assert_eq!((tenant.stretches.present_ns, tenant.bursts.present_ns), (0, MS));
     assert!(tenant.paused(2 * tuning.handoff_ns + 1, STAY_LEASED_NS, &tuning));
-    assert_eq!((tenant.burst_ns, tenant.mean_burst_ns), (0, MS));
+    assert_eq!((tenant.bursts.present_ns, tenant.bursts.mean_ns), (0, MS));
 }
 
 #[test]
