@@ -21,6 +21,39 @@ const HEAD_BYTES: usize = 2;
 /// The byte that stands in place of a tag and ends the list of wishes.
 const END: u8 = 0;
 
+/// Calls the given macro once with all wishes, in the order in which commands show the wishes to
+/// people.
+#[macro_export]
+macro_rules! for_each_wish {
+    ($($callback:tt)+) => {
+        $($callback)+! {
+            /// The share of each GPU's time, parts per million.
+            Share = 1: share_ppm, "share", "share", "DEEPRES_SHARE", Share(u32);
+            /// The memory on each GPU, bytes. If an administrator sets [`NO_LIMIT`], the tenant has
+            /// no limit, in spite of its wishes and caps.
+            Memory = 2: memory_bytes, "memory", "memory", "DEEPRES_MEMORY", Bytes(u64);
+            /// The class of the tenant.
+            Class = 3: class, "class", "class", "DEEPRES_CLASS", Class(Class);
+            /// The criticality of the job.
+            Criticality = 4: criticality, "criticality", "criticality", "DEEPRES_CRITICALITY", Criticality(Criticality);
+            /// The time within which the job must be done, ns from the moment of the wish.
+            Deadline = 5: deadline_ns, "deadline", "deadline", "DEEPRES_DEADLINE", Time(u64);
+            /// The GPU time that the whole job takes, ns.
+            Size = 6: size_ns, "size", "size", "DEEPRES_SIZE", Time(u64);
+            /// The time within which the job wants an answer to a request, ns.
+            Slo = 7: slo_ns, "slo", "slo", "DEEPRES_SLO", Time(u64);
+            /// Whether other tenants may have the memory that the tenant does not use.
+            MemoryFollowUse = 8: memory_follows_use, "memory_follow_use", "memory-follow-use", "DEEPRES_MEMORY_FOLLOW_USE", Switch(bool);
+            /// Whether the arbiter charges the time of the job's copies.
+            ChargeCopies = 9: charge_copies, "charge_copies", "charge-copies", "DEEPRES_CHARGE_COPIES", Switch(bool);
+            /// Labels, for people and tools.
+            Label = 10: labels, "label", "label", "DEEPRES_LABEL", Labels(Labels);
+            /// The part of each GPU's SMs that the job can use under MPS, parts per million.
+            Sm = 11: sm_ppm, "sm", "sm", "DEEPRES_SM", Share(u32);
+        }
+    };
+}
+
 macro_rules! wishes {
     ($($(#[doc = $doc:literal])+ $key:ident = $tag:literal: $field:ident, $name:literal, $option:literal, $variable:literal, $kind:ident($value:ty);)+) => {
         /// The key of a wish: names one wish of a job, without a value.
@@ -98,32 +131,7 @@ macro_rules! wishes {
         }
     };
 }
-
-wishes! {
-    /// The share of each GPU's time, parts per million.
-    Share = 1: share_ppm, "share", "share", "DEEPRES_SHARE", Share(u32);
-    /// The memory on each GPU, bytes. If an administrator sets [`NO_LIMIT`], the tenant has no
-    /// limit, in spite of its wishes and caps.
-    Memory = 2: memory_bytes, "memory", "memory", "DEEPRES_MEMORY", Bytes(u64);
-    /// The class of the tenant.
-    Class = 3: class, "class", "class", "DEEPRES_CLASS", Class(Class);
-    /// The criticality of the job.
-    Criticality = 4: criticality, "criticality", "criticality", "DEEPRES_CRITICALITY", Criticality(Criticality);
-    /// The time within which the job must be done, ns from the moment of the wish.
-    Deadline = 5: deadline_ns, "deadline", "deadline", "DEEPRES_DEADLINE", Time(u64);
-    /// The GPU time that the whole job takes, ns.
-    Size = 6: size_ns, "size", "size", "DEEPRES_SIZE", Time(u64);
-    /// The time within which the job wants an answer to a request, ns.
-    Slo = 7: slo_ns, "slo", "slo", "DEEPRES_SLO", Time(u64);
-    /// Whether other tenants may have the memory that the tenant does not use.
-    MemoryFollowUse = 8: memory_follows_use, "memory_follow_use", "memory-follow-use", "DEEPRES_MEMORY_FOLLOW_USE", Switch(bool);
-    /// Whether the arbiter charges the time of the job's copies.
-    ChargeCopies = 9: charge_copies, "charge_copies", "charge-copies", "DEEPRES_CHARGE_COPIES", Switch(bool);
-    /// Labels, for people and tools.
-    Label = 10: labels, "label", "label", "DEEPRES_LABEL", Labels(Labels);
-    /// The part of each GPU's SMs that the job can use under MPS, parts per million.
-    Sm = 11: sm_ppm, "sm", "sm", "DEEPRES_SM", Share(u32);
-}
+crate::for_each_wish!(wishes);
 
 /// The kind of a wish's value, for example a share or a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -19,6 +19,7 @@ pub use part::{Claim, Part, Want, Wants, bounds};
 
 use crate::config::{CapOf, Caps};
 use crate::quantity::{Bytes, Percent, Time};
+use crate::wish::{Key, Shown, Value};
 use deepres_abi::PPM;
 use deepres_abi::grant::NO_LIMIT;
 use deepres_abi::label::Labels;
@@ -88,10 +89,10 @@ impl<T> Given<T> {
 impl<T: Default> Given<T> {
     /// Returns a value that no cap bounds: the value that an administrator set, else the requested
     /// value.
-    fn unbounded(set: Option<T>, asked: Option<T>) -> Self {
+    fn unbounded<W: Into<T>>(set: Option<W>, asked: Option<W>) -> Self {
         match (set, asked) {
-            (Some(value), _) => Self::by(Rule::Administrator, value),
-            (None, Some(value)) => Self::by(Rule::Request, value),
+            (Some(value), _) => Self::by(Rule::Administrator, value.into()),
+            (None, Some(value)) => Self::by(Rule::Request, value.into()),
             (None, None) => Self::default(),
         }
     }
@@ -143,60 +144,57 @@ pub struct Granted {
     pub sm_ppm: Given<Option<u32>>,
 }
 
+macro_rules! granted {
+    ($($(#[doc = $doc:literal])+ $key:ident = $tag:literal: $field:ident, $name:literal, $option:literal, $variable:literal, $kind:ident($value:ty);)+) => {
+        impl Granted {
+            /// Returns the granted value of a wish, or `None` if the tenant has no such value, with
+            /// the rule of the grant.
+            pub fn get(&self, key: Key) -> (Option<Value>, Rule) {
+                match key {
+                    $(Key::$key => (Option::<$value>::from(self.$field.value).map(Value::$kind), self.$field.rule),)+
+                }
+            }
+
+            /// Returns the grants that no cap bounds.
+            fn unbounded(set: &Wish, asked: &Wish, cap_ppm: u32) -> Self {
+                Self { cap_ppm, $($field: Given::unbounded(set.$field, asked.$field),)+ }
+            }
+
+            /// Returns the grants with corrected rules. If a value comes from the configuration's
+            /// defaults, it gets the rule [`Rule::Default`]. `asked` are the wishes that the job
+            /// itself stated.
+            pub fn told_by(mut self, asked: &Wish) -> Self {
+                $(if self.$field.rule == Rule::Request && asked.$field.is_none() {
+                    self.$field.rule = Rule::Default;
+                })+
+                self
+            }
+        }
+    };
+}
+deepres_abi::for_each_wish!(granted);
+
 impl fmt::Display for Granted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.share_ppm.value {
-            Some(ppm) => write!(f, "share {}", Percent(ppm))?,
-            None => write!(f, "share what others leave")?,
-        }
-        match self.memory_bytes.value {
-            Some(bytes) => write!(f, ", memory {}", Bytes(bytes))?,
-            None => write!(f, ", memory no limit")?,
-        }
-        write!(f, ", class {}", self.class.value)?;
-        if self.criticality.rule != Rule::Default {
-            write!(f, ", criticality {}", self.criticality.value)?;
-        }
-        for (name, given) in [("deadline", self.deadline_ns), ("size", self.size_ns), ("SLO", self.slo_ns)] {
-            if let Some(ns) = given.value {
-                write!(f, ", {name} {}", Time(ns))?;
-            }
-        }
-        if self.memory_follows_use.value {
-            write!(f, ", memory follows its use")?;
-        }
-        if self.charge_copies.value {
-            write!(f, ", copies charged")?;
-        }
-        if let Some(labels) = self.labels.value {
-            write!(f, ", label {labels}")?;
-        }
-        if let Some(ppm) = self.sm_ppm.value {
-            write!(f, ", SMs {}", Percent(ppm))?;
-        }
-        Ok(())
-    }
-}
-
-impl Granted {
-    /// Returns the grants with corrected rules. If a value comes from the configuration's defaults,
-    /// it gets the rule [`Rule::Default`]. `asked` are the wishes that the job itself stated.
-    pub fn told_by(mut self, asked: &Wish) -> Self {
-        fn tell<T>(given: &mut Given<T>, was_asked: bool) {
-            if given.rule == Rule::Request && !was_asked {
-                given.rule = Rule::Default;
-            }
-        }
-        tell(&mut self.share_ppm, asked.share_ppm.is_some());
-        tell(&mut self.memory_bytes, asked.memory_bytes.is_some());
-        tell(&mut self.class, asked.class.is_some());
-        tell(&mut self.criticality, asked.criticality.is_some());
-        tell(&mut self.slo_ns, asked.slo_ns.is_some());
-        tell(&mut self.memory_follows_use, asked.memory_follows_use.is_some());
-        tell(&mut self.charge_copies, asked.charge_copies.is_some());
-        tell(&mut self.labels, asked.labels.is_some());
-        tell(&mut self.sm_ppm, asked.sm_ppm.is_some());
-        self
+        let part = |key: Key| {
+            let name = match key {
+                Key::Slo => "SLO",
+                Key::Sm => "SMs",
+                key => key.name(),
+            };
+            Some(match (key, self.get(key)) {
+                (Key::Share, (None, _)) => "share what others leave".to_owned(),
+                (Key::Memory, (None, _)) => "memory no limit".to_owned(),
+                (Key::MemoryFollowUse, (Some(Value::Switch(true)), _)) => "memory follows its use".to_owned(),
+                (Key::ChargeCopies, (Some(Value::Switch(true)), _)) => "copies charged".to_owned(),
+                (Key::Criticality, (_, Rule::Default)) | (_, (None | Some(Value::Switch(_)), _)) => {
+                    return None;
+                }
+                (_, (Some(value), _)) => format!("{name} {}", Shown(value)),
+            })
+        };
+        let parts: Vec<String> = Key::ALL.into_iter().filter_map(part).collect();
+        f.write_str(&parts.join(", "))
     }
 }
 
@@ -208,12 +206,10 @@ impl Granted {
 pub fn grant(asked: &Wish, set: &Wish, (caps, of): (Caps, CapOf), part: &Part, has_room: bool) -> Granted {
     let capped = |is_whole: bool| if is_whole { Rule::Cap(of) } else { Rule::CapBesideOthers(of) };
     let share_ppm = match (set.share_ppm, asked.share_ppm) {
-        (Some(ppm), _) => Given::by(Rule::Administrator, Some(ppm)),
         (None, Some(ppm)) if ppm > part.share_ppm => {
             Given::by(capped(part.share_ppm == caps.share_ppm), Some(part.share_ppm))
         }
-        (None, Some(ppm)) => Given::by(Rule::Request, Some(ppm)),
-        (None, None) => Given::by(Rule::Default, None),
+        (set, asked) => Given::unbounded(set, asked),
     };
     let memory_bytes = match (set.memory_bytes, asked.memory_bytes) {
         (Some(bytes), _) => Given::by(Rule::Administrator, Some(bytes).filter(|bytes| *bytes != NO_LIMIT)),
@@ -221,13 +217,10 @@ pub fn grant(asked: &Wish, set: &Wish, (caps, of): (Caps, CapOf), part: &Part, h
         (None, None) if part.memory_bytes == NO_LIMIT => Given::by(Rule::Default, None),
         (None, _) => Given::by(capped(part.memory_bytes == caps.memory_bytes), Some(part.memory_bytes)),
     };
-    let wanted = asked.class.unwrap_or_default();
-    let class = match set.class {
-        Some(class) => Given::by(Rule::Administrator, class),
+    let class = match (set.class, asked.class) {
         // A class that promises more is the lesser value.
-        None if wanted < caps.class => Given::by(Rule::Cap(of), caps.class),
-        None if asked.class.is_some() => Given::by(Rule::Request, wanted),
-        None => Given::by(Rule::Default, wanted),
+        (None, wanted) if wanted.unwrap_or_default() < caps.class => Given::by(Rule::Cap(of), caps.class),
+        (set, asked) => Given::unbounded(set, asked),
     };
     let class = match class {
         Given { value: Class::Guaranteed, .. } if share_ppm.value.is_none() => {
@@ -247,7 +240,7 @@ pub fn grant(asked: &Wish, set: &Wish, (caps, of): (Caps, CapOf), part: &Part, h
     };
     let time = |counts: bool, set: Option<u64>, asked: Option<u64>| match (set, asked) {
         (None, Some(_)) if !counts => Given::by(Rule::Cap(of), None),
-        (set, asked) => Given::unbounded(set.map(Some), asked.map(Some)),
+        (set, asked) => Given::unbounded(set, asked),
     };
     let deadline_ns = time(caps.deadline, set.deadline_ns, asked.deadline_ns);
     let slo_ns = time(caps.slo, set.slo_ns, asked.slo_ns);
@@ -255,23 +248,21 @@ pub fn grant(asked: &Wish, set: &Wish, (caps, of): (Caps, CapOf), part: &Part, h
         (None, None | Some(false)) if caps.charge_copies => Given::by(Rule::Cap(of), true),
         (set, asked) => Given::unbounded(set, asked),
     };
+    let sm_ppm = match (set.sm_ppm, asked.sm_ppm) {
+        (None, None) => Given::default(),
+        _ if !caps.sm => Given::by(Rule::NoMps, None),
+        (set, asked) => Given::unbounded(set, asked),
+    };
     Granted {
         share_ppm,
-        cap_ppm,
         memory_bytes,
         class,
         criticality,
         deadline_ns,
-        size_ns: time(true, set.size_ns, asked.size_ns),
         slo_ns,
-        memory_follows_use: Given::unbounded(set.memory_follows_use, asked.memory_follows_use),
         charge_copies,
-        labels: Given::unbounded(set.labels.map(Some), asked.labels.map(Some)),
-        sm_ppm: match (set.sm_ppm, asked.sm_ppm) {
-            (None, None) => Given::default(),
-            _ if !caps.sm => Given::by(Rule::NoMps, None),
-            (set, asked) => Given::unbounded(set.map(Some), asked.map(Some)),
-        },
+        sm_ppm,
+        ..Granted::unbounded(set, asked, cap_ppm)
     }
 }
 
@@ -561,6 +552,27 @@ mod tests {
         }
         assert_eq!(refuse(&wish(Some(400_000)), off, true), None, "the job runs without it");
         assert!(impossible(&wish(Some(PPM + 1))).unwrap().contains("SMs"));
+    }
+
+    #[test]
+    fn each_granted_wish_is_read_by_its_key_and_told_in_text() {
+        let mut all = Wish::default();
+        for key in Key::ALL {
+            all.set(key, crate::wish::parse(key.kind(), crate::wish::example(key.kind())).unwrap());
+        }
+        let granted = |asked: Wish| grant(&asked, &Wish::default(), free(), &whole(free()), true);
+        for (key, value) in all.iter() {
+            assert_eq!(granted(all).get(key), (Some(value), Rule::Request), "{key:?}");
+        }
+        assert_eq!(
+            granted(all).to_string(),
+            "share 50%, memory 8 GiB, class fair, criticality low, deadline 30ms, size 30ms, SLO 30ms, \
+             memory follows its use, copies charged, label team=vision, SMs 50%"
+        );
+        assert_eq!(
+            granted(Wish::default()).to_string(),
+            "share what others leave, memory no limit, class fair"
+        );
     }
 
     #[test]

@@ -6,8 +6,8 @@ use deepres_abi::PPM;
 use deepres_model::admin::{AccountStatus, GpuStatus, TenantStatus};
 use deepres_model::authority::{Given, Granted, Rule};
 use deepres_model::identity::Found;
-use deepres_model::quantity::{Bytes, Percent, Time};
-use std::fmt::Display;
+use deepres_model::quantity::Percent;
+use deepres_model::wish::{Key, Shown, Value, Wish};
 use std::io::{self, Write};
 
 /// Prints one paragraph for each tenant.
@@ -47,15 +47,12 @@ fn print_tenant(tenant: &TenantStatus, out: &mut impl Write) -> io::Result<()> {
         writeln!(out, "  container  {} {}", container.runtime.name(), container.id)?;
     }
     let Some(granted) = &tenant.granted else { return Ok(()) };
-    let Granted { share_ppm, memory_bytes, class, .. } = granted;
-    let share = |ppm: u32| Percent(ppm).to_string();
-    let bytes = |bytes: u64| Bytes(bytes).to_string();
-    let shown = share_ppm.value.map_or("a part of what others leave".to_owned(), share);
-    print_wish("share", tenant.asked.share_ppm.map(share), &shown, share_ppm.rule, out)?;
+    print_wish(Key::Share, &tenant.asked, granted, out)?;
     for account in &tenant.gpus {
         if let Some(entitled_ppm) = account.entitled_ppm {
             let lent = if account.is_lent { "; lent to others while the tenant is idle" } else { "" };
-            writeln!(out, "    on gpu {}  owed {}{}{lent}", account.gpu, share(entitled_ppm), owed(account))?;
+            let (share, owed) = (Percent(entitled_ppm), owed(account));
+            writeln!(out, "    on gpu {}  owed {share}{owed}{lent}", account.gpu)?;
         }
         print_service(account, out)?;
     }
@@ -67,8 +64,7 @@ fn print_tenant(tenant: &TenantStatus, out: &mut impl Write) -> io::Result<()> {
             writeln!(out, "    on gpu {}  {} in all", account.gpu, time(account.copy_ns))?;
         }
     }
-    let shown = memory_bytes.value.map_or("all there is".to_owned(), bytes);
-    print_wish("memory", tenant.asked.memory_bytes.map(bytes), &shown, memory_bytes.rule, out)?;
+    print_wish(Key::Memory, &tenant.asked, granted, out)?;
     if tenant.asked.memory_follows_use.is_some()
         || granted.memory_follows_use.rule != Rule::Default
         || granted.memory_follows_use.value
@@ -78,27 +74,17 @@ fn print_tenant(tenant: &TenantStatus, out: &mut impl Write) -> io::Result<()> {
         writeln!(out, "             it {does} {}", granted.memory_follows_use.rule)?;
     }
     memory::print(tenant, out)?;
-    print_wish("class", tenant.asked.class, class.value, class.rule, out)?;
-    let criticality = granted.criticality;
-    if criticality.rule != Rule::Default || tenant.asked.criticality.is_some() {
-        print_wish("critical", tenant.asked.criticality, criticality.value, criticality.rule, out)?;
-    }
-    let times = [
-        ("deadline", tenant.asked.deadline_ns, granted.deadline_ns),
-        ("size", tenant.asked.size_ns, granted.size_ns),
-        ("slo", tenant.asked.slo_ns, granted.slo_ns),
-    ];
-    let time = |ns: u64| Time(ns).to_string();
-    for (name, wanted, given) in times {
-        if wanted.is_some() || given.value.is_some() {
-            let shown = given.value.map_or("none".to_owned(), time);
-            print_wish(name, wanted.map(time), &shown, given.rule, out)?;
+    for key in Key::ALL {
+        let (value, rule) = granted.get(key);
+        let is_granted = match key {
+            Key::Share | Key::Memory | Key::MemoryFollowUse | Key::ChargeCopies | Key::Label => continue,
+            Key::Class => true,
+            Key::Criticality => rule != Rule::Default,
+            _ => value.is_some() || rule == Rule::NoMps,
+        };
+        if is_granted || tenant.asked.get(key).is_some() {
+            print_wish(key, &tenant.asked, granted, out)?;
         }
-    }
-    let sms = granted.sm_ppm;
-    if tenant.asked.sm_ppm.is_some() || sms != Given::default() {
-        let shown = sms.value.map_or("all SMs".to_owned(), share);
-        print_wish("sm", tenant.asked.sm_ppm.map(share), &shown, sms.rule, out)?;
     }
     if let Some(labels) = granted.labels.value {
         writeln!(out, "  label      {labels} {}", granted.labels.rule)?;
@@ -106,15 +92,20 @@ fn print_tenant(tenant: &TenantStatus, out: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
-/// Prints a wish of a tenant, and what the daemon granted.
-fn print_wish(
-    name: &str,
-    asked: Option<impl Display>,
-    granted: impl Display,
-    rule: Rule,
-    out: &mut impl Write,
-) -> io::Result<()> {
-    let asked = asked.map_or("nothing".to_owned(), |asked| asked.to_string());
+/// Prints a wish of a tenant, and the value that the daemon granted.
+fn print_wish(key: Key, asked: &Wish, granted: &Granted, out: &mut impl Write) -> io::Result<()> {
+    let name = if key == Key::Criticality { "critical" } else { key.name() };
+    let without = match key {
+        Key::Share => "a part of what others leave",
+        Key::Memory => "all there is",
+        Key::Sm => "all SMs",
+        _ => "none",
+    };
+    let shown = |value: Option<Value>, without: &str| {
+        value.map_or(without.to_owned(), |value| Shown(value).to_string())
+    };
+    let (value, rule) = granted.get(key);
+    let (asked, granted) = (shown(asked.get(key), "nothing"), shown(value, without));
     writeln!(out, "  {name:<10} asked for {asked}, granted {granted} {rule}")
 }
 
