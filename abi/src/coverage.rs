@@ -171,6 +171,7 @@ bypasses! {
     Invalid "invalid" harmless "The arguments were invalid, so the driver refuses the call.";
     UnchargedContext "uncharged-context" effect "The driver did not name the context of an allocation.";
     UnchargedGpu "uncharged-gpu" effect "The allocation was on a GPU that the daemon does not manage.";
+    Reentered "reentered" effect "A library or the driver made the launch inside another call that has a hook.";
 }
 
 /// The number of counters, for the reasons of this version and of later versions.

@@ -21,7 +21,7 @@ const PUBLISH_NS: u64 = 100_000_000;
 /// The coverage of this process.
 pub static OWN: Coverage = Coverage::new();
 /// The bypasses of this process.
-static BYPASSES: Bypasses = Bypasses::new();
+pub static BYPASSES: Bypasses = Bypasses::new();
 /// When the module last copied the coverage, ns of `CLOCK_MONOTONIC`.
 static PUBLISHED_NS: AtomicU64 = AtomicU64::new(0);
 

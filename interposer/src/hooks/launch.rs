@@ -135,12 +135,15 @@ impl KernelCall {
         self.make_later(&mut call)
     }
 
-    /// Makes the launch by `call`, through gate and meter. If the driver makes the launch inside a
-    /// hook, only makes the call. Returns the result.
+    /// Makes the launch by `call`, through gate and meter. If the thread is inside another hook,
+    /// counts a bypass and only makes the call. Returns the result.
     fn make_later(self, call: &mut dyn FnMut() -> CUresult) -> CUresult {
         match reentry::enter() {
             Some(_inside) => self.make_inside(call),
-            None => call(),
+            None => {
+                coverage::bypass(Bypass::Reentered);
+                call()
+            }
         }
     }
 
@@ -303,4 +306,19 @@ fn on_each(of: Hooked, list: &[CUDA_LAUNCH_PARAMS], call: &mut dyn FnMut() -> CU
     // driver checks the whole list. The meter thread could then close the launch's segment, and the
     // count would keep a launch that the driver refuses.
     kernel.make_inside(&mut || on_each(of, rest, call))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_launch_inside_another_hook_is_made_and_counted_as_a_bypass() {
+        let of = Hooked::new(ApiId::cuLaunchKernel, StreamKind::Legacy);
+        let kernel = KernelCall::new(of, std::ptr::null_mut(), std::ptr::null_mut(), [1; 3], [1; 3], 0);
+        let _inside = reentry::enter();
+        let before = coverage::BYPASSES.calls(Bypass::Reentered);
+        assert_eq!(kernel.make_later(&mut || CUDA_ERROR_NOT_PERMITTED), CUDA_ERROR_NOT_PERMITTED);
+        assert_eq!(coverage::BYPASSES.calls(Bypass::Reentered), before + 1);
+    }
 }
