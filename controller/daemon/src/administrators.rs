@@ -194,11 +194,11 @@ pub async fn answer(request: Request, shared: &Rc<Shared>) -> Reply {
         }
         Request::Allocate { allocation } => {
             let recorded = shared.registry.borrow_mut().allocate(*allocation);
-            kept(recorded.map(|()| Reply::Allocated), shared).await
+            persisted(recorded.map(|()| Reply::Allocated), shared).await
         }
         Request::Release { token } => {
             shared.registry.borrow_mut().release(&token);
-            kept(Ok(Reply::Released), shared).await
+            persisted(Ok(Reply::Released), shared).await
         }
         Request::Allocations => {
             let registry = shared.registry.borrow();
@@ -212,8 +212,8 @@ pub async fn answer(request: Request, shared: &Rc<Shared>) -> Reply {
         }
         Request::PlanLearn { tenant, ms } => planned(plans::learn(&tenant, ms, shared)),
         Request::PlanShow { tenant } => planned(plans::show(&tenant, shared)),
-        Request::PlanOn { tenant } => kept(plans::on(&tenant, shared).map(plan), shared).await,
-        Request::PlanOff { tenant } => kept(plans::off(&tenant, shared).map(plan), shared).await,
+        Request::PlanOn { tenant } => persisted(plans::on(&tenant, shared).map(plan), shared).await,
+        Request::PlanOff { tenant } => persisted(plans::off(&tenant, shared).map(plan), shared).await,
         Request::Set { tenant, wish, unset } => {
             change(&tenant, shared, |registry| registry.set(&tenant, *wish, &unset)).await
         }
@@ -284,7 +284,7 @@ async fn change(
 
 /// Returns an answer, after the state file has the present allocations and plans. If the daemon
 /// cannot write the file, the log says so. An agent tells the next daemon its allocations.
-async fn kept(answer: Result<Reply, String>, shared: &Shared) -> Reply {
+async fn persisted(answer: Result<Reply, String>, shared: &Shared) -> Reply {
     match answer {
         Ok(reply) => {
             saver::save(shared).await;

@@ -75,7 +75,7 @@ pub async fn reload(shared: &Rc<Shared>) -> Reply {
 }
 
 /// Returns the answer that the daemon keeps its configuration for this reason.
-fn kept(reason: impl fmt::Display) -> Reply {
+fn rejected(reason: impl fmt::Display) -> Reply {
     Reply::Error { message: format!("the daemon keeps its configuration: {reason}") }
 }
 
@@ -84,13 +84,13 @@ async fn apply(shared: &Rc<Shared>) -> Reply {
         let mut configuration = shared.configuration.borrow_mut();
         let next = match (configuration.read)() {
             Ok(next) => next,
-            Err(error) => return kept(error),
+            Err(error) => return rejected(error),
         };
         // An editor can be about to write the file. Without it, jobs that run would lose their
         // caps.
         if let Some(file) = configuration.loaded.lost_file(&next) {
             let file = file.display();
-            return kept(format_args!(
+            return rejected(format_args!(
                 "{file} is no longer its file; restart the daemon to go on without it"
             ));
         }

@@ -54,7 +54,7 @@ pub struct Timing {
     pub hold: Duration,
     /// The time without the daemon after which all devices are unhealthy. A daemon restarts in
     /// less.
-    pub away: Duration,
+    pub daemon_timeout: Duration,
     /// The time for which an allocation waits for the daemon, and a look for a moment at which the
     /// kubelet gives nothing.
     pub wait: Duration,
@@ -73,7 +73,7 @@ impl Default for Timing {
             surplus: Duration::from_secs(60),
             giving: Duration::from_millis(500),
             hold: Duration::from_secs(20),
-            away: Duration::from_secs(30),
+            daemon_timeout: Duration::from_secs(30),
             wait: Duration::from_secs(5),
             nudge: Duration::from_secs(10),
             retry: Duration::from_secs(5),
@@ -626,7 +626,8 @@ impl Node {
         let shut = state.shut();
         state.shares.set_shut(shut);
         state.shares.observe(&used, parts, is_settled, self.began.elapsed(), timing.surplus);
-        let gives = !self.options.by_claims && state.answered.is_some_and(|at| at.elapsed() < timing.away);
+        let gives =
+            !self.options.by_claims && state.answered.is_some_and(|at| at.elapsed() < timing.daemon_timeout);
         let health = |is_healthy: bool| if is_healthy && gives { HEALTHY } else { UNHEALTHY }.to_owned();
         let shares = state.shares.devices();
         let shares = shares.map(|(id, is_healthy)| Device { id, health: health(is_healthy) });

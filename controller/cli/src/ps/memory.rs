@@ -9,8 +9,13 @@ use std::io::{self, Write};
 pub fn print(tenant: &TenantStatus, out: &mut impl Write) -> io::Result<()> {
     for account in &tenant.gpus {
         writeln!(out, "    on gpu {}  {}", account.gpu, held(tenant, account))?;
-        let more =
-            [waits(account), kept(account), ceiling(tenant, account), drift(account), refused(account)];
+        let more = [
+            waits(account),
+            working_set(account),
+            ceiling(tenant, account),
+            drift(account),
+            refused(account),
+        ];
         for line in more.into_iter().flatten() {
             writeln!(out, "              {line}")?;
         }
@@ -67,7 +72,7 @@ fn waits(account: &AccountStatus) -> Option<String> {
 }
 
 /// Returns the memory that the daemon keeps for a tenant whose memory follows its use.
-fn kept(account: &AccountStatus) -> Option<String> {
+fn working_set(account: &AccountStatus) -> Option<String> {
     let bytes = account.kept_bytes?;
     Some(format!(
         "the daemon keeps {} for the tenant, by its recent use; other tenants may take the rest",

@@ -341,11 +341,11 @@ fn tells_processes(nvml: &Nvml, uuid: &str) -> Option<bool> {
 /// the GPU.
 fn clients_of_mps(library: &Library, uuid: &str) -> Option<MpsClients> {
     let gpu = library.nvml.device_by_uuid(uuid).ok()?;
-    told_of_mps(library.mps_clients(&gpu))
+    reported_mps_clients(library.mps_clients(&gpu))
 }
 
 /// Returns the meaning of NVML's list of the clients of MPS, or of its error.
-fn told_of_mps(listed: Result<BTreeSet<u32>, NvmlError>) -> Option<MpsClients> {
+fn reported_mps_clients(listed: Result<BTreeSet<u32>, NvmlError>) -> Option<MpsClients> {
     match listed {
         Ok(pids) => Some(MpsClients::Listed(pids)),
         // NVML has the function since drivers of 2022. The driver tells processes that they run
@@ -377,15 +377,15 @@ mod tests {
     #[test]
     fn a_driver_without_the_list_of_mps_has_no_clients_and_a_refusal_tells_nothing() {
         let none = Some(MpsClients::Listed(BTreeSet::new()));
-        assert_eq!(told_of_mps(Err(NvmlError::FunctionNotFound)), none);
-        assert_eq!(told_of_mps(Err(NvmlError::FailedToLoadSymbol(String::new()))), none);
+        assert_eq!(reported_mps_clients(Err(NvmlError::FunctionNotFound)), none);
+        assert_eq!(reported_mps_clients(Err(NvmlError::FailedToLoadSymbol(String::new()))), none);
         for refusal in [NvmlError::NotSupported, NvmlError::NoPermission] {
-            assert_eq!(told_of_mps(Err(refusal)), Some(MpsClients::Untold));
+            assert_eq!(reported_mps_clients(Err(refusal)), Some(MpsClients::Untold));
         }
         for error in [NvmlError::GpuLost, NvmlError::Unknown, NvmlError::Timeout] {
-            assert_eq!(told_of_mps(Err(error)), None, "the earlier answer holds");
+            assert_eq!(reported_mps_clients(Err(error)), None, "the earlier answer holds");
         }
-        assert_eq!(told_of_mps(Ok([7].into())), Some(MpsClients::Listed([7].into())));
+        assert_eq!(reported_mps_clients(Ok([7].into())), Some(MpsClients::Listed([7].into())));
     }
 
     #[test]

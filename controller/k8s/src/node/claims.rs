@@ -95,7 +95,7 @@ impl Node {
     /// named its GPUs. While no daemon answers for long, no container can start.
     pub async fn open_gpus(&self) -> Option<BTreeSet<String>> {
         let state = self.state.lock().await;
-        if state.answered.unwrap_or(self.began).elapsed() >= self.options.timing.away {
+        if state.answered.unwrap_or(self.began).elapsed() >= self.options.timing.daemon_timeout {
             return Some(BTreeSet::new());
         }
         state.answered?;

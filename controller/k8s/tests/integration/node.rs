@@ -15,7 +15,7 @@ use tokio::time::sleep;
 /// The time that stands for one second of a real node.
 pub const SECOND: Duration = Duration::from_millis(5);
 /// The time without a daemon after which the devices of a test are unhealthy.
-const AWAY: Duration = Duration::from_secs(1);
+const DAEMON_TIMEOUT: Duration = Duration::from_secs(1);
 /// The time that the fake kubelet takes at most to record what it gives.
 const GIVING: Duration = Duration::from_millis(10);
 /// The longest wait for anything.
@@ -34,7 +34,7 @@ pub fn timing() -> Timing {
         giving: GIVING,
         hold: scaled(real.hold),
         // The daemon of a test does not restart faster than another.
-        away: AWAY,
+        daemon_timeout: DAEMON_TIMEOUT,
         wait: real.wait,
         nudge: scaled(real.nudge),
         retry: scaled(real.retry),

@@ -113,7 +113,7 @@ fn check_shares(node: &Node, pod: &Pod) {
 /// failed while a part of the node restarted.
 async fn run(pods: usize, seed: u64, apart_s: u64, restart_each: usize) -> (usize, usize, usize) {
     // A daemon of a test does not restart faster than another, so it can be away for as long.
-    let times = Timing { away: Timing::default().away, ..timing() };
+    let times = Timing { daemon_timeout: Timing::default().daemon_timeout, ..timing() };
     let mut node = Node::start_with(GPUS, 0, times).await;
     let mut random = Random(seed);
     let mut scheduler = Scheduler {

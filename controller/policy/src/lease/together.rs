@@ -257,8 +257,8 @@ impl Scheduler {
             let rests_ns = tenant.stopped_wanting_ns.saturating_add(SHORT_IDLE_NS);
             let ends_ns = if tenant.wanted { now_ns } else { rests_ns };
             let waits = mem::replace(&mut tenant.pace.waits, tenant.seen.waiting && !tenant.seen.in_flight);
-            let is_held_up = waits && !tenant.may_launch();
-            tenant.pace.pass(ends_ns, now_ns, !is_shared && !is_held_up);
+            let is_blocked = waits && !tenant.may_launch();
+            tenant.pace.pass(ends_ns, now_ns, !is_shared && !is_blocked);
         });
     }
 
