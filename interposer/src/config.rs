@@ -497,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_named_and_not_counted() {
+    fn a_variable_that_makes_no_sense_is_named_and_not_counted() {
         for (name, value) in [
             (SHARE, "abc"),
             (SHARE, "0%"),

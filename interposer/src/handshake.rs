@@ -582,7 +582,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_announces_itself_waits_for_nobody() {
+    fn a_process_that_announces_itself_waits_for_nobody() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("tenant.sock");
         let sockets = [directory.path().join("none"), path.clone()];

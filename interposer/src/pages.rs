@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn what_looks_at_a_place_sees_the_new_page_after_it_was_replaced() {
+    fn a_reader_of_a_place_sees_the_new_page_after_it_was_replaced() {
         let (old, new) = (memory::<MeterPage>(), memory::<MeterPage>());
         let page = Mapped::<MeterPage>::new(&old, BOTH).unwrap().keep();
         page.slot(3).unwrap().waits.store(7, Ordering::Relaxed);

@@ -277,7 +277,7 @@ fn held_memory_counts_once_with_a_controller_that_lost_the_session_and_lives() {
 
 #[test]
 #[ignore = "deep: takes long"]
-fn what_nvml_reports_beyond_the_account_is_charged_and_given_back_as_the_figures_say() {
+fn nvmls_excess_over_the_account_is_charged_and_given_back_as_the_figures_say() {
     const MIB: u64 = 1 << 20;
     let controller = Controller::new();
     controller.slot().set_memory_limit(LIMIT_BYTES);

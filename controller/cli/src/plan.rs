@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_said() {
+    fn an_iteration_says_which_of_its_facts_are_not_known() {
         let iteration = IterationStatus {
             learned_ns: 1,
             purpose: "unknown".to_owned(),

@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn who_lost_its_lock_sees_it_and_leaves_the_new_holders_alone() {
+    fn a_daemon_that_lost_its_lock_sees_it_and_leaves_the_new_holders_alone() {
         let locks = tempfile::tempdir().unwrap();
         let first = GpuLock::take(locks.path(), "GPU-x", &Directory::at("/first")).unwrap();
         assert!(!first.is_taken_away());

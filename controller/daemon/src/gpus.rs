@@ -504,7 +504,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_uuid_is_refused() {
+    fn a_text_that_is_no_uuid_is_refused() {
         // Drivers before release 470 name MIG devices in another form.
         for text in [
             "",

@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_refused_again_and_again_is_told_of_once_for_each_reason() {
+    fn a_process_that_is_refused_again_and_again_is_logged_once_for_each_reason() {
         let mut refusals = Refusals::default();
         let told = |refusals: &mut Refusals, pid, reason| refusals.is_news(pid, reason);
         assert!(told(&mut refusals, 1, "no room") && told(&mut refusals, 2, "no room"));

@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_belongs_to_others_is_left_out_and_what_is_no_checkpoint_says_nothing() {
+    fn devices_of_others_are_left_out_and_a_text_that_is_no_checkpoint_says_nothing() {
         let parts: &[(&str, &[&str])] = &[("deepres.dev/gpu", &["GPU-1"]), ("cpu.dev/x", &["x"])];
         for empty in [None, Some(r#"{"Data":{"PodDeviceEntries":null}}"#)] {
             let evidence = Evidence::new(listed("pod", "main", parts), empty).unwrap();

@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn a_written_specification_is_read_again() {
         let mut spec = Spec::default();
         spec.put(device("a", "X=1")).unwrap();
         let text = spec.to_string();

@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_long_ago_counts_little() {
+    fn use_long_ago_counts_little() {
         let mut demand = Demand::default();
         demand.observe(0, 100 * SECOND);
         for _ in 0..60 {

@@ -108,7 +108,7 @@ mod tests {
     const GIB: u64 = 1 << 30;
 
     #[test]
-    fn who_lets_its_memory_follow_its_use_keeps_what_it_uses_and_lends_the_rest() {
+    fn a_tenant_whose_memory_follows_its_use_keeps_what_it_uses_and_lends_the_rest() {
         let follower = |kept_bytes, firm_bytes| Holding {
             kept_bytes: Some(kept_bytes),
             ..holding(kept_bytes, firm_bytes)
@@ -124,14 +124,14 @@ mod tests {
     }
 
     #[test]
-    fn who_was_promised_nothing_and_follows_its_use_leaves_others_what_they_were_promised() {
+    fn a_tenant_without_a_guarantee_whose_memory_follows_its_use_leaves_others_their_guarantees() {
         let just_came = Holding { kept_bytes: Some(u64::MAX), ..holding(0, 5) };
         assert_eq!(ceilings(40, &[just_came, holding(30, 4)]), [Some(10), None]);
         assert_eq!(ceilings(40, &[just_came, holding(0, 4)]), [Some(40), None], "no more than there is");
     }
 
     #[test]
-    fn what_was_held_is_kept_for_a_while_and_then_let_go() {
+    fn memory_that_was_held_is_kept_for_a_while_and_then_let_go() {
         let mut held = Use::new(0);
         assert_eq!(held.kept_bytes(16 * GIB), 16 * GIB, "a new tenant may take it all");
         held.take_in(0, 0, 60);
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_promised_nothing_leaves_what_others_were_promised() {
+    fn a_tenant_without_a_guarantee_leaves_others_their_guarantees() {
         let tenants = [holding(30, 5), holding(0, 4), holding(0, 2)];
         assert_eq!(ceilings(40, &tenants), [None, Some(8), Some(6)]);
     }
@@ -169,7 +169,7 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 10_000, ..ProptestConfig::default() })]
 
         #[test]
-        fn what_is_kept_is_never_below_what_was_held_within_the_window_and_a_margin(
+        fn kept_memory_is_never_below_the_memory_held_within_the_window_and_a_margin(
             granted in 0_u64..(64 * GIB),
             window in 0_u64..100,
             looks in prop::collection::vec((0_u64..50, 0_u64..(80 * GIB)), 1..40),
@@ -192,7 +192,7 @@ mod tests {
         }
 
         #[test]
-        fn who_lends_takes_nothing_from_anybody_and_keeps_its_own(
+        fn a_tenant_that_lends_takes_nothing_from_anybody_and_keeps_its_own(
             total in 0_u64..1000,
             tenants in prop::collection::vec((0_u64..200, 0_u64..200, 0_u64..200, any::<bool>()), 1..6),
         ) {

@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn who_needs_memory_gets_that_of_an_idle_tenant_at_once() {
+    fn a_tenant_that_needs_memory_gets_that_of_an_idle_tenant_at_once() {
         let idle = Seen { idle_since_ns: Some(400), ..tenant(1, Place::Resident, 450, 60) };
         let new = needing(20, tenant(2, Place::Resident, 490, 40));
         assert_eq!(next(500, 0, &[idle.clone(), new.clone()]), Some(Move { leave: vec![1], enter: 2 }));
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_fits_comes_back_and_nobody_leaves_for_it() {
+    fn a_tenant_that_fits_comes_back_and_nobody_leaves_for_it() {
         let here = tenant(1, Place::Resident, 0, 60);
         let suspended = Seen { idle_since_ns: Some(0), ..tenant(2, Place::Suspended, 0, 30) };
         assert_eq!(next(10, 40, &[here, suspended]), Some(Move { leave: Vec::new(), enter: 2 }));
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_free_and_not_to_be_had_is_made_room_for_all_the_same() {
+    fn free_memory_that_cannot_be_had_is_made_room_for_all_the_same() {
         let here = tenant(1, Place::Resident, 0, 60);
         let asking = needing(20, tenant(2, Place::Resident, 490, 10));
         assert_eq!(next(9_000, 30, &[here.clone(), asking.clone()]), Some(Move { leave: vec![], enter: 2 }));
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_what_has_become_free_does_not_give_up_before_it_is_told() {
+    fn a_tenant_that_waits_for_memory_that_became_free_does_not_give_up_before_it_is_told() {
         let asking = needing(20, tenant(2, Place::Resident, 490, 10));
         assert_eq!(asking.obtainable_bytes(0, 20, from_ref(&asking)), 20);
         assert_eq!(asking.obtainable_bytes(0, 19, from_ref(&asking)), 0);
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_put_away_by_hand_stays_there() {
+    fn a_tenant_suspended_by_hand_stays_so() {
         let fixed = tenant(1, Place::Fixed, 0, 60);
         assert_eq!(next(9_000, 90, &[fixed]), None);
     }

@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_processes_did_is_added_up_and_stays_when_they_end() {
+    fn the_calls_of_processes_are_added_up_and_stay_when_they_end() {
         assert_eq!(looked(&[&[(1, 5)], &[(1, 7), (2, 10)], &[(2, 10)]]).sums(), calls(17));
     }
 

@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn who_rested_while_another_used_the_gpu_does_not_keep_it_waiting_for_as_long() {
+    fn a_session_that_rested_while_another_used_the_gpu_does_not_keep_it_waiting_for_as_long() {
         let [busy, rests] = [1, 2];
         let mut turns = Turns::default();
         let alone = |turns: &mut Turns, grant| {

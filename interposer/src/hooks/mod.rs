@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_contexts_or_waits_or_takes_memory_does_not_pass_as_a_setting() {
+    fn a_function_that_makes_contexts_or_waits_or_takes_memory_does_not_pass_as_a_setting() {
         for id in [
             ApiId::cuVDPAUCtxCreate,
             ApiId::cuVDPAUCtxCreate_v2,

@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_the_same_address_is_needed_once() {
+    fn allocations_at_the_same_address_are_needed_once() {
         let chain = [allocates(0, 4), frees(0), allocates(0, 2), frees(0), allocates(0, 4), frees(0)];
         assert_eq!(growth(&chain, None, &[]), 4);
         assert_eq!(growth(&[allocates(0, 4), allocates(2, 4), allocates(10, 1)], None, &[]), 7);
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lives_of_its_own_and_what_is_spare_need_not_be_had_again() {
+    fn a_graphs_living_memory_and_spare_memory_need_not_be_had_again() {
         let nodes = [allocates(0, 3), allocates(3, 2)];
         assert_eq!(growth(&nodes, stock(5, 5), &[0, 3]), 0);
         assert_eq!(growth(&nodes, stock(5, 5), &[3]), 3);
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_graph_frees_itself_is_not_left_allocated() {
+    fn memory_that_the_graph_frees_itself_is_not_left_allocated() {
         let kept =
             |nodes: &[_]| Needs::of(nodes).kept().map(|at| (at - AT) / BLOCK_BYTES).collect::<Vec<_>>();
         assert_eq!(kept(&[allocates(0, 1), frees(0), allocates(4, 1)]), [4]);

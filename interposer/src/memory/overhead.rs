@@ -532,7 +532,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_nvml_reports_beyond_the_account_is_between_what_the_account_may_have_been() {
+    fn nvmls_excess_over_the_account_is_between_the_bounds_of_the_account() {
         assert_eq!(range_of(150, [100, 100], 0, 0), (50, 50));
         assert_eq!(range_of(150, [80, 120], 0, 0), (30, 70), "others came and went meanwhile");
         assert_eq!(range_of(150, [100, 100], 40, 0), (50, 90), "managed memory may be on the host");

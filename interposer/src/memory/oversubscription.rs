@@ -474,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_brought_and_let_go_by_parts_is_counted_exactly() {
+    fn memory_that_is_brought_and_let_go_by_parts_is_counted_exactly() {
         let oversubscription = Oversubscription::default();
         entered(&oversubscription, 0x1000_0000, 5 * MIB, 1);
         entered(&oversubscription, 0x2000_0000, 2 * MIB, 2);
@@ -509,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn what_sits_on_the_host_is_not_promised_by_it_again() {
+    fn memory_that_sits_on_the_host_is_not_promised_by_it_again() {
         let oversubscription = Oversubscription::default();
         entered(&oversubscription, 0x1000_0000, 4 * MIB, 1);
         let promised = || oversubscription.promised_bytes.load(Ordering::Relaxed) / MIB;

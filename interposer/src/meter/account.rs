@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_flight_is_near_its_end_once_it_ran_for_about_what_it_takes() {
+    fn work_in_flight_is_near_its_end_once_it_ran_for_about_what_it_takes() {
         let (ms, mut account) = (1_000_000, Account { computing_since_ns: Some(100), ..Account::default() });
         assert_eq!(account.ns_from_end(5 * ms, 100), 5 * ms);
         assert_eq!(account.ns_from_end(5 * ms, 100 + 4 * ms), ms);

@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_has_threads_is_not_left() {
+    fn a_process_with_threads_is_not_left() {
         keep_folder();
         assert!(!is_left());
         let folder = FOLDER.get().and_then(OwnDescriptor::number).unwrap();

@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn how_often_one_was_measured_is_told_of_it_alone() {
+    fn measurements_count_for_their_own_kernel_alone() {
         let estimates = Estimates::default();
         assert_eq!(estimates.measured(keyed(1)), 0);
         for times in 1..=3 {
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_long_now_and_then_is_known_with_it() {
+    fn a_kernel_that_takes_long_now_and_then_has_its_long_launches_in_the_estimate() {
         let estimates = Estimates::default();
         let (mut sum_ns, mut charged_ns) = (0, 0);
         for launch in 0..10_000_u64 {
@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_only_bounded_is_known_until_it_is_measured() {
+    fn a_kernel_that_is_only_bounded_is_known_until_it_is_measured() {
         let estimates = Estimates::default();
         estimates.bound(METER, keyed(1), 9_000);
         assert_eq!(estimates.get(keyed(1)), Some(9_000));

@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_expected_counts_no_further_than_the_bounds() {
+    fn the_expected_time_counts_no_further_than_the_bounds() {
         let (observed, _) = stream(16, 32_000, 0);
         let least = Observed { expected_ns: 1, ..observed }.measure();
         assert_eq!(least.took_ns, KERNEL_NS, "the last one at least ran without a gap");

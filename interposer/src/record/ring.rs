@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_does_not_fit_is_counted_and_what_fits_comes_out_in_order() {
+    fn records_that_do_not_fit_are_counted_and_the_others_come_out_in_order() {
         let ring = Ring::new();
         let own = ring.adopt(7).unwrap();
         for number in 0..u64::from(PLACES) + 5 {

@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_waits_has_the_turn_once_the_other_has_had_its_quantum_and_drained() {
+    fn a_process_that_waits_has_the_turn_once_the_other_has_had_its_quantum_and_drained() {
         let (turn, first, second) = (Turn::default(), Turns::default(), Turns::default());
         assert_eq!(first.decide(&turn, 0, look(NOW_NS, 0, true, false)).0, GateState::Leased);
         let wait = |now_ns| second.decide(&turn, 1, look(now_ns, 0, true, false)).0;
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn who_had_the_turn_when_the_account_was_overdrawn_lets_the_other_go_first_however_often_both_look() {
+    fn a_process_that_had_the_turn_when_the_account_was_overdrawn_lets_the_other_go_first() {
         let (turn, both) = (Turn::default(), [Turns::default(), Turns::default()]);
         let mut now_ns = NOW_NS;
         assert_eq!(both[0].decide(&turn, 0, look(now_ns, 0, true, false)).0, GateState::Leased);

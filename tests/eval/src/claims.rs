@@ -46,7 +46,7 @@ fn backlogged_tenants_are_at_most_two_quanta_and_the_longest_kernel_behind_the_f
 }
 
 #[test]
-fn who_has_all_of_the_little_it_wants_is_treated_as_fairly_as_who_wants_much() {
+fn a_tenant_that_has_all_of_the_little_it_wants_is_treated_as_fairly_as_one_that_wants_much() {
     // Each kernel of 20 us waits for the other tenant's kernel, which is a hundred times as long.
     let little = "requests = { arrival = \"poisson\", per_s = 10, kernels = 1, kernel_us = 20 }";
     let much = "kernels = 4, kernel_us = 2_000, pause_ms = 1";
@@ -245,7 +245,7 @@ fn the_more_critical_a_job_the_more_it_has() {
 }
 
 #[test]
-fn what_a_tenant_leaves_is_lent_and_it_has_its_share_back_at_once() {
+fn time_that_a_tenant_leaves_is_lent_and_it_has_its_share_back_at_once() {
     let evaluated = metrics::evaluate(&Scenario::ours("lent-and-returned.toml").unwrap(), &[Policy::Deepres]);
     let curve = |tenant: usize| &evaluated[0].run.outcomes[tenant].curve_ns;
     // The curve has a sample for each tenth of a second.

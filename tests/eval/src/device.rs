@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_alone_is_never_interrupted() {
+    fn a_process_alone_is_never_interrupted() {
         let mut device = TimeSlice::new(2, 100, 10);
         device.launch(1, kernel(1000));
         device.launch(1, kernel(1000));

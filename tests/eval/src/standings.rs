@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_owed_is_that_of_the_last_change() {
+    fn the_entitlement_is_that_of_the_last_change() {
         let mut standings = Standings(vec![(0, owed(10))]);
         standings.set(0, owed(20));
         standings.set(5, owed(20));

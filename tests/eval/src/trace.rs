@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_not_end_or_is_too_large_is_not_read() {
+    fn a_file_that_may_not_end_or_is_too_large_is_not_read() {
         let says = |file: &Path| format!("{:#}", Trace::read(file).unwrap_err());
         assert!(says(Path::new("/dev/zero")).contains("no regular file"), "{}", says(Path::new("/dev/zero")));
         let folder = tempfile::tempdir().unwrap();
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_trace_is_refused_and_what_is_broken_breaks_nothing() {
+    fn a_file_that_is_no_trace_is_refused_and_a_broken_trace_breaks_nothing() {
         assert!(Trace::parse(b"").is_err() && Trace::parse(&[7; 64]).is_err());
         let mut newer = Head::CURRENT;
         newer.major += 1;

@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_a_log_that_is_stuck_and_what_is_lost_is_told_of() {
+    fn nobody_waits_for_a_log_that_is_stuck_and_the_log_counts_the_lost_lines() {
         const WAITING: usize = 4;
         const LINES: usize = 100;
         let (opener, gate) = mpsc::channel();
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_level_is_refused_by_name() {
+    fn a_text_that_is_no_level_is_refused_by_name() {
         for good in
             ["info", "WARN", "trace", "", "off", "info,deepres_daemon::arbiter=trace", "deepres_daemon=debug"]
         {

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_went_past_is_named_with_what_it_was() {
+    fn each_call_that_bypassed_deepres_is_named_with_its_kind() {
         let calls = UnaccountedCalls {
             function: "cuIpcOpenMemHandle_v2".to_owned(),
             class: "memory".to_owned(),

@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_beyond_the_limit_is_told_as_a_kind_of_its_own() {
+    fn memory_beyond_the_limit_is_shown_as_a_kind_of_its_own() {
         let account = AccountStatus {
             oversubscribed_bytes: 5 << 30,
             oversubscribed_brought_bytes: 1 << 30,
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_memory_is_told_of() {
+    fn a_tenant_that_waits_for_memory_is_shown() {
         let waiting = AccountStatus { needed_bytes: 1 << 30, ..AccountStatus::default() };
         assert_eq!(waits(&waiting).unwrap(), "waits for others to make room for 1 GiB");
         let mut out = Vec::new();
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_leave_is_told_where_it_is_less_than_the_limit() {
+    fn a_ceiling_below_the_limit_is_shown() {
         let account = AccountStatus { ceiling_bytes: Some(2 << 30), ..AccountStatus::default() };
         let told = |limit_bytes| ceiling(&tenant(limit_bytes, AccountStatus::default()), &account);
         assert!(told(None).is_some() && told(Some(3 << 30)).is_some());
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn who_holds_more_than_a_lowered_limit_is_told_of() {
+    fn a_tenant_above_a_lowered_limit_is_shown() {
         let line = held_of(Some(1 << 30), &account());
         assert!(
             line.ends_with("; 2 GiB more than its limit: the tenant gets no more memory until it holds less"),

@@ -521,7 +521,7 @@ mod tests {
     const SUBORDINATE: u32 = 100_033;
 
     #[test]
-    fn what_drops_to_a_subordinate_user_in_a_user_namespace_stays_in_the_tenant_that_started_it() {
+    fn a_process_that_drops_to_a_subordinate_user_in_a_user_namespace_stays_in_its_starters_tenant() {
         let dropped = Process { user: SUBORDINATE, ..process(30, 20, "python3") };
         let inside =
             Facts { process: Some(dropped), namespace: Some(Namespace::User(4711)), ..facts("0::/") };
@@ -555,7 +555,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_its_user_again_and_again_in_a_user_namespace_stays_in_its_tenant() {
+    fn a_process_that_changes_its_user_again_and_again_in_a_user_namespace_stays_in_its_tenant() {
         // From 10 to 30: processes with these users. Process 10 is outside of the namespace.
         let found = |claim: &str, owner: u32, users: [u32; 3], member: u32, tenant: Key| {
             let [outer, middle, inner] = users;
@@ -586,7 +586,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_was_of_a_tenant_of_its_name_stays_so_and_so_does_what_it_starts_in_a_container() {
+    fn a_process_of_a_tenant_of_its_name_stays_so_and_so_do_processes_that_it_starts_in_a_container() {
         let of = |pid: u32, known: Key| {
             move |process: &Process| (process.pid == pid).then(|| (known.clone(), "train-2".to_owned()))
         };
@@ -645,7 +645,7 @@ mod tests {
     }
 
     #[test]
-    fn what_drops_roots_rights_stays_in_roots_tenant_and_what_gains_rights_does_not() {
+    fn a_process_that_drops_roots_rights_stays_in_roots_tenant_and_one_that_gains_rights_does_not() {
         let line = |users: [u32; 2]| {
             let line = [(20, 10), (10, 1)].map(|(pid, parent)| process(pid, parent, "sh"));
             line.into_iter().zip(users).map(|(process, user)| Process { user, ..process })
@@ -665,7 +665,7 @@ mod tests {
     }
 
     #[test]
-    fn who_gives_no_name_in_a_container_with_one_name_has_that_name() {
+    fn a_process_that_gives_no_name_in_a_container_with_one_name_has_that_name() {
         let found = identify("", &facts(DOCKER), NO_RULE, std::iter::empty(), Registered);
         assert_eq!(found.key, key("train", DOCKER.strip_prefix("0::")));
         assert_eq!(found.found, Found::Name { within: Some("docker-4c01b2a3f9d7".to_owned()) });

@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_process_started_is_its_descendant_and_nobody_else() {
+    fn only_a_process_that_another_started_is_its_descendant() {
         let (own, user) = (std::process::id(), rustix::process::geteuid().as_raw());
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
         assert!(is_descendant(child.id(), own, user));

@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_user_has_is_counted_for_the_user_and_who_is_where_the_daemon_is_has_no_limit() {
+    fn a_process_counts_for_its_user_and_the_daemons_own_user_has_no_limit() {
         assert_eq!(Source::of(std::process::id(), 4711), Source::User(4711));
         let own = rustix::process::getuid().as_raw();
         let here = Source::of(std::process::id(), own);

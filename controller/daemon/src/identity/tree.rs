@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_script_starts_is_one_job_with_and_without_a_terminal() {
+    fn processes_that_a_script_starts_are_one_job_with_and_without_a_terminal() {
         let shell = process(100, 100, 100, true, "bash");
         let script = process(200, 100, 200, true, "run.sh");
         let first = process(201, 100, 200, true, "python3");

@@ -237,7 +237,7 @@ mod tests {
     use super::drift;
 
     #[test]
-    fn what_was_allocated_while_nvml_was_asked_is_no_drift() {
+    fn memory_allocated_while_nvml_was_asked_is_no_drift() {
         assert_eq!(drift(50, [40, 60]), 0);
         assert_eq!(drift(50, [60, 40]), 0);
         assert_eq!(drift(70, [40, 60]), 10);

@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_while_the_same_question_waits_is_answered_with_it() {
+    fn a_caller_that_asks_while_the_same_question_waits_gets_the_same_answer() {
         let mailbox = mailbox(LIMIT);
         let (first, release) = held(1);
         let (sender, answers) = mpsc::channel();
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_stopped_waiting_is_forgotten() {
+    fn a_caller_that_stopped_waiting_is_forgotten() {
         let mailbox = mailbox(LIMIT);
         let (question, release) = held(1);
         assert_eq!(mailbox.ask_and_wait(question, SOON), None);

@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_unused_the_longest_makes_room_and_nobody_while_there_is_enough() {
+    fn rows_unused_the_longest_make_room_and_none_does_while_there_is_enough() {
         let rows: Vec<_> = (0..14).map(|number| row(number, 1, 100 - u64::from(number))).collect();
         let later_ns = 100 + IN_USE_NS;
         assert_eq!(evicted(&rows[..13], 16, later_ns), []);
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_of_all_is_bounded_and_no_call_is_lost() {
+    fn the_rows_of_all_processes_are_bounded_and_no_call_is_lost() {
         let who = |pid| ProcessKey { pid, start_ticks: 5 };
         let mut activities = BTreeMap::new();
         for (pid, rows) in [(1, 40), (2, 9), (3, 1)] {

@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn whose_last_session_ends_is_told_once_to_whoever_wants_to_know() {
+    fn a_process_whose_last_session_ended_is_reported_once_after_somebody_asks() {
         let connected = Arc::new(Connected::default());
         drop(Presence::new(&connected, 6));
         connected.rings(super::super::reader::bell().unwrap());
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn who_announces_a_session_is_believed_once_for_a_while() {
+    fn a_process_that_announces_a_session_is_believed_once_for_a_while() {
         let connected = Arc::new(Connected::default());
         connected.rings(super::super::reader::bell().unwrap());
         let who = ProcessKey::of(std::process::id()).unwrap();

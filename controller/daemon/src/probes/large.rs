@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_of_a_process_holds_until_it_does_something_that_contradicts_it() {
+    fn an_answer_about_a_process_holds_until_the_process_does_something_that_contradicts_it() {
         let mut large = Large::default();
         assert_eq!(large.uses(WHO), None);
         large.asks(WHO, 0);

@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_thread_waited_is_not_in_its_time() {
+    fn the_time_of_a_thread_is_without_its_waits() {
         let before_ns = thread_ns();
         std::thread::sleep(Duration::from_millis(50));
         assert!(thread_ns() - before_ns < 25_000_000);

@@ -220,7 +220,7 @@ mod tests {
     use deepres_abi::probe::BUCKETS;
 
     #[test]
-    fn what_came_after_a_row_was_read_is_what_it_has_more() {
+    fn calls_after_the_reading_of_a_row_are_the_rows_increase() {
         let mut before = StatValue::new_zeroed();
         (before.calls, before.errors, before.time_ns, before.longest_ns) = (5, 2, 900, 400);
         (before.memory_calls, before.allocated_bytes, before.mapped_bytes) = (3, 4096, 100);

@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_not_connected_after_the_grace_is_told_of_once() {
+    fn a_process_that_is_not_connected_after_the_grace_is_reported_once() {
         let mut users = running();
         users.seen(WHO, Evidence::Ioctl, false, 100);
         assert_eq!(users.due_ns(), Some(100 + GRACE_NS));
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_connects_within_the_grace_is_never_told_of() {
+    fn a_process_that_connects_within_the_grace_is_never_reported() {
         let mut users = running();
         users.seen(WHO, Evidence::Ioctl, true, 0);
         assert_eq!(users.settle(GRACE_NS, |who, _| who.pid == 7, |_| true), []);
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_closed_the_device_within_the_grace_is_never_told_of() {
+    fn a_process_that_closed_the_device_within_the_grace_is_never_reported() {
         let mut users = running();
         users.seen(WHO, Evidence::Ioctl, false, 0);
         assert_eq!(users.settle(GRACE_NS, |_, _| false, |_| false), []);

@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_and_goes_in_a_loop_is_let_in_now_and_then() {
+    fn a_source_that_connects_in_a_loop_is_let_in_now_and_then() {
         let turns = Turns::of(&Source::User(4711));
         let second = 1_000_000_000;
         assert!((0..TURNS_AT_ONCE).all(|_| turns.take(second) == 0));
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn who_leaves_and_comes_back_has_had_its_turns() {
+    fn a_source_that_leaves_and_comes_back_has_had_its_turns() {
         let connections = Connections::new(10);
         let source = Source::User(4711);
         let turns = connections.enter(&source, &Config::default()).unwrap();

@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_daemon_saves_the_next_one_loads() {
+    fn the_next_daemon_loads_the_state_that_a_daemon_saved() {
         let (folder, path) = file();
         assert!(StateFile::at(path.clone()).load().is_none());
         // A daemon was killed while it wrote.
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_believed_is_set_aside_and_the_next_state_is_written() {
+    fn a_state_that_cannot_be_believed_is_set_aside_and_the_next_state_is_written() {
         let (folder, path) = file();
         let future = State { saved_ns: u64::MAX, ..of_this_boot(&path) }.to_bytes().unwrap();
         let exposed = of_this_boot(&path).to_bytes().unwrap();

@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unknown_is_a_number_and_what_failed_has_an_error() {
+    fn an_unknown_call_is_a_number_and_a_failed_call_has_an_error() {
         let mut unknown = event(Family::Other, 0xc004_4e07, &[7]);
         unknown.result = -i64::from(libc::ENOTTY);
         let decoded = decode(&unknown);

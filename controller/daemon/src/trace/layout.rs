@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_programs_read_of_allocations_is_where_nvidia_publishes_it() {
+    fn the_kernel_programs_read_allocations_where_nvidia_publishes_their_fields() {
         use deepres_abi::probe::{heap, object};
         const WORD: usize = 8;
         // NVOS64_PARAMETERS: hClass, pAllocParms, status; NV_MEMORY_ALLOCATION_PARAMS: size.

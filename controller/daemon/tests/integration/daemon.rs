@@ -190,7 +190,7 @@ fn the_epochs_of_two_sessions_begin_apart_so_that_no_gate_word_holds_in_both() {
 }
 
 #[test]
-fn what_an_administrator_set_can_be_ended_so_that_the_jobs_wishes_hold_again() {
+fn an_administrators_settings_can_be_ended_so_that_the_jobs_wishes_hold_again() {
     let daemon = daemon_of_one_gpu();
     let tenant = daemon.join("a", 300_000, 1 << 20);
     let set = |wish: Wish, unset: &[&str]| {

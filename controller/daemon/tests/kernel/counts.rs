@@ -471,7 +471,7 @@ fn calls_of_32_bit_programs_are_left_out_and_taken_for_no_others() {
 }
 
 #[test]
-fn calls_without_room_are_counted_together_and_new_processes_are_told_of_still() {
+fn calls_without_room_are_counted_together_and_new_processes_are_still_reported() {
     let _alone = alone();
     // There is no room for so many processes with so many commands each.
     const PROCESSES: u64 = 48;

@@ -122,7 +122,7 @@ async fn a_wrong_token_and_a_gpu_beyond_the_allocation_get_nothing() {
 }
 
 #[tokio::test]
-async fn whatever_the_scheduler_admits_fits_on_one_gpu() {
+async fn each_container_that_the_scheduler_admits_fits_on_one_gpu() {
     let node = Node::start(4, 0).await;
     let mut gpus = BTreeSet::new();
     for name in ["a", "b", "c", "d"] {
@@ -240,7 +240,7 @@ async fn refused_start(node: &Node, container: &Container) -> String {
 }
 
 #[tokio::test]
-async fn a_container_that_waits_is_told_of_a_fault_once_no_gpu_is_open_for_it() {
+async fn a_container_that_waits_learns_of_a_fault_once_no_gpu_is_open_for_it() {
     let node = Node::start(2, 0).await;
     for (name, size, healthy) in [("a", 56, 156), ("b", 54, 156), ("c", 40, 196)] {
         node.kubelet.admit(Pod::of_shares(name, size)).await.unwrap();

@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_used_while_no_daemon_lived_is_charged_once_and_is_no_burst() {
+    fn gpu_time_used_while_no_daemon_lived_is_charged_once_and_is_no_burst() {
         let mut account = Account::new(0);
         account.look(1_000, false, [(reading(0, true), reading(700, true))].into_iter());
         let saved = account.save(PPM, -5);
@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn what_processes_say_of_the_time_without_a_daemon_is_bounded_by_it() {
+    fn gpu_time_that_processes_report_for_the_time_without_a_daemon_is_bounded_by_this_time() {
         let saved = SavedAccount { uncharged_ns: 50, ..SavedAccount::default() };
         let mut account = Account::restore(&saved, 4_000);
         for _ in 0..3 {
@@ -501,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_stopped_process_left_in_flight_is_charged_whole_when_it_goes_on() {
+    fn work_that_a_stopped_process_left_in_flight_is_charged_whole_when_it_goes_on() {
         let mut account = Account::new(0);
         let seen = account.look(1_000, true, [(reading(0, false), reading(0, false))].into_iter());
         assert!(!seen.in_flight && !account.wants, "meanwhile it wants nothing");
@@ -530,7 +530,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_owed_is_a_part_of_the_time_in_which_others_wanted_the_gpu_too() {
+    fn gpu_time_is_owed_as_a_part_of_the_time_in_which_others_wanted_the_gpu_too() {
         let mut account = Account::new(0);
         account.mark(0);
         account.wants = true;

@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn what_two_meters_counted_twice_is_taken_off_both() {
+    fn gpu_time_that_two_meters_counted_twice_is_taken_off_both() {
         let mut arrears = Arrears::since(1_000, 0);
         // For 700 ns the GPU's time was split: 490 ns and 210 ns. Then both meters counted all of
         // 300 ns.
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn who_did_nothing_is_charged_nothing_and_the_others_no_more_than_there_was() {
+    fn a_tenant_that_did_nothing_is_charged_nothing_and_the_others_no_more_than_there_was() {
         let mut arrears = Arrears::since(0, 0);
         for (tenant, used_ns) in [(1, 0), (2, 10), (3, 900), (4, 900)] {
             arrears.claim(tenant, used_ns);
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_charged_beyond_the_time_that_passed_is_taken_once() {
+    fn gpu_time_charged_beyond_the_time_that_passed_is_taken_once() {
         let mut arrears = Arrears::since(1_000, 50);
         arrears.claim(1, 2_000);
         assert_eq!(settled(&mut arrears, 2_000), [(1, 1_050)]);
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_late_gets_what_is_left_of_the_time() {
+    fn a_tenant_that_comes_late_is_charged_the_rest_of_the_time_at_most() {
         let mut arrears = Arrears::since(0, 50);
         arrears.claim(1, 600);
         assert_eq!(settled(&mut arrears, 1_000), [(1, 600)]);

@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn work_that_does_not_end_is_told_of_once() {
+    fn work_that_does_not_end_is_reported_once() {
         let mut overdue = Overdue::default();
         assert!(!overdue.look(&reading(0), false, 0, 10 * SECOND));
         assert!(!overdue.look(&reading(0), false, 0, 11 * SECOND));
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_long_kernels_is_given_longer_and_who_completes_or_idles_is_not_overdue() {
+    fn a_tenant_with_long_kernels_is_given_longer_and_one_that_completes_or_idles_is_not_overdue() {
         let mut overdue = Overdue::default();
         overdue.look(&reading(0), false, SECOND, 0);
         assert!(!overdue.look(&reading(0), false, SECOND, 9 * SECOND));
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_end_beside_work_that_does_is_seen_by_the_drains_given_up_over_it() {
+    fn work_that_does_not_end_beside_work_that_does_is_seen_by_the_drains_given_up_over_it() {
         let mut overdue = Overdue::default();
         let mut told_ms = None;
         // The GPU goes to another tenant every 100 ms for a while. Small kernels complete all the

@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn what_never_was_is_not_looked_at() {
+    fn intervals_that_never_were_are_not_looked_at() {
         let (said, [mut liar, mut other]) = two();
         liar.look(&said, &[], 0);
         other.look(&said, &[], 0);

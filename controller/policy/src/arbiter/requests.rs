@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn what_delayed_late_requests_adds_up_to_their_latency() {
+    fn the_delays_of_late_requests_add_up_to_their_latency() {
         let mut bench = Bench::new();
         bench.look(MS, WANTS);
         bench.look(12 * MS, Look { rival: Some(RIVAL), ..WANTS });

@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn who_could_get_on_and_does_not_is_asked_about_and_wants_nothing_while_stopped() {
+    fn a_session_that_could_get_on_and_does_not_is_asked_about_and_wants_nothing_while_stopped() {
         let mut stopped = Stopped::default();
         let start_ns = 1_000_000_000;
         assert_eq!(look(&mut stopped, false, start_ns, None), (true, false), "its gate is closed");
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn who_gets_on_is_not_asked_about() {
+    fn a_session_that_gets_on_is_not_asked_about() {
         let mut stopped = Stopped::default();
         let mut before = Reading { in_flight: true, ..waits() };
         for look in 1..100 {

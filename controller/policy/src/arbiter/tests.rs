@@ -286,7 +286,7 @@ fn a_process_that_comes_back_is_charged_from_where_it_was_left() {
 }
 
 #[test]
-fn what_was_used_between_two_daemons_is_charged_once_all_are_back() {
+fn gpu_time_used_between_two_daemons_is_charged_once_all_are_back() {
     let mut bench = Bench::with(&[A]);
     bench.runs(A, 0);
     bench.after(10 * MS);

@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_does_not_want_flows_to_the_others_by_their_weights() {
+    fn time_that_a_tenant_does_not_want_flows_to_the_others_by_their_weights() {
         let [a, b, c] = [fair(500_000), fair(500_000), fair(250_000)];
         assert_eq!(ppm(&[(a, PPM), (b, PPM), (c, PPM)]), [400_000, 400_000, 200_000]);
         assert_eq!(ppm(&[(a, 100_000), (b, PPM), (c, PPM)]), [100_000, 600_000, 300_000]);
@@ -126,7 +126,7 @@ mod tests {
         }
 
         #[test]
-        fn what_a_tenant_is_owed_does_not_depend_on_its_demand_so_it_comes_back_at_once(tenants in tenants(), demand in 0..=PPM) {
+        fn an_entitlement_does_not_depend_on_the_demand_so_it_comes_back_at_once(tenants in tenants(), demand in 0..=PPM) {
             let mut idle = tenants.clone();
             idle[0].1 = 0;
             let lent = ppm(&idle);

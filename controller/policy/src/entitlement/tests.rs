@@ -28,7 +28,7 @@ fn priority(priority_ppm: u32) -> Request {
 const NONE: fn() -> Request = Request::default;
 
 #[test]
-fn who_asks_gets_it_and_the_rest_is_split_evenly_among_equals() {
+fn a_tenant_that_asks_gets_its_share_and_the_rest_is_split_evenly_among_equals() {
     assert!(ppm(&[]).is_empty());
     assert_eq!(ppm(&[NONE()]), [PPM]);
     assert_eq!(of(&[NONE()])[0].rule, Rule::Rest, "nobody's cap gives it everything");
@@ -51,12 +51,12 @@ fn requests_beyond_the_whole_shrink_in_proportion() {
 }
 
 #[test]
-fn who_does_not_ask_is_not_starved_by_those_who_ask_for_everything() {
+fn a_tenant_that_does_not_ask_is_not_starved_by_those_that_ask_for_everything() {
     assert_eq!(ppm(&[asked(PPM), NONE()]), [990_000, 10_000]);
 }
 
 #[test]
-fn what_an_idle_tenant_asked_for_is_not_kept_from_those_who_ask_for_nothing() {
+fn an_idle_tenants_share_is_not_kept_from_tenants_that_ask_for_nothing() {
     let idle = |request: Request| Request { is_idle: true, ..request };
     assert_eq!(ppm(&[asked(PPM), asked(500_000), NONE()]), [660_000, 330_000, 10_000]);
     assert_eq!(ppm(&[idle(asked(PPM)), asked(500_000), NONE()]), [660_000, 500_000, 500_000]);
@@ -166,7 +166,7 @@ proptest! {
     }
 
     #[test]
-    fn who_is_idle_changes_nothing_for_the_others(requests in requests(40)) {
+    fn an_idle_tenant_changes_nothing_for_the_others(requests in requests(40)) {
         let awake = |request: &&Request| !request.is_idle;
         let beside: Vec<Entitlement> =
             requests.iter().zip(of(&requests)).filter(|(request, _)| awake(request)).map(|(_, owed)| owed).collect();
@@ -175,7 +175,7 @@ proptest! {
     }
 
     #[test]
-    fn who_is_idle_is_owed_what_it_has_when_all_are_back(requests in requests(40)) {
+    fn an_idle_tenant_is_owed_what_it_has_when_all_are_back(requests in requests(40)) {
         let back: Vec<Request> = requests.iter().map(|request| Request { is_idle: false, ..*request }).collect();
         for ((request, owed), then) in requests.iter().zip(of(&requests)).zip(of(&back)) {
             prop_assert!(!request.is_idle || owed == then, "{owed:?} and then {then:?}");
@@ -191,7 +191,7 @@ proptest! {
     }
 
     #[test]
-    fn who_asked_for_nothing_has_the_floor_whatever_others_ask(requests in requests(40)) {
+    fn a_tenant_that_asked_for_nothing_has_the_floor_whatever_others_ask(requests in requests(40)) {
         let unasked: Vec<(Request, u32)> = requests
             .iter()
             .zip(ppm(&requests))

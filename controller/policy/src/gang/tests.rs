@@ -343,7 +343,7 @@ fn a_gang_alone_has_open_gates() {
 }
 
 #[test]
-fn who_has_one_gpu_shares_it_with_gangs_and_loses_nothing() {
+fn a_tenant_on_one_gpu_shares_it_with_gangs_and_loses_nothing() {
     let jobs = [job(40, &[0, 1], MS, 2), job(30, &[0, 1], MS, 2), job(30, &[0], MS, 4)];
     let mut world = World::new(2, &jobs, 5);
     world.run(4_000 * MS);
@@ -376,7 +376,7 @@ fn a_guest_has_the_pauses_of_a_gang_on_each_of_its_gpus() {
 }
 
 #[test]
-fn whoever_has_a_time_objective_has_its_pauses_served_beside_gangs() {
+fn a_tenant_with_an_slo_has_its_pauses_served_beside_gangs() {
     // Its requests take 7 ms, with pauses of 7 ms: the fluid limit gives it 23 %. It waits for the
     // turns of gangs.
     let server = Job { spell_ns: 7 * MS, slo_ns: Some(20 * MS), ..job(30, &[0], MS / 2, 1) };

@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_process_of_deepres_wrote_is_refused() {
+    fn a_recording_that_no_process_of_deepres_wrote_is_refused() {
         let refused = |records: &[Record<'_>]| read(&chunk(records)).unwrap_err();
         assert_eq!(refused(&[shape(1, 1)]), Flaw::Shape(1));
         assert_eq!(refused(&[shape(0, 1), launch(0, 1, 0)]), Flaw::Launch(1));

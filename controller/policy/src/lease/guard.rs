@@ -652,7 +652,7 @@ mod tests {
     }
 
     #[test]
-    fn what_owners_waited_is_spent_and_comes_back_with_time() {
+    fn credit_for_the_waits_of_owners_is_spent_and_comes_back_with_time() {
         let (mut guard, mut now_ns) = seasoned(10_000);
         for _ in 0..4 {
             assert!(guard.until_ns(now_ns, 5 * MS, 0).is_some());
@@ -696,7 +696,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_long_kernel_cost_is_earned_back_whole() {
+    fn the_cost_of_one_long_kernel_is_earned_back_whole() {
         let (mut guard, now_ns) = seasoned(10_000);
         guard.observe(now_ns, KEPT_OUT, GRACE);
         guard.owner_served(now_ns + 1_000 * MS, 0);
@@ -743,7 +743,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_owner_loses_beside_a_guest_is_spent_against_its_progress_without() {
+    fn progress_that_an_owner_loses_beside_a_guest_is_spent_as_credit() {
         for (used_ns, beside_ns, lost_ns) in
             [(10 * MS, 5 * MS, 5 * MS), (8 * MS, 5 * MS, 3 * MS), (5 * MS, 9 * MS, 0)]
         {

@@ -31,7 +31,7 @@ mod tests {
     const B: TenantId = 2;
 
     #[test]
-    fn what_was_owed_before_a_restart_is_owed_after_it_and_bounded() {
+    fn gpu_time_owed_before_a_restart_is_owed_after_it_and_bounded() {
         let lags = [(-300, -300), (60, 60), (0, 0), (-99_000, -1_000), (99_000, 100), (i64::MIN, -1_000)];
         for class in [Class::Fair, Class::BestEffort] {
             for (saved_ms, expected_ms) in lags {
@@ -45,7 +45,7 @@ mod tests {
     }
 
     #[test]
-    fn who_owed_before_a_restart_goes_after_who_was_owed() {
+    fn a_tenant_in_debt_before_a_restart_goes_after_one_that_was_owed() {
         let tuning = Tuning::derive(ASSUMED_HANDOFF_NS, QuantumBounds::default(), 2);
         let mut scheduler = Scheduler::default();
         scheduler.restore(A, Class::Fair, PPM / 2, -(200 * MS as i64), MS);

@@ -87,7 +87,7 @@ impl Bench {
 }
 
 #[test]
-fn who_is_alone_has_an_open_gate_before_it_asks() {
+fn a_tenant_alone_has_an_open_gate_before_it_asks() {
     let bench = Bench::new();
     assert!(bench.is_open(A) && bench.is_closed(B));
     assert_eq!(bench.scheduler.phase(), Phase::Held(A));
@@ -115,7 +115,7 @@ fn a_decision_looks_at_those_alone_that_want_the_gpu_or_were_touched() {
 }
 
 #[test]
-fn who_pauses_whenever_it_is_looked_at_owes_nothing_for_time_that_nobody_else_wanted() {
+fn a_tenant_that_pauses_at_each_look_owes_nothing_for_time_that_nobody_else_wanted() {
     let mut bench = Bench::new();
     bench.step(MS, IDLE, IDLE);
     bench.step(100 * MS, Seen { used_ns: 90 * MS, ..RUNNING }, WAITING);
@@ -157,7 +157,7 @@ fn work_that_begins_in_a_pause_of_another_tenant_costs_nothing_for_the_pause() {
 }
 
 #[test]
-fn who_was_owed_next_to_nothing_for_a_moment_does_not_owe_more_for_it_afterwards() {
+fn a_tenant_that_was_owed_next_to_nothing_for_a_moment_does_not_owe_more_for_it_afterwards() {
     let mut bench = Bench::new();
     let had = |used_ns| Seen { used_ns, ..RUNNING };
     bench.step(MS, had(MS), WAITING);
@@ -172,7 +172,7 @@ fn who_was_owed_next_to_nothing_for_a_moment_does_not_owe_more_for_it_afterwards
 }
 
 #[test]
-fn who_has_less_weight_for_a_moment_again_and_again_has_no_more_for_it() {
+fn a_tenant_with_less_weight_for_a_moment_again_and_again_has_no_more_for_it() {
     let mut bench = Bench::new();
     bench.scheduler.set_standing(A, Class::Fair, PPM / 10);
     bench.scheduler.set_standing(B, Class::Fair, PPM / 10 * 9);
@@ -220,7 +220,7 @@ fn owed_by_the_next(used: impl FnOnce(&mut Bench), class: Class) -> i64 {
 }
 
 #[test]
-fn what_a_tenant_owed_is_owed_by_the_next_that_wants_the_gpu_and_not_by_one_that_only_came() {
+fn a_debt_passes_to_the_next_tenant_that_wants_the_gpu_and_not_to_one_that_only_came() {
     let before_b = |bench: &mut Bench| {
         bench.step(MS, RUNNING, WAITING);
         bench.step(20 * MS, Seen { used_ns: 20 * MS, ..RUNNING }, WAITING);
@@ -243,7 +243,7 @@ fn what_a_tenant_owed_is_owed_by_the_next_that_wants_the_gpu_and_not_by_one_that
 }
 
 #[test]
-fn who_pauses_whenever_it_is_looked_at_is_not_idle() {
+fn a_tenant_that_pauses_at_each_look_is_not_idle() {
     let mut bench = Bench::new();
     for _ in 0..10 {
         bench.step(IDLE_NS, Seen { used_ns: IDLE_NS / 10, ..IDLE }, IDLE);
@@ -252,7 +252,7 @@ fn who_pauses_whenever_it_is_looked_at_is_not_idle() {
 }
 
 #[test]
-fn who_wants_nothing_for_a_while_is_idle_until_it_wants_something() {
+fn a_tenant_that_wants_nothing_for_a_while_is_idle_until_it_wants_something() {
     let mut bench = Bench::new();
     let is_idle = |bench: &Bench| [A, B].map(|tenant| bench.scheduler.is_idle(tenant, bench.now_ns));
     bench.step(IDLE_NS - 1, RUNNING, IDLE);
@@ -266,11 +266,11 @@ fn who_wants_nothing_for_a_while_is_idle_until_it_wants_something() {
     bench.step(IDLE_NS, IDLE, WAITING);
     assert_eq!(is_idle(&bench), [true, false]);
     bench.scheduler.set_paused(B, true);
-    assert_eq!(is_idle(&bench), [true, true], "who is not to run");
+    assert_eq!(is_idle(&bench), [true, true], "a paused tenant is idle");
     bench.scheduler.leave(A, bench.now_ns);
     bench.now_ns += IDLE_NS;
     bench.scheduler.enter(A, Class::Fair, bench.now_ns);
-    assert_eq!(is_idle(&bench), [false, true], "who comes back");
+    assert_eq!(is_idle(&bench), [false, true], "a tenant that comes back is not idle");
 }
 
 #[test]
@@ -301,7 +301,7 @@ fn a_drain_that_does_not_end_is_given_up_after_a_while() {
 }
 
 #[test]
-fn who_did_not_drain_is_waited_for_briefly_until_something_long_has_ended() {
+fn a_tenant_that_did_not_drain_is_waited_for_briefly_until_something_long_has_ended() {
     let mut bench = Bench::new();
     bench.drain_a();
     bench.step(MAX_DRAIN_NS, RUNNING, WAITING);
@@ -341,7 +341,7 @@ impl Bench {
 }
 
 #[test]
-fn who_has_a_time_objective_closes_the_others_gates_when_it_comes() {
+fn a_tenant_with_an_slo_closes_the_others_gates_when_it_comes() {
     for has_objective in [true, false] {
         let mut bench = Bench::latency();
         bench.scheduler.set_slo(B, has_objective.then_some(20 * MS));
@@ -361,7 +361,7 @@ fn who_has_a_time_objective_closes_the_others_gates_when_it_comes() {
 }
 
 #[test]
-fn who_has_a_time_objective_has_no_more_of_the_gpu_for_it() {
+fn a_tenant_with_an_slo_has_no_more_of_the_gpu_for_it() {
     let mut bench = Bench::latency();
     let mut had_ns = [0u64; 2];
     for _ in 0..20_000 {
@@ -460,7 +460,7 @@ fn beside_a_time_objective_nobody_has_an_open_gate_or_a_long_window() {
     for _ in 0..300 {
         bench.step(MS, Seen { used_ns: MS, ..RUNNING }, IDLE);
     }
-    assert!(bench.is_open(A), "who never used the GPU answers nobody");
+    assert!(bench.is_open(A), "a tenant that never used the GPU answers nobody");
     bench.step(MS, Seen { used_ns: MS, ..RUNNING }, Seen { used_ns: 1, ..IDLE });
     assert!(bench.is_leased(A), "nobody else wants the GPU now");
     let window_ns = |bench: &Bench, tenant| bench.scheduler.window_ns(tenant, 1, 3 * MS, &bench.tuning);
@@ -472,7 +472,7 @@ fn beside_a_time_objective_nobody_has_an_open_gate_or_a_long_window() {
 }
 
 #[test]
-fn who_may_be_back_at_any_moment_finds_less_queued_than_who_is_long_gone() {
+fn a_tenant_that_may_be_back_at_any_moment_finds_less_queued_than_one_that_is_long_gone() {
     let mut bench = Bench::new();
     let ahead_ns = |bench: &Bench, sessions, longest_ns| {
         bench.scheduler.run_ahead_ns(A, sessions, longest_ns, bench.now_ns, &bench.tuning)
@@ -503,14 +503,14 @@ fn an_idle_holder_yields_after_a_moment() {
 }
 
 #[test]
-fn who_was_given_the_gpu_before_it_asked_yields_at_once() {
+fn a_tenant_that_was_given_the_gpu_before_it_asked_yields_at_once() {
     let mut bench = Bench::new();
     bench.step(MS, IDLE, WAITING);
     assert!(bench.is_open(B) && bench.is_closed(A));
 }
 
 #[test]
-fn what_passed_the_gate_just_before_it_closed_is_waited_for() {
+fn a_launch_that_passed_the_gate_just_before_it_closed_is_waited_for() {
     let mut bench = Bench::new();
     bench.step(MS, RUNNING, IDLE);
     assert_eq!(bench.look(MS, IDLE, WAITING).and_then(|wake_ns| bench.look(wake_ns, IDLE, WAITING)), Some(1));
@@ -522,7 +522,7 @@ fn what_passed_the_gate_just_before_it_closed_is_waited_for() {
 }
 
 #[test]
-fn what_passed_a_gate_for_one_launch_just_before_it_closed_is_waited_for() {
+fn a_launch_that_passed_a_gate_for_one_launch_just_before_it_closed_is_waited_for() {
     let mut bench = Bench::new();
     let gangs = || Gangs::from([(A, 0)]);
     bench.step(MS, RUNNING, WAITING);
@@ -582,7 +582,7 @@ fn a_holder_that_leaves_frees_the_gpu_at_once() {
 }
 
 #[test]
-fn who_has_the_gpu_to_itself_again_keeps_a_lease_for_a_while_and_then_an_open_gate() {
+fn a_tenant_that_has_the_gpu_to_itself_again_keeps_a_lease_for_a_while_and_then_an_open_gate() {
     let mut bench = Bench::new();
     bench.step(MS, RUNNING, WAITING);
     bench.step(MS, IDLE, WAITING);
@@ -701,7 +701,7 @@ fn a_tenant_that_reports_next_to_nothing_starves_nobody() {
 }
 
 #[test]
-fn what_is_reported_late_is_set_off_against_what_was_charged_for_silence() {
+fn gpu_time_that_is_reported_late_is_set_off_against_the_charge_for_silence() {
     let mut bench = Bench::new();
     bench.drain_a();
     bench.step(MIN_DRAIN_NS, RUNNING, WAITING);
@@ -773,7 +773,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 10_000, ..ProptestConfig::default() })]
 
     #[test]
-    fn whatever_clocks_and_meters_say_one_tenant_at_most_has_the_gpu_without_company(events in prop::collection::vec(anything(4), 1..40)) {
+    fn one_tenant_at_most_has_the_gpu_without_company_whatever_clocks_and_meters_say(events in prop::collection::vec(anything(4), 1..40)) {
         let tuning = Tuning::derive(ASSUMED_HANDOFF_NS, QuantumBounds::default(), 2);
         let mut scheduler = Scheduler::default();
         for event in events {
@@ -1053,7 +1053,7 @@ fn however_many_tenants_a_user_makes_their_lies_cost_the_others_little() {
 }
 
 #[test]
-fn who_gains_by_a_new_quota_does_not_wait_for_the_end_of_a_lease_given_before() {
+fn a_tenant_that_gains_by_a_new_quota_does_not_wait_for_the_end_of_a_lease_given_before() {
     let mut bench = Bench::new();
     // A has a lease, and has used a part of it.
     bench.step(0, RUNNING, WAITING);
@@ -1071,7 +1071,7 @@ fn who_gains_by_a_new_quota_does_not_wait_for_the_end_of_a_lease_given_before() 
 }
 
 #[test]
-fn who_gains_by_a_new_quota_keeps_its_lease() {
+fn a_tenant_that_gains_by_a_new_quota_keeps_its_lease() {
     let mut bench = Bench::new();
     bench.step(0, RUNNING, WAITING);
     while !bench.is_leased(A) {
@@ -1157,7 +1157,7 @@ fn over_a_pause_a_tenant_keeps_what_it_owes_and_is_owed() {
 }
 
 #[test]
-fn what_a_tenant_that_pauses_is_owed_no_more_the_others_are_owed() {
+fn gpu_time_that_a_tenant_that_pauses_is_owed_no_more_the_others_are_owed() {
     for (pause_ns, keeps_ns) in [(MS / 10, 249 * MS), (MS, MAX_CREDIT_NS)] {
         let mut bench = Bench::new();
         bench.step(MS, RUNNING, WAITING);
@@ -1395,7 +1395,7 @@ fn a_long_burst_waits_for_the_end_of_a_burst_that_is_launched() {
 }
 
 #[test]
-fn who_has_brief_bursts_does_not_wait_for_a_burst_that_itself_waits_on_the_device() {
+fn a_tenant_with_brief_bursts_does_not_wait_for_a_burst_that_itself_waits_on_the_device() {
     let long = Seen { pending_ns: 28 * MS, longest_ns: 28 * MS, ..RUNNING };
     let mut bench = beside_long_work(long, MS / 2);
     for _ in 0..4 {
@@ -1444,7 +1444,7 @@ fn work_in_flight_for_whose_end_others_wait_is_given_up_like_a_drain() {
 }
 
 #[test]
-fn who_comes_back_is_not_owed_for_work_in_flight_from_its_pause() {
+fn a_tenant_that_comes_back_is_not_owed_for_work_in_flight_from_its_pause() {
     let mut bench = Bench::new();
     bench.step(MS, IDLE, WAITING);
     bench.step(2 * MS, WAITING, RUNNING);
@@ -1454,7 +1454,7 @@ fn who_comes_back_is_not_owed_for_work_in_flight_from_its_pause() {
 }
 
 #[test]
-fn who_works_between_two_looks_was_not_idle_all_the_time() {
+fn a_tenant_that_works_between_two_looks_was_not_idle_all_the_time() {
     let mut bench = Bench::new();
     bench.step(MS, Seen { used_ns: MS, ..RUNNING }, WAITING);
     for _ in 0..8 {
@@ -1656,7 +1656,7 @@ fn owners_whose_parts_of_the_sms_fit_run_at_once_however_much_they_want() {
         bench.step(MS, part(400_000), part(600_000));
     }
     assert!(bench.is_open(A) && bench.is_open(B));
-    assert!(!bench.scheduler.shares(A), "what A uses is its own");
+    assert!(!bench.scheduler.shares(A), "A uses only its own part");
     bench.scheduler.set_slo(A, Some(MS));
     bench.step(10 * MS, part(400_000), part(600_000));
     assert_eq!(bench.scheduler.phase(), Phase::Together);

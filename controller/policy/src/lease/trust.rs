@@ -84,7 +84,7 @@ mod tests {
     const SECOND: u64 = ns(Duration::from_secs(1));
 
     #[test]
-    fn what_was_waited_for_in_vain_is_waited_for_no_more_until_it_is_shown_or_forgotten() {
+    fn silent_work_waited_for_in_vain_is_waited_for_no_more_until_it_is_shown_or_forgotten() {
         let mut trust = Trust::default();
         assert_eq!(trust.patience_ns(0, SECOND), MAX_DRAIN_NS);
         trust.had_unshown(SECOND, SECOND);
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_takes_over_what_those_owe_who_left() {
+    fn a_tenant_that_comes_takes_over_the_debts_of_tenants_that_left() {
         let mut trust = Trust::default();
         trust.leave(Rank::Owner, SECOND, 0);
         assert_eq!(trust.take_over(Rank::Guest, SECOND, 0), 0, "it is owed to owners");

@@ -121,7 +121,7 @@ fn a_tenant_that_is_alone_loses_nothing() {
 }
 
 #[test]
-fn what_an_idle_tenant_leaves_goes_to_the_other_and_comes_back_at_once() {
+fn an_idle_tenants_time_goes_to_the_other_and_comes_back_at_once() {
     let visitor = Program { active_ns: (5 * SECOND, 10 * SECOND), ..Program::backlogged(500_000, &[MS]) };
     let programs = [Program::backlogged(500_000, &[MS]), visitor];
     let mut model = Model::new(&programs);

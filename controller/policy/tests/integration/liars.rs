@@ -153,7 +153,7 @@ const LIES: [(&str, Says); 13] = [
 ];
 
 #[test]
-fn whatever_a_meter_says_the_other_has_three_fifths_of_what_it_is_owed_or_more() {
+fn an_honest_tenant_has_three_fifths_of_what_it_is_owed_or_more_whatever_the_others_meter_says() {
     for (name, says) in LIES {
         let (share, longest_wait_ms) = honest_beside(&[liar(says)]);
         println!("{name}: the honest one has {share:.3} and waits {longest_wait_ms} ms at most");

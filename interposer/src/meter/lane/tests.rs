@@ -220,7 +220,7 @@ fn launches_need_a_new_pass_of_the_gate_once_their_estimates_fill_the_room_that_
 }
 
 #[test]
-fn what_an_open_segment_holds_counts_as_in_flight_unless_its_stream_has_gaps() {
+fn launches_of_an_open_segment_count_as_in_flight_unless_its_stream_has_gaps() {
     let (calls, lane) = (fake::calls(), lane());
     open(&calls, lane, 3);
     assert_eq!((lane.gpu.queued_ns(), lane.in_flight_ns()), (0, 3 * KERNEL_NS));
@@ -430,7 +430,7 @@ fn a_stream_that_waits_for_another_ends_the_segment_while_someone_else_waits() {
 }
 
 #[test]
-fn what_follows_a_wait_is_not_taken_for_what_finds_its_stream_idle() {
+fn a_launch_after_a_wait_is_not_taken_for_one_that_finds_its_stream_idle() {
     const LONG_NS: u64 = 2 * SHORT_GRAPH_NS;
     let (calls, lane) = (fake::calls(), lane());
     let is_quiet = || {
@@ -605,7 +605,7 @@ fn where_all_streams_of_a_context_wait_no_end_is_recorded_on_the_legacy_stream()
 }
 
 #[test]
-fn what_a_look_at_the_legacy_stream_saw_run_on_is_charged_whatever_was_expected() {
+fn work_that_a_look_at_the_legacy_stream_saw_run_on_is_charged_whatever_was_expected() {
     const BUSY_NS: u64 = 5_000_000;
     let (calls, lane) = (fake::calls(), lane_of(Stream::LEGACY));
     let charged_ns = || {
@@ -623,7 +623,7 @@ fn what_a_look_at_the_legacy_stream_saw_run_on_is_charged_whatever_was_expected(
 }
 
 #[test]
-fn what_stays_open_on_a_per_thread_stream_is_closed_once_it_must_be_complete() {
+fn a_segment_that_stays_open_on_a_per_thread_stream_is_closed_once_it_must_be_complete() {
     let (calls, lane) = (fake::calls(), lane_of(Stream::PER_THREAD));
     const LEFT: u32 = 5;
     // The lane has counted many launches before.
@@ -644,7 +644,7 @@ fn what_stays_open_on_a_per_thread_stream_is_closed_once_it_must_be_complete() {
 }
 
 #[test]
-fn what_is_queued_counts_as_far_ahead_once_it_is_measured_or_several() {
+fn queued_segments_count_as_far_ahead_once_they_are_measured_or_several() {
     let (calls, lane) = (fake::calls(), lane());
     for _ in 0..3 {
         assert!(!lane.is_far_ahead(None, 1_000_000, 2));
@@ -681,7 +681,7 @@ fn graphs_that_take_another_time_each_are_not_queued_by_what_the_first_few_took(
 }
 
 #[test]
-fn what_bounds_cut_off_is_made_up_for_where_they_leave_room_and_once_over_at_most() {
+fn time_that_bounds_cut_off_is_made_up_for_where_they_leave_room_and_once_over_at_most() {
     const EXPECTED_NS: i64 = 10_000;
     let lane = lane();
     let charge = |most_ns: i64| {
@@ -786,7 +786,7 @@ fn behind_a_wait_for_the_host_no_end_is_recorded() {
 }
 
 #[test]
-fn what_a_thread_had_under_way_that_was_ended_in_the_driver_is_others_to_close() {
+fn a_segment_of_a_thread_that_was_ended_in_the_driver_is_others_to_close() {
     let calls = fake::calls();
     for (owner, is_released) in [(os::thread_id(), false), (u32::MAX >> 1, true)] {
         let gpu: &'static Gpu = Box::leak(Box::default());
@@ -843,7 +843,7 @@ fn a_launch_that_the_driver_refused_once_its_segment_was_closed_takes_no_other_f
 }
 
 #[test]
-fn what_the_driver_refused_is_charged_for_nothing() {
+fn a_launch_that_the_driver_refused_is_charged_for_nothing() {
     let ((lane, _), calls) = (counted_lane(), fake::calls());
     open(&calls, lane, 2);
     assert!(lane.count(KERNEL));

@@ -168,7 +168,7 @@ fn a_green_context_uses_the_events_and_the_code_of_the_primary_context(
     facts.is("the context of a stream of it", own, view);
     facts.is("converting it again", made!(cuCtxFromGreenCtx(green)), view);
     facts.has("its context", view, "another than the primary context", view != primary);
-    facts.is("what is current", current()?, primary);
+    facts.is("the current context", current()?, primary);
     let (start, end) = (made!(cuEventCreate(0)), made!(cuEventCreate(0)));
     facts.code("an event of the primary context there", cu!(cuEventRecord(start, stream)), CUDA_SUCCESS);
     facts.code("a kernel of the primary context there", launch(nothing, stream)?, CUDA_SUCCESS);

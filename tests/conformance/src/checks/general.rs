@@ -65,7 +65,7 @@ fn errors_have_names(facts: &mut Facts) -> Result<(), Stop> {
     must!(cuGetErrorString(CUDA_ERROR_OUT_OF_MEMORY, &mut text));
     // SAFETY: the driver returns a pointer to a constant text with a NUL.
     let words = unsafe { CStr::from_ptr(text) };
-    facts.is("what it says", words, c"out of memory");
+    facts.is("the text of 2", words, c"out of memory");
     facts.code("a code that is none", cu!(cuGetErrorName(424_242, &mut text)), CUDA_ERROR_INVALID_VALUE);
     facts.is("its name", text.is_null(), true);
     Ok(())

@@ -53,7 +53,7 @@ fn an_update_takes_the_same_shape_only(facts: &mut Facts) -> Result<(), Stop> {
     facts.code("of the same shape", same, CUDA_SUCCESS);
     must!(cuGraphLaunch(exec, null_mut()));
     must!(cuCtxSynchronize());
-    facts.is("what it does then", gpu.read(device, 1)?, vec![2]);
+    facts.is("the result after that", gpu.read(device, 1)?, vec![2]);
     let (longer, mut extra) = (set(&gpu, device, 3)?, null_mut());
     must!(cuGraphAddEmptyNode(&mut extra, longer, null(), 0));
     let other = cu!(cuGraphExecUpdate_v2(exec, longer, &mut info));
@@ -168,7 +168,7 @@ fn an_upload_takes_the_memory_of_the_launch_after_it(facts: &mut Facts) -> Resul
     facts.code("uploading", cu!(cuGraphUpload(exec, stream)), CUDA_SUCCESS);
     must!(cuStreamSynchronize(stream));
     let taken = reserved()?.saturating_sub(before);
-    facts.has("what it took", taken, "at least what the graph allocates", taken >= OWN_BYTES);
+    facts.has("the memory that it took", taken, "at least what the graph allocates", taken >= OWN_BYTES);
     facts.code("launching", cu!(cuGraphLaunch(exec, stream)), CUDA_SUCCESS);
     must!(cuStreamSynchronize(stream));
     facts.is("reserved then", reserved()?, before + taken);
@@ -187,10 +187,10 @@ fn an_upload_takes_the_memory_of_the_launch_after_it(facts: &mut Facts) -> Resul
     let (graph, mut exec) = (writing_to_its_own(stream)?.0, null_mut());
     let made = cu!(cuGraphInstantiateWithParams(&mut exec, graph, &mut params));
     facts.code("making another executable and uploading it", made, CUDA_SUCCESS);
-    facts.is("what came of it", params.result_out, CUDA_GRAPH_INSTANTIATE_SUCCESS);
+    facts.is("the result of both", params.result_out, CUDA_GRAPH_INSTANTIATE_SUCCESS);
     must!(cuStreamSynchronize(stream));
     let taken = reserved()?.saturating_sub(before);
-    facts.has("what that took", taken, "at least what the graph allocates", taken >= OWN_BYTES);
+    facts.has("the memory that both took", taken, "at least what the graph allocates", taken >= OWN_BYTES);
     Ok(())
 }
 
@@ -202,7 +202,7 @@ fn a_graph_lives_on_in_its_executables_and_clones(facts: &mut Facts) -> Result<(
     must!(cuGraphDestroy(graph));
     facts.code("launching", cu!(cuGraphLaunch(exec, null_mut())), CUDA_SUCCESS);
     must!(cuCtxSynchronize());
-    facts.is("what it did", gpu.read(device, 1)?, vec![5]);
+    facts.is("the result of the launch", gpu.read(device, 1)?, vec![5]);
     Ok(())
 }
 

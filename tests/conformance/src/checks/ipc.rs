@@ -117,9 +117,9 @@ fn both_processes_see_one_memory(facts: &mut Facts) -> Result<(), Stop> {
     let handle = export(memory)?;
     let mut other = Other::start()?;
     facts.code("opening", other.open(&handle)?, CUDA_SUCCESS);
-    facts.is("what was written before", other.ask("read")?, 7);
+    facts.is("the value written before", other.ask("read")?, 7);
     other.ask("write 8")?;
-    facts.is("what the other wrote", gpu.read(memory, 1)?, vec![8]);
+    facts.is("the value that the other wrote", gpu.read(memory, 1)?, vec![8]);
     facts.code("closing", other.code("close")?, CUDA_SUCCESS);
     write(memory, 9)?;
     facts.is("after it was closed", gpu.read(memory, 1)?, vec![9]);

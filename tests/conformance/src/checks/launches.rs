@@ -51,7 +51,7 @@ fn shapes_that_no_gpu_could_run(facts: &mut Facts) -> Result<(), Stop> {
     let attribute = CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
     must!(cuFuncSetAttribute(kernel, attribute, LARGE_SHARED as i32));
     facts.code("the same once that is allowed", large()?, CUDA_SUCCESS);
-    facts.code("what follows", shape(kernel, [1; 3], [1; 3], 0)?, CUDA_SUCCESS);
+    facts.code("a launch after these", shape(kernel, [1; 3], [1; 3], 0)?, CUDA_SUCCESS);
     facts.code("none of them stays with the context", cu!(cuCtxSynchronize()), CUDA_SUCCESS);
     Ok(())
 }
@@ -87,7 +87,7 @@ fn a_cooperative_launch_has_to_fit_at_once(facts: &mut Facts) -> Result<(), Stop
     let launch = |grid| {
         Ok::<_, Stop>(cu!(cuLaunchCooperativeKernel(kernel, grid, 1, 1, THREADS, 1, 1, 0, none, null_mut())))
     };
-    facts.code("what fits", launch(fits)?, CUDA_SUCCESS);
+    facts.code("as many blocks as fit", launch(fits)?, CUDA_SUCCESS);
     facts.code("a block more", launch(fits + 1)?, CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE);
     Ok(())
 }
@@ -120,7 +120,7 @@ fn attributes_of_the_extended_launch(facts: &mut Facts) -> Result<(), Stop> {
             CUDA_ERROR_INVALID_VALUE,
         );
     }
-    facts.code("what follows", launch(&mut attribute, 0)?, CUDA_SUCCESS);
+    facts.code("a launch after these", launch(&mut attribute, 0)?, CUDA_SUCCESS);
     Ok(())
 }
 

@@ -46,7 +46,7 @@ fn more_than_there_is(facts: &mut Facts) -> Result<(), Stop> {
     facts.code("a byte more", cu!(cuMemAlloc_v2(&mut address, total + 1)), CUDA_ERROR_OUT_OF_MEMORY);
     let code = cu!(cuMemAlloc_v2(&mut address, usize::MAX));
     facts.code("as much as can be said", code, CUDA_ERROR_OUT_OF_MEMORY);
-    facts.code("what follows", cu!(cuMemAlloc_v2(&mut address, 64)), CUDA_SUCCESS);
+    facts.code("a small allocation after these", cu!(cuMemAlloc_v2(&mut address, 64)), CUDA_SUCCESS);
     facts.code("the context is well", gpu.nothing(null_mut())?, CUDA_SUCCESS);
     Ok(())
 }
@@ -124,7 +124,7 @@ fn addresses_say_what_they_are(facts: &mut Facts) -> Result<(), Stop> {
     };
     facts.is("device memory", kind(device + 50)?, (CUDA_SUCCESS, CU_MEMORYTYPE_DEVICE));
     facts.is("host memory of the driver's", kind(host.as_ptr() as u64)?, (CUDA_SUCCESS, CU_MEMORYTYPE_HOST));
-    facts.code("what nobody knows", kind(0x1000)?.0, CUDA_ERROR_INVALID_VALUE);
+    facts.code("an unknown address", kind(0x1000)?.0, CUDA_ERROR_INVALID_VALUE);
     let managed = made!(cuMemAllocManaged(64, CU_MEM_ATTACH_GLOBAL));
     let place = |address| {
         let (mut kind, mut is_managed, mut ordinal) = (0_u32, 0_u64, 0_i32);
@@ -155,7 +155,7 @@ fn host_memory_is_registered_once(facts: &mut Facts) -> Result<(), Stop> {
     facts.code("once", cu!(cuMemHostRegister_v2(at, own.len(), 0)), CUDA_SUCCESS);
     let (mut kind, attribute) = (0_u32, CU_POINTER_ATTRIBUTE_MEMORY_TYPE);
     must!(cuPointerGetAttribute((&raw mut kind).cast(), attribute, at as u64));
-    facts.is("what it is then", kind, CU_MEMORYTYPE_HOST);
+    facts.is("the kind of the registered memory", kind, CU_MEMORYTYPE_HOST);
     let again = cu!(cuMemHostRegister_v2(at, own.len(), 0));
     facts.code("twice", again, CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
     facts.code("taking it back", cu!(cuMemHostUnregister(at)), CUDA_SUCCESS);
@@ -269,7 +269,7 @@ fn levels_of_a_mipmapped_array_are_arrays(facts: &mut Facts) -> Result<(), Stop>
     must!(cuMemcpyAtoH_v2(got.as_mut_ptr().cast(), level, 8, 8));
     facts.is("keep what is copied into them", got, [3, 4]);
     must!(cuMipmappedArrayDestroy(mipmapped));
-    facts.is("what it leaves", gpu.used_bytes()?, before);
+    facts.is("the memory in use after the end", gpu.used_bytes()?, before);
     Ok(())
 }
 
@@ -338,7 +338,7 @@ fn a_batch_copies_within_the_device_and_from_the_host(facts: &mut Facts) -> Resu
     facts.code("copies of both kinds", make(&mut firsts)?, CUDA_SUCCESS);
     must!(cuStreamSynchronize(stream));
     let copied = gpu.read(device + BYTES as u64, 8)?;
-    facts.is("what they copied", copied, vec![9, 9, 9, 9, 1, 2, 3, 4]);
+    facts.is("the copied bytes", copied, vec![9, 9, 9, 9, 1, 2, 3, 4]);
     facts.code("no attributes for the first", make(&mut [1])?, CUDA_ERROR_INVALID_VALUE);
     Ok(())
 }

@@ -236,7 +236,7 @@ fn an_array_that_it_is_mapped_into_keeps_it(facts: &mut Facts) -> Result<(), Sto
     let mut needs = [0_usize; 4];
     must!(cuArrayGetMemoryRequirements(needs.as_mut_ptr().cast(), array, 0));
     let bytes = needs[0];
-    facts.has("what it needs", bytes, "all of its elements", bytes >= (EXTENT * EXTENT * 4) as usize);
+    facts.has("the needed size", bytes, "all of its elements", bytes >= (EXTENT * EXTENT * 4) as usize);
     descriptor.Flags = 0;
     must!(cuArray3DCreate_v2(&mut plain, &descriptor));
     let of_plain = cu!(cuArrayGetMemoryRequirements(needs.as_mut_ptr().cast(), plain, 0));

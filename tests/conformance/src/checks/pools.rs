@@ -104,7 +104,7 @@ fn memory_of_a_pool_outlives_contexts(facts: &mut Facts) -> Result<(), Stop> {
     facts.is("reserved", reserved(pool)?, kept);
     let mut byte = 0_u8;
     facts.code("reading it", cu!(cuMemcpyDtoH_v2((&raw mut byte).cast(), address, 1)), CUDA_SUCCESS);
-    facts.is("what lies in it", byte, 7);
+    facts.is("the byte in it", byte, 7);
     facts.code("freeing it", cu!(cuMemFree_v2(address)), CUDA_SUCCESS);
     facts.is("in use then", attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?, 0);
     Ok(())
@@ -144,11 +144,11 @@ fn a_pool_that_the_program_made(facts: &mut Facts) -> Result<(), Stop> {
 fn addresses_that_are_not_a_pools(facts: &mut Facts) -> Result<(), Stop> {
     let (gpu, [stream]) = Gpu::with_streams()?;
     let linear = gpu.memory(64)?;
-    facts.code("what cuMemAlloc gave", cu!(cuMemFreeAsync(linear, stream)), CUDA_SUCCESS);
-    facts.code("what never was", cu!(cuMemFreeAsync(0x1234_0000, stream)), CUDA_ERROR_INVALID_VALUE);
+    facts.code("an address from cuMemAlloc", cu!(cuMemFreeAsync(linear, stream)), CUDA_SUCCESS);
+    facts.code("an unknown address", cu!(cuMemFreeAsync(0x1234_0000, stream)), CUDA_ERROR_INVALID_VALUE);
     let address = allocate(64, stream)?;
     must!(cuMemFreeAsync(address, stream));
-    facts.code("what is freed already", cu!(cuMemFreeAsync(address, stream)), CUDA_ERROR_INVALID_VALUE);
+    facts.code("a freed address", cu!(cuMemFreeAsync(address, stream)), CUDA_ERROR_INVALID_VALUE);
     Ok(())
 }
 

@@ -146,7 +146,7 @@ fn a_host_function_runs_after_earlier_work_and_holds_up_later_work(facts: &mut F
     must!(cuLaunchHostFunc(stream, Some(note), host.as_mut_ptr().cast()));
     must!(cuMemcpyHtoDAsync_v2(device, host.as_ptr().cast(), 4, stream));
     must!(cuStreamSynchronize(stream));
-    facts.is("what it saw", SEEN.load(Ordering::SeqCst), 7);
+    facts.is("the value that it saw", SEEN.load(Ordering::SeqCst), 7);
     facts.is("the later copy gives", gpu.read(device, 1)?, vec![8]);
     Ok(())
 }
@@ -180,7 +180,7 @@ fn pageable_memory_may_change_once_the_copy_has_returned(facts: &mut Facts) -> R
     must!(cuMemcpyHtoDAsync_v2(device, host.as_ptr().cast(), 16, stream));
     host.fill(4);
     must!(cuStreamSynchronize(stream));
-    facts.is("what arrived", gpu.read(device, 4)?, vec![3; 4]);
+    facts.is("the values that arrived", gpu.read(device, 4)?, vec![3; 4]);
     must!(cuMemcpyDtoHAsync_v2(host.as_mut_ptr().cast(), device, 16, stream));
     facts.is("a copy to it has happened when it returns", host, vec![3; 4]);
     Ok(())
@@ -195,7 +195,7 @@ fn page_locked_memory_is_read_when_the_copy_runs(facts: &mut Facts) -> Result<()
     host.fill(2);
     held.release()?;
     must!(cuStreamSynchronize(stream));
-    facts.is("what arrived", gpu.read(device, 4)?, vec![2; 4]);
+    facts.is("the values that arrived", gpu.read(device, 4)?, vec![2; 4]);
     Ok(())
 }
 

@@ -108,7 +108,7 @@ fn assert_agreement_over(measured: Duration, allowed: f64, tenants: &[Tenant]) {
     let _clients: Vec<Process> = tenants.iter().map(|tenant| start(&host, tenant)).collect();
     thread::sleep(SETTLED);
     let window = Window::measure(&host, measured);
-    let handoff_ns = host.status()["gpus"][0]["handoff_ns"].as_u64().expect("what a hand-off costs");
+    let handoff_ns = host.status()["gpus"][0]["handoff_ns"].as_u64().expect("the cost of a hand-off");
     let expected = in_virtual_time(tenants, handoff_ns);
     let mut lines = vec![format!("a hand-off costs {handoff_ns} ns")];
     let mut worst = 0.0_f64;

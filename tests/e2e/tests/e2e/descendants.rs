@@ -5,7 +5,7 @@ use deepres_e2e::prelude::*;
 use deepres_e2e::users::NOBODY;
 
 #[test]
-fn what_drops_its_user_or_its_environment_keeps_the_jobs_name_and_limits() {
+fn a_process_that_drops_its_user_or_its_environment_keeps_the_jobs_name_and_limits() {
     if !deepres_e2e::skip::root_or_skipped() {
         return;
     }

@@ -293,7 +293,7 @@ fn a_file_that_is_not_a_tenants_is_refused_with_the_reason_and_left_as_it_is() {
         fs::set_permissions(&file, PermissionsExt::from_mode(0o600)).unwrap();
     };
 
-    for garbage in [&b""[..], b"what somebody keeps here", &[0x5a; 1 << 20]] {
+    for garbage in [&b""[..], b"a note that somebody keeps here", &[0x5a; 1 << 20]] {
         private(garbage);
         assert_refused(&host, &file, "deepres did not make the file");
         assert_eq!(fs::read(&file).unwrap(), garbage);

@@ -540,7 +540,7 @@ impl Scenario {
     /// Returns a scenario with these keys at its head. Each tenant has a name, keys, and the keys
     /// of its steps if it has steps.
     pub fn of(head: &str, tenants: &[(&str, &str, &str)]) -> Scenario {
-        let mut text = format!("name = \"test\"\nshows = \"what a test needs\"\n{head}\n");
+        let mut text = format!("name = \"test\"\nshows = \"the subject of a test\"\n{head}\n");
         for (name, keys, steps) in tenants {
             text += &format!("[[tenant]]\nname = \"{name}\"\n{keys}\n");
             if !steps.is_empty() {

@@ -105,7 +105,7 @@ fn every_key_of_the_format_is_read() {
 }
 
 #[test]
-fn what_is_unknown_or_impossible_is_named_with_its_line_and_key() {
+fn an_unknown_or_impossible_key_is_named_with_its_line() {
     for (from, to, line, says) in [
         ("kernels = 10\n", "kernels = 10\n    kernel = 5\n", 10, "kernel"),
         ("kernel_us = 1000", "kernel_us = -3", 10, "out of range"),
@@ -201,7 +201,7 @@ fn what_is_unknown_or_impossible_is_named_with_its_line_and_key() {
 }
 
 #[test]
-fn what_would_take_more_than_minutes_is_refused_and_a_day_of_little_work_is_not() {
+fn a_scenario_that_takes_more_than_minutes_is_refused_and_a_day_of_little_work_is_not() {
     let scenario = |duration_s: u32, rest: &str| {
         Scenario::parse(&format!("name = \"a\"\nshows = \"b\"\nduration_s = {duration_s}\n{rest}"))
     };

@@ -27,7 +27,7 @@ fn a_context_ends_with_the_last_who_detaches_it() {
 }
 
 #[test]
-fn what_is_not_modelled_says_so() {
+fn a_function_that_is_not_modelled_says_so() {
     let _gpu = Gpu::new();
     let (mut cubin, mut bytes) = (null_mut(), 0);
     assert_eq!(code!(cuLinkComplete(null_mut(), &mut cubin, &mut bytes)), CUDA_ERROR_NOT_SUPPORTED);

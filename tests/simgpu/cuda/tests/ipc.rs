@@ -139,7 +139,7 @@ fn the_other_process() {
                 ok!(cuCheckpointProcessUnlock(pid, null_mut()));
                 said.into()
             }
-            other => panic!("what is {other}?"),
+            other => panic!("the question {other} has no answer"),
         }
     });
 }
@@ -189,7 +189,7 @@ fn small_allocations_are_opened_by_themselves_though_they_share_a_piece() {
 }
 
 #[test]
-fn what_the_exporter_frees_stays_readable_where_it_is_open_and_costs_the_gpu_nothing() {
+fn memory_that_the_exporter_frees_stays_readable_where_it_is_open_and_costs_the_gpu_nothing() {
     let gpu = Gpu::new();
     let mut other = Peer::start();
     assert_eq!(other.ask("address"), 0);

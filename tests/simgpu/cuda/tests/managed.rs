@@ -87,7 +87,7 @@ fn memory_of_the_device_drives_it_out_and_not_the_other_way_round() {
 }
 
 #[test]
-fn what_was_advised_is_told_of_ranges_that_agree() {
+fn advice_is_reported_for_ranges_that_agree() {
     let gpu = Gpu::new();
     let address = managed(2 * PIECE);
     let all = 2 * PIECE;

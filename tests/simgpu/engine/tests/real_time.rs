@@ -163,7 +163,7 @@ fn processes_killed_at_random_among_others_harm_nobody() {
 }
 
 #[test]
-fn who_waits_for_a_kernel_whose_peer_is_on_its_way_sees_it_begin() {
+fn a_waiter_for_a_kernel_whose_peer_is_on_its_way_sees_it_begin() {
     /// A pause that is longer than a thread needs to fall asleep, and much shorter than the longest
     /// sleep.
     const LAUNCH_LATENCY: Duration = Duration::from_millis(2);

@@ -73,7 +73,7 @@ mod tests {
     const MOST: usize = 4096;
 
     #[test]
-    fn whoever_takes_all_it_may_leaves_room_for_whoever_comes() {
+    fn a_source_that_takes_all_it_may_leaves_room_for_later_sources() {
         let mut shares = Shares::default();
         for user in 0..6 {
             let greedy = Source::User(user);
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_back_can_be_taken_again_and_by_others() {
+    fn an_amount_that_a_source_gives_back_can_be_taken_again_and_by_others() {
         let (one, other) = (Source::User(1), Source::User(2));
         let mut shares = Shares::default();
         shares.take(&one, MOST / 2, MOST).unwrap();

@@ -117,7 +117,7 @@ mod tests {
     use std::io::Cursor;
 
     #[test]
-    fn what_is_no_program_is_refused() {
+    fn a_file_that_is_no_program_is_refused() {
         assert_eq!(points(Cursor::new(Vec::new())), Err(SymbolsError::NotElf));
         assert_eq!(points(Cursor::new(b"#!/bin/sh\n".to_vec())), Err(SymbolsError::NotElf));
         let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();

@@ -353,7 +353,7 @@ fn an_account_outlives_its_process() {
 }
 
 #[test]
-fn what_waits_for_a_dead_process_waits_no_more() {
+fn work_that_waits_for_a_dead_process_waits_no_more() {
     let (world, [a]) = World::new().with_clients();
     let event = a.host.create_event().expect("event");
     killed_after(&world, u64::MAX, |host| {

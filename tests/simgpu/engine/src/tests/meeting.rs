@@ -51,7 +51,7 @@ fn kernels_of_another_name_or_of_the_same_context_are_no_peers() {
 }
 
 #[test]
-fn what_has_begun_counts_though_another_has_its_turn() {
+fn a_kernel_that_has_begun_counts_though_another_has_its_turn() {
     let (world, [a, b]) = World::new().with_clients();
     let x = submit(&a.host, a.stream, collective(7, 50));
     let y = submit(&b.host, b.stream, collective(7, 60));

@@ -21,7 +21,7 @@ fn two_backlogged_processes_get_equal_slices() {
 }
 
 #[test]
-fn what_lies_between_two_contexts_is_told_from_the_pauses_of_one() {
+fn idle_time_between_two_contexts_is_told_from_the_pauses_of_one() {
     let (world, [a, b]) = World::new().with_clients();
     a.kernel(100);
     world.go_to(150);
@@ -211,7 +211,7 @@ fn kernels_of_urgent_streams_have_their_sms_first() {
 }
 
 #[test]
-fn what_an_urgent_stream_leaves_nothing_of_waits() {
+fn a_kernel_to_which_an_urgent_stream_leaves_nothing_waits() {
     let (world, [a]) = World::new().with_clients();
     let urgent = a.host.create_urgent_stream(a.context, 1).expect("stream");
     let x = a.kernel(100);
