@@ -1,13 +1,13 @@
 //! Checks at the beginning of every call: injected faults, and the initialisation of the driver.
 //! Also counts unsupported calls.
 use std::cell::Cell;
-use std::ffi::{CStr, c_void};
 use std::mem;
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use deepres_abi::driver::types::CUstream;
 use deepres_abi::driver::{ApiId, pfn};
+use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LAZY};
 use simgpu_engine::Call;
 use simgpu_engine::faults::{self, Action};
 
@@ -86,21 +86,19 @@ fn reenter() {
     // This library is linked to its own symbols, so it looks the exports up in the program's scope.
     // The first definition there is in a preloaded library, if there is one.
     //
-    // SAFETY: the names are terminated, and the libraries are loaded already.
-    let (destroy, info) = unsafe {
-        libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD | libc::RTLD_GLOBAL);
-        let program = libc::dlopen(std::ptr::null(), libc::RTLD_LAZY);
-        let find = |name: &CStr| libc::dlsym(program, name.as_ptr());
-        (find(c"cuStreamDestroy_v2"), find(c"cuMemGetInfo_v2"))
-    };
+    // SAFETY: the library is loaded already, so no initialiser runs.
+    let driver = unsafe { Library::open(Some("libcuda.so.1"), RTLD_LAZY | RTLD_GLOBAL | libc::RTLD_NOLOAD) };
+    // The driver stays in the program's scope.
+    mem::forget(driver);
+    let program = Library::this();
     let (mut free, mut total) = (0, 0);
-    // SAFETY: an `Option` of a function pointer is null for `None`, and the exports of these names
-    // have these types. The results have room, and the driver refuses the handle.
+    // SAFETY: the exports of these names have these types. The results have room, and the driver
+    // refuses the handle.
     unsafe {
-        if let Some(destroy) = mem::transmute::<*mut c_void, Option<pfn::cuStreamDestroy_v2>>(destroy) {
+        if let Ok(destroy) = program.get::<pfn::cuStreamDestroy_v2>(b"cuStreamDestroy_v2\0") {
             destroy(NO_STREAM);
         }
-        if let Some(info) = mem::transmute::<*mut c_void, Option<pfn::cuMemGetInfo_v2>>(info) {
+        if let Ok(info) = program.get::<pfn::cuMemGetInfo_v2>(b"cuMemGetInfo_v2\0") {
             info(&mut free, &mut total);
         }
     }
