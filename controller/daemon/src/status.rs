@@ -18,6 +18,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 use tokio::sync::watch;
 
 /// The name of tenants that the daemon has forgotten, in the waits of late requests.
@@ -25,6 +26,10 @@ const FORMER: &str = "former tenants";
 
 /// The word for the gate of a suspended tenant, in the status.
 const SUSPENDED: &str = "suspended";
+
+/// If the latest status is younger than this, users and processes get this status. So their
+/// questions cost the arbiters no time.
+const YOUNG_NS: u64 = Duration::from_millis(1_500).as_nanos() as u64;
 
 /// The accounts that the arbiters of all GPUs report, by tenant.
 type Accounts<'a> = HashMap<TenantId, Vec<&'a AccountStatus>>;
@@ -52,6 +57,14 @@ pub async fn publish(shared: &Shared) -> Option<Arc<Status>> {
     let status = Arc::new(now(shared).await?);
     shared.status.send_replace(Arc::clone(&status));
     Some(status)
+}
+
+/// Returns the latest status if it is young, else publishes the present status and returns it.
+/// Returns `None` if an arbiter does not answer.
+pub async fn recent(shared: &Shared) -> Option<Arc<Status>> {
+    let latest = Arc::clone(&shared.status.borrow());
+    let is_young = monotonic_ns().saturating_sub(latest.now_ns) < YOUNG_NS;
+    if is_young { Some(latest) } else { publish(shared).await }
 }
 
 async fn now(shared: &Shared) -> Option<Status> {

@@ -32,11 +32,10 @@ impl<'a> Finder<'a> {
         Self { config, home, allocations, tenants }
     }
 
-    /// Returns the tenant that a process belongs to; `None` if the registry does not have the
-    /// tenant.
-    pub fn tenant_of(self, guest: &Guest, hello: &Hello) -> Option<&'a Tenant> {
-        let key = self.identify(guest, hello).key;
-        self.tenants.of_key(&key).map(|(_, tenant)| tenant)
+    /// Returns the tenant that a process belongs to, with its name; `None` if the registry does not
+    /// have the tenant.
+    pub fn tenant_of(self, guest: &Guest, hello: &Hello) -> Option<(&'a str, &'a Tenant)> {
+        self.tenants.of_key(&self.identify(guest, hello).key)
     }
 
     /// Returns the identity of the tenant to which a process belongs. The registry may not have the

@@ -9,7 +9,6 @@ use crate::status;
 use crate::tenant::Tenant;
 use deepres_abi::wire::{self, Hello, Notice};
 use deepres_model::admin::{Reply, Request, Status};
-use deepres_model::clock::monotonic_ns;
 use deepres_model::packet;
 use deepres_model::text::harmless;
 use deepres_policy::TenantId;
@@ -19,13 +18,7 @@ use std::fs::File;
 use std::io::{self, Seek, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::rc::Rc;
-use std::sync::Arc;
-use std::time::Duration;
 use zerocopy::IntoBytes;
-
-/// If the latest status is younger than this, a user gets this status. So the questions of users
-/// cost the arbiters no time.
-const YOUNG_NS: u64 = Duration::from_millis(1_500).as_nanos() as u64;
 
 /// Answers the hello of a user who asks about the user's own tenants.
 pub async fn answer(
@@ -53,9 +46,7 @@ async fn reply(guest: &Guest, hello: &Hello, shared: &Rc<Shared>) -> Reply {
             false => Reply::Error { message: format!("you have no tenant `{}`", harmless(name)) },
         };
     }
-    let latest = Arc::clone(&shared.status.borrow());
-    let is_young = monotonic_ns().saturating_sub(latest.now_ns) < YOUNG_NS;
-    match if is_young { Some(latest) } else { status::publish(shared).await } {
+    match status::recent(shared).await {
         Some(status) => {
             let registry = shared.registry.borrow();
             let seen = registry.tenancy.tenants().iter().filter(|(_, tenant)| sight.has(tenant));
@@ -172,6 +163,7 @@ mod tests {
     use deepres_model::process::ProcessKey;
     use std::os::unix::fs::MetadataExt;
     use std::process::Command;
+    use std::sync::Arc;
 
     /// Returns a tenant of this user that the daemon awaits. The tenant's name applies at `place`.
     fn tenant(name: &str, uid: u32, place: Option<&str>) -> SavedTenant {

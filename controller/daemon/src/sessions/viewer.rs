@@ -2,11 +2,10 @@
 //! answers the process's NVML calls by this view.
 
 use super::refuse;
-use crate::arbiter::Report;
 use crate::registry::{Guest, Refused, Registry};
-use crate::status::reports;
-use crate::{Shared, nvml};
+use crate::{Shared, nvml, status};
 use deepres_abi::wire::{Hello, RefusalKind, Role, View};
+use deepres_model::admin::Status;
 use deepres_model::packet;
 use deepres_model::process::ProcessKey;
 use std::io;
@@ -25,8 +24,8 @@ pub async fn answer(
         // unmanaged.
         shared.registry.borrow().connected().views(who);
     }
-    let mut viewed = match reports(shared).await {
-        Some(reports) => view(&shared.registry.borrow(), guest, hello, &reports),
+    let mut viewed = match status::recent(shared).await {
+        Some(status) => view(&shared.registry.borrow(), guest, hello, &status),
         None => Err(Refused::new(RefusalKind::Stopping, "a GPU's arbiter does not answer")),
     };
     let is_asked = viewed.is_ok() && hello.role() == Some(Role::Appraised);
@@ -57,20 +56,20 @@ fn managed_uuid(registry: &Registry, hello: &Hello) -> Option<String> {
 /// # Errors
 ///
 /// Returns [`Refused`] if there is no such tenant. A view never makes a tenant.
-fn view(registry: &Registry, guest: &Guest, hello: &Hello, reports: &[Report]) -> Result<View, Refused> {
-    let tenant = registry
+fn view(registry: &Registry, guest: &Guest, hello: &Hello, status: &Status) -> Result<View, Refused> {
+    let (name, tenant) = registry
         .finder()
         .tenant_of(guest, hello)
         .ok_or_else(|| Refused::new(RefusalKind::Request, "the process belongs to no tenant"))?;
+    let accounts = status.tenants.iter().find(|of| of.name == name).map_or(&[][..], |of| &of.gpus);
     let mut view = View::new(guest.peer.pid);
     for (uuid, seen) in hello.gpus().iter().zip(&mut view.gpus) {
         let Some(gpu) = registry.tenancy.gpus().number_of(uuid) else { continue };
-        let accounts = reports.get(gpu).map_or(&[][..], |report| &report.tenants);
-        let account = accounts.iter().find(|(id, _)| *id == tenant.id);
+        let account = accounts.iter().find(|account| account.gpu == gpu);
         seen.is_managed = 1;
         seen.memory_limit_bytes = tenant.seat_on(gpu).memory_limit_bytes;
         seen.held_bytes = tenant.memory.held_bytes(gpu);
-        seen.recent_ppm = account.map_or(0, |(_, account)| account.recent_share_ppm);
+        seen.recent_ppm = account.map_or(0, |account| account.recent_share_ppm);
     }
     view.set_processes(tenant.members.sessions().values().map(|session| session.pid));
     Ok(view)
