@@ -375,11 +375,11 @@ impl MeterPage {
         self.stretched_ns.get(gpu)
     }
 
-    /// Returns the word with the number of times that all work of the session on a GPU ended;
-    /// `None` if `gpu` is no GPU index. The session counts an end before it reports the end with
-    /// [`MeterSlot::settle`], so a reader that sees nothing in flight sees the end counted. If a
-    /// launch comes at that moment, the session counts an end that it does not report. An older
-    /// library leaves the word 0.
+    /// Returns the word with the number of times that all work of the session on a GPU ended, and no
+    /// thread waited at the gate; `None` if `gpu` is no GPU index. The session counts an end before
+    /// it reports the end with [`MeterSlot::settle`], so a reader that sees nothing in flight sees
+    /// the end counted. If a launch comes at that moment, the session counts an end that it does
+    /// not report. An older library leaves the word 0.
     pub fn ends(&self, gpu: usize) -> Option<&AtomicU64> {
         self.ends.get(gpu)
     }

@@ -358,7 +358,9 @@ impl Meter {
         {
             edges.ended.set(ended_ns);
         }
-        if let Some((session, index)) = self.process.session().zip(gpu.index())
+        // A thread that waits at the gate goes on with the work, so this is no end.
+        if meter.waiters.load(Ordering::SeqCst) == 0
+            && let Some((session, index)) = self.process.session().zip(gpu.index())
             && let Some(ends) = session.meter().ends(index)
         {
             ends.fetch_add(1, Ordering::Relaxed);

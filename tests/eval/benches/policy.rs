@@ -19,8 +19,15 @@ use deepres_policy::tuning::{ASSUMED_HANDOFF_NS, QuantumBounds, Tuning};
 const PROCESSORS: usize = 8;
 /// Time from one decision to the next, in which a kernel of a millisecond finishes.
 const STEP_NS: u64 = 1_000_000;
-const WAITS: Seen =
-    Seen { waiting: true, in_flight: false, used_ns: 0, pending_ns: 0, longest_ns: STEP_NS, sm_ppm: 0 };
+const WAITS: Seen = Seen {
+    waiting: true,
+    in_flight: false,
+    used_ns: 0,
+    pending_ns: 0,
+    longest_ns: STEP_NS,
+    sm_ppm: 0,
+    ended: false,
+};
 const RUNS: Seen = Seen { in_flight: true, used_ns: STEP_NS, pending_ns: STEP_NS, ..WAITS };
 
 /// One tenant of this many is a guest.

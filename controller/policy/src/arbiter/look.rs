@@ -206,6 +206,7 @@ impl Core {
                 }
             }
             seen.sm_ppm = tenant.part_ppm(self.mps_server);
+            seen.ended = ends > 0;
             is_wanted |= tenant.account.wants;
             let paused_ns = elapsed_ns.saturating_sub(seen.used_ns);
             tenant.demand.observe(seen.used_ns, if was_idle { paused_ns } else { 0 });

@@ -206,6 +206,7 @@ impl World {
                     pending_ns: (rank.launched - rank.done) * kernel_ns,
                     longest_ns: kernel_ns,
                     sm_ppm: 0,
+                    ended: false,
                 };
                 place.scheduler.observe(*tenant, now_ns, seen);
             }

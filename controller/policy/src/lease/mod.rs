@@ -32,6 +32,7 @@
 //! [`Scheduler::decide`].
 
 pub mod clock;
+mod due;
 mod gangs;
 pub mod guard;
 mod idling;
@@ -147,6 +148,9 @@ pub struct Seen {
     pub longest_ns: u64,
     /// The part of the SMs that the tenant can use under MPS, parts per million; 0 for all SMs.
     pub sm_ppm: u32,
+    /// Whether all work of a session ended since the last observation, and no thread of it waited
+    /// at the gate.
+    pub ended: bool,
 }
 
 impl Seen {
@@ -260,7 +264,7 @@ impl Scheduler {
         self.changes.reserve(self.most_changes() + CHANGES_PER_TENANT);
         self.handoffs.reserve(MOST_CHANGES);
         self.guests.reserve(self.tenants.len() + 1);
-        self.company.set.reserve(self.tenants.len() + 1);
+        self.company.reserve(self.tenants.len() + 1);
         let new = Tenant { present: false, ..Tenant::new(Rank::of(class), now_ns) };
         let tenant = self.tenants.get_or_insert(tenant, new);
         if mem::replace(&mut tenant.present, true) {
@@ -553,6 +557,9 @@ impl Scheduler {
         if seen.used_ns > 0 || (seen.in_flight && !tenant.seen.in_flight) {
             tenant.last_progress_ns = now_ns;
         }
+        if seen.ended {
+            tenant.note_end(now_ns);
+        }
         tenant.seen = seen;
         if let Some(hold) = self.hold.as_mut().filter(|hold| hold.tenant == id) {
             hold.used_ns = hold.used_ns.saturating_add(seen.used_ns);
@@ -709,6 +716,7 @@ impl Scheduler {
                     let pause_ns = now_ns.saturating_sub(stopped_ns).saturating_sub(used_ns);
                     if tenant.paused(pause_ns, STAY_LEASED_NS, tuning) {
                         tenant.ask(tenant.vtime, tuning);
+                        tenant.begin_request(now_ns.saturating_sub(used_ns), Some(pause_ns));
                     }
                 }
                 if !tenant.is_free {
@@ -740,8 +748,10 @@ impl Scheduler {
                 tenant.compete(true, clock);
                 if begins {
                     tenant.ask(tenant.vtime, tuning);
+                    tenant.begin_request(now_ns.saturating_sub(used_ns), Some(pause_ns));
                 }
             }
+            tenant.pass_due(now_ns);
             tenant.bound(clock);
             if Some(id) != holder && tenant.vtime >= tenant.ends {
                 tenant.ask(tenant.vtime, tuning);

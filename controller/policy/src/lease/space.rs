@@ -2,9 +2,10 @@
 //!
 //! If the parts of all active owners add up to the whole GPU at most, all of them are in the set.
 //! They take nothing from each other, so their gates are open, and the scheduler charges nothing.
-//! Otherwise the scheduler chooses the set by the one rule. It goes through the owners that want
-//! the GPU in their order, and takes each owner whose part still fits. Each owner of the set has a
-//! lease. So its session rings the bell at the end of a burst, and the place is free at once.
+//! Otherwise the scheduler chooses the set by the one rule, with the exceptions of [`super::due`]
+//! for owners with SLOs. It goes through the owners that want the GPU in their order, and takes
+//! each owner whose part still fits. Each owner of the set has a lease. So its session rings the
+//! bell at the end of a burst, and the place is free at once.
 //!
 //! The scheduler charges an owner for its *place*. The charge is the time in which the owner wants
 //! the GPU and may use its part of the SMs, times the part. So an owner whose meter shows less than
@@ -23,6 +24,9 @@
 //! - While the owner waits, each other owner pays as the first of a set only up to that virtual
 //!   time, and for one term beyond. The first owner pays in all of this time, except while its
 //!   place drains. So the wait ends.
+//!
+//! An owner that [`super::due`] puts first or last changes both bounds: by the most that an owner
+//! may be ahead if it comes first, or behind if it comes last.
 //!
 //! The part of an owner can change at any time, because an owner without a fixed part has the part
 //! of its widest kernel. If the parts of a set no longer fit, the scheduler takes owners out of the
@@ -45,7 +49,7 @@ use deepres_abi::PPM;
 impl Tenant {
     /// Returns whether an owner wants the GPU. A short pause of an owner with a place does not
     /// count.
-    fn asks(&self, now_ns: u64, short_ns: u64) -> bool {
+    pub fn asks(&self, now_ns: u64, short_ns: u64) -> bool {
         let pauses_shortly =
             || self.pauses_shortly() && now_ns.saturating_sub(self.stopped_wanting_ns) <= short_ns;
         let is_asking = self.seen.wants() || (self.may_launch() && pauses_shortly());
@@ -97,13 +101,18 @@ impl Scheduler {
         for id in &company.set {
             let Some(tenant) = tenants.get_quietly(*id) else { continue };
             let had = matches!(tenant.grant, Grant::Leased { .. }) || tenant.drains();
-            if had && (tenant.wanted || tenant.asks(from_ns, short_ns)) {
+            // The first owner always pays, so that owners take turns if all requests are refused.
+            let is_charged = room_ppm == u64::from(PPM) || !tenant.is_refused();
+            if had && is_charged && (tenant.wanted || tenant.asks(from_ns, short_ns)) {
                 let is_spare = room_ppm < company.waits_ppm;
                 tenant.charge_place(elapsed_ns, is_spare.then_some(tuning.quantum_ns), clock);
                 room_ppm = room_ppm.saturating_sub(u64::from(tenant.part_ppm()));
             }
         }
         tenants.astir_with(|id, tenant| {
+            if tenant.wanted {
+                tenant.wanted_part(elapsed_ns, tenant.may_launch() || tenant.drains());
+            }
             if tenant.drains() && !company.set.contains(&id) {
                 tenant.charge_place(elapsed_ns, None, clock);
             }
@@ -129,6 +138,7 @@ impl Scheduler {
             let is_owner = |tenant: &Tenant| tenant.rank == Rank::Owner && tenant.is_here();
             self.company.set.retain(|id| self.tenants.get(*id).is_some_and(is_owner));
             self.keep_what_fits();
+            self.admit(now_ns, tuning);
             self.choose(now_ns, tuning);
         }
         let short_ns = short_pause_ns(tuning);
@@ -219,7 +229,7 @@ impl Scheduler {
         let short_ns = short_pause_ns(tuning);
         let mean = self.clocks[Rank::Owner as usize].eligible_after(0);
         let is_over = now_ns >= self.company.chosen_ns.saturating_add(tuning.quantum_ns);
-        let first = self.waiting(now_ns, short_ns).min_by_key(|(_, tenant)| tenant.order(mean));
+        let first = self.waiting(now_ns, short_ns).min_by_key(|(_, tenant)| tenant.place(mean));
         let Some((_, first)) = first else {
             if is_over {
                 self.company.chosen_ns = now_ns;
@@ -227,10 +237,19 @@ impl Scheduler {
             return;
         };
         let asking = || self.members().filter(|tenant| tenant.asks(now_ns, short_ns));
-        // A change of the set costs as much as a short pause.
-        let last_due = asking().map(|tenant| tenant.due).max();
-        let is_first = last_due.is_some_and(|due| first.due + first.weighted(short_ns) < due);
-        let preempts = first.is_owed(mean) && is_first && now_ns >= self.preempts_ns(tuning);
+        // A change of the set costs as much as a short pause. `first` must find room beside the
+        // owners that it does not precede.
+        let mut rest_ppm = u64::from(PPM);
+        let mut precedes = false;
+        for tenant in asking() {
+            if first.precedes(tenant, short_ns, mean) {
+                precedes = true;
+            } else {
+                rest_ppm = rest_ppm.saturating_sub(u64::from(tenant.part_ppm()));
+            }
+        }
+        let is_first = precedes && u64::from(first.part_ppm()) <= rest_ppm;
+        let preempts = is_first && now_ns >= self.preempts_ns(tuning);
         let kept_ppm = asking().map(|tenant| u64::from(tenant.part_ppm())).sum::<u64>();
         let mut room_ppm = u64::from(PPM).saturating_sub(kept_ppm);
         let fits = |tenant: &Tenant, room_ppm| u64::from(tenant.part_ppm()) <= room_ppm;
@@ -249,7 +268,7 @@ impl Scheduler {
         }
         loop {
             let waiting = self.waiting(now_ns, short_ns).filter(|(_, tenant)| fits(tenant, room_ppm));
-            let Some((id, tenant)) = waiting.min_by_key(|(_, tenant)| tenant.order(mean)) else { return };
+            let Some((id, tenant)) = waiting.min_by_key(|(_, tenant)| tenant.place(mean)) else { return };
             room_ppm -= u64::from(tenant.part_ppm());
             self.company.set.push(id);
         }

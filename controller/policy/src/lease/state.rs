@@ -1,6 +1,7 @@
 //! The state of a tenant, and the state of a hold (the time for which one tenant has the GPU).
 
 use super::clock::{Clock, VirtualTime, gpu_ns, signed, weighted};
+use super::due::Request;
 use super::together::Pace;
 use super::trust::UserId;
 use super::{Grant, MAX_DRAIN_NS, RUN_AHEAD_NS, Seen, longest_patience_ns, ns, short_pause_ns};
@@ -179,6 +180,8 @@ pub struct Tenant {
     pub drains_until_ns: u64,
     /// Whether the scheduler charges no use of the GPU, because the tenant uses its own SMs.
     pub is_free: bool,
+    /// The present request of a tenant with an SLO, with its due time.
+    pub request: Request,
     pub grant: Grant,
 }
 
@@ -227,6 +230,7 @@ impl Tenant {
             takes_turns: false,
             drains_until_ns: 0,
             is_free: false,
+            request: Request::default(),
             grant: Grant::Closed,
         }
     }

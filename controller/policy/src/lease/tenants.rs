@@ -88,6 +88,15 @@ impl Tenants {
         self.with_objective.iter().filter_map(|id| Some((id, self.all.get(id)?)))
     }
 
+    /// Calls `change` for each tenant with an SLO, without making the next decision examine it.
+    pub fn each_with_objective(&mut self, mut change: impl FnMut(TenantId, &mut Tenant)) {
+        for id in &self.with_objective {
+            if let Some(tenant) = self.all.get_mut(id) {
+                change(*id, tenant);
+            }
+        }
+    }
+
     /// Returns the first tenant after `after` for which `is_asked` holds, by number.
     pub fn next_after(
         &self,

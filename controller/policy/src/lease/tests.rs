@@ -1,6 +1,7 @@
 //! Each rule of the lease policy by itself. `tests/integration/lease_policy.rs` tries them
 //! together.
 
+mod due;
 mod sets;
 
 use super::state::{MAX_CREDIT_NS, MAX_DEBT_NS};
@@ -14,8 +15,15 @@ const MS: u64 = 1_000_000;
 const A: TenantId = 1;
 const B: TenantId = 2;
 const C: TenantId = 3;
-const IDLE: Seen =
-    Seen { waiting: false, in_flight: false, used_ns: 0, pending_ns: 0, longest_ns: 0, sm_ppm: 0 };
+const IDLE: Seen = Seen {
+    waiting: false,
+    in_flight: false,
+    used_ns: 0,
+    pending_ns: 0,
+    longest_ns: 0,
+    sm_ppm: 0,
+    ended: false,
+};
 const WAITING: Seen = Seen { waiting: true, ..IDLE };
 const RUNNING: Seen = Seen { in_flight: true, ..IDLE };
 
@@ -727,14 +735,15 @@ fn a_clock_that_stands_still_or_jumps_is_harmless() {
 fn anything(tenants: TenantId) -> impl Strategy<Value = (u8, TenantId, u64, Seen, u32)> {
     let ns = || prop_oneof![Just(0), Just(u64::MAX), 0..1_000 * MS, any::<u64>()];
     let sm_ppm = prop_oneof![3 => Just(0), 1 => any::<u32>()];
-    let seen = (any::<bool>(), any::<bool>(), ns(), ns(), ns(), sm_ppm).prop_map(
-        |(waiting, in_flight, used_ns, pending_ns, longest_ns, sm_ppm)| Seen {
+    let seen = (any::<bool>(), any::<bool>(), ns(), ns(), ns(), sm_ppm, any::<bool>()).prop_map(
+        |(waiting, in_flight, used_ns, pending_ns, longest_ns, sm_ppm, ended)| Seen {
             waiting,
             in_flight,
             used_ns,
             pending_ns,
             longest_ns,
             sm_ppm,
+            ended,
         },
     );
     // The events stay in the first half of the clock's range, so that there are later times.

@@ -25,6 +25,8 @@
 //! grows is paid back under leases. If owners part because of their paces, they stay apart for a
 //! while, and for twice as long if this happens again soon.
 
+use super::clock::VirtualTime;
+use super::due::Job;
 use super::state::{Rank, SHORT_IDLE_NS, Stuck, Tenant};
 use super::{Beside, Grant, MAX_DRAIN_NS, POLL_NS, Scheduler, Step, ns};
 use crate::TenantId;
@@ -146,6 +148,10 @@ pub struct Company {
     /// The least part of the SMs of an owner that waits for a place, parts per million; more than
     /// all SMs if none waits.
     pub(super) waits_ppm: u64,
+    /// Working memory: the work of which the scheduler finds out whether it can be in time.
+    pub(super) jobs: Vec<Job>,
+    /// Working memory: the owners with requests that are not accepted, with their virtual times.
+    pub(super) asked: Vec<(VirtualTime, TenantId)>,
 }
 
 impl Default for Company {
@@ -157,11 +163,20 @@ impl Default for Company {
             set: Vec::new(),
             chosen_ns: 0,
             waits_ppm: u64::MAX,
+            jobs: Vec::new(),
+            asked: Vec::new(),
         }
     }
 }
 
 impl Company {
+    /// Takes the memory that a decision about this many tenants needs.
+    pub(super) fn reserve(&mut self, tenants: usize) {
+        self.set.reserve(tenants);
+        self.jobs.reserve(tenants);
+        self.asked.reserve(tenants);
+    }
+
     /// Returns whether owners use the GPU together, or their work in flight still drains.
     pub fn has_gpu(&self) -> bool {
         !matches!(self.state, State::Apart { .. })

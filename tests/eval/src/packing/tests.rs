@@ -201,6 +201,15 @@ fn overload_is_shared_without_a_collapse() {
 }
 
 #[test]
+fn the_arbiter_shares_overload_without_a_collapse() {
+    for name in ["c7", "all-eight"] {
+        let overload = Scenario { duration_ms: 2_000.0, ..read(name) };
+        let row = row(&overload, "lease-core-shares");
+        assert!(row.served_vs_owed > 0.3, "{name}: {row:?}");
+    }
+}
+
+#[test]
 fn the_arbiter_runs_models_at_once_if_their_parts_fit_and_in_turns_if_they_do_not() {
     // A run takes 5 ms, on all SMs or also on a half of them, and each tenant owes a run in 20 ms.
     let two = |parts: &[usize]| {

@@ -60,6 +60,8 @@ struct Process {
     stretched_ns: u64,
     /// Number of kernels in flight.
     in_flight: u64,
+    /// The number of times that all work ended while no thread waited at the gate.
+    ends: u64,
     /// The time at which the present kernel came to the front of the stream, ns.
     front_ns: u64,
     /// The time at which the last work ended, ns.
@@ -124,6 +126,7 @@ impl Process {
             (self.began_ns, self.entered_ns) = (Some(front_ns), None);
         }
         if is_idle {
+            self.ends += u64::from(self.meter.waiters == 0);
             self.ended_ns = Some(now_ns);
         }
     }
@@ -240,7 +243,7 @@ impl Deepres {
         let Self { core, readings, processes, .. } = self;
         readings.clear();
         for watched in core.sessions() {
-            let Process { meter, sm_ppm, stretched_ns, began_ns, ended_ns, .. } =
+            let Process { meter, sm_ppm, stretched_ns, began_ns, ended_ns, ends, .. } =
                 &mut processes[watched.session as Tenant];
             if watched.at_rest == Some(meter) {
                 continue;
@@ -256,7 +259,7 @@ impl Deepres {
                 stretched_ns: *stretched_ns,
                 sm_ppm: *sm_ppm,
                 mps_server: if *sm_ppm > 0 { MPS_SERVER } else { 0 },
-                ends: 0,
+                ends: *ends,
                 began_ns: *began_ns,
                 ended_ns: *ended_ns,
                 intervals: 0..0,
