@@ -128,6 +128,7 @@ pub struct GrantSlot {
     beside: AtomicU32,
     appraisal: SeqLock<4>,
     timed: AtomicU32,
+    share_ppm: AtomicU32,
 }
 
 impl Default for GrantSlot {
@@ -141,6 +142,7 @@ impl Default for GrantSlot {
             beside: AtomicU32::new(0),
             appraisal: SeqLock::default(),
             timed: AtomicU32::new(0),
+            share_ppm: AtomicU32::new(0),
         }
     }
 }
@@ -239,6 +241,20 @@ impl GrantSlot {
     /// Returns the tenant's entitlement, parts per million.
     pub fn entitled_ppm(&self) -> u32 {
         self.entitled_ppm.load(Ordering::Relaxed)
+    }
+
+    /// Sets the share that the daemon granted to the tenant on this GPU, parts per million; `None`
+    /// if the daemon granted none. Unlike the entitlement, this share does not depend on other
+    /// tenants. The session keeps this share by itself while no daemon runs. An older library does
+    /// not read this field.
+    pub fn set_share_ppm(&self, ppm: Option<u32>) {
+        self.share_ppm.store(ppm.unwrap_or(0), Ordering::Relaxed);
+    }
+
+    /// Returns the share that the daemon granted to the tenant on this GPU, parts per million.
+    /// Returns `None` if the daemon granted none. Under an older daemon, there is none.
+    pub fn share_ppm(&self) -> Option<u32> {
+        Some(self.share_ppm.load(Ordering::Relaxed)).filter(|ppm| *ppm != 0)
     }
 
     /// Sets whether the session adds the time of copies to the GPU time
@@ -435,6 +451,16 @@ mod tests {
     #[test]
     fn a_fresh_slot_is_closed() {
         assert_eq!(GrantSlot::default().gate(), Gate { epoch: 0, state: GateState::Closed });
+    }
+
+    #[test]
+    fn a_share_is_told_until_there_is_none() {
+        let slot = GrantSlot::default();
+        assert_eq!(slot.share_ppm(), None);
+        slot.set_share_ppm(Some(300_000));
+        assert_eq!((slot.share_ppm(), slot.entitled_ppm()), (Some(300_000), 0));
+        slot.set_share_ppm(None);
+        assert_eq!(slot.share_ppm(), None);
     }
 
     #[test]

@@ -343,11 +343,13 @@ impl Worker {
         }
     }
 
-    /// Tells a tenant's sessions the tenant's memory limit, and whether the arbiter charges copies.
+    /// Tells a tenant's sessions the tenant's share and memory limit, and whether the arbiter
+    /// charges copies.
     fn show_rules(&self, id: TenantId) {
         let Some(tenant) = self.tenants.get(&id) else { return };
         for session in self.sessions.values().filter(|session| session.tenant == id) {
             if let Some(slot) = session.seat.grant.page().slot(self.gpu) {
+                slot.set_share_ppm(tenant.request.asked_ppm);
                 slot.set_memory_limit(tenant.memory_limit_bytes);
                 slot.set_charge_copies(tenant.charge_copies);
                 slot.set_timed(tenant.slo_ns.is_some());

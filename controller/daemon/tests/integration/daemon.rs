@@ -47,6 +47,7 @@ fn a_session_gets_its_pages_its_bells_and_an_open_gate() {
         let slot = tenant.grant.slot(gpu).unwrap();
         assert_eq!(slot.gate().state, GateState::Open);
         assert_eq!((slot.entitled_ppm(), slot.memory_limit()), (1_000_000, NO_LIMIT));
+        assert_eq!(slot.share_ppm(), None, "an entitlement is no share");
     }
 }
 
@@ -200,8 +201,10 @@ fn an_administrators_settings_can_be_ended_so_that_the_jobs_wishes_hold_again() 
     let both = Wish { share_ppm: Some(600_000), memory_bytes: Some(2 << 20), ..Wish::default() };
     set(both, &[]).unwrap();
     assert_eq!((tenant.gate().entitled_ppm(), tenant.gate().memory_limit()), (600_000, 2 << 20));
+    assert_eq!(tenant.gate().share_ppm(), Some(600_000));
     set(Wish { memory_bytes: Some(3 << 20), ..Wish::default() }, &["share"]).unwrap();
     assert_eq!((tenant.gate().entitled_ppm(), tenant.gate().memory_limit()), (300_000, 3 << 20));
+    assert_eq!(tenant.gate().share_ppm(), Some(300_000));
     let refused = set(Wish::default(), &["shares"]).unwrap_err().to_string();
     assert!(refused.contains("no setting `shares`"), "{refused}");
     let all: Vec<&str> = Key::ALL.map(Key::name).to_vec();
