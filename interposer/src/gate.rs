@@ -6,15 +6,16 @@
 //! A thread never waits here while it holds a lock of the interposer.
 
 use std::cell::{Cell, RefCell};
+use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::meter::gpu::Gpu;
 use crate::meter::lane::Lane;
 use crate::os::{self, HeldSignals};
-use crate::session::Session;
-use deepres_abi::gate::{self, ControllerGone, OnlyLaunch, Process, Verdict};
+use crate::process::Process;
+use deepres_abi::gate::{self, ControllerGone, OnlyLaunch, Verdict};
 use deepres_abi::grant::{FailMode, Gate, GateState, GrantSlot, ONE_LAUNCH};
-use deepres_abi::meter::{Launching, MeterSlot};
+use deepres_abi::meter::Launching;
 
 /// The longest time without a completion for which a launch waits for room in its own window, ns.
 /// After this time the launch goes, and the arbiter charges it later. The wait must end, because
@@ -142,21 +143,20 @@ pub fn pass_open(gpu: &Gpu) -> Option<Passed> {
 /// Takes a launch of `lane` through the gate, and waits if necessary. Returns `None` if the daemon
 /// is gone and the session's fail mode is closed.
 ///
-/// Before the first wait, `flush` runs and ends the thread's open segments. If the lane is stuck,
-/// the launch does not wait for room in the window. Work in the queue can then wait for a later
-/// step of this thread.
-pub fn pass(lane: &Lane, session: &Session, estimate_ns: u64, flush: impl FnOnce()) -> Option<Passed> {
+/// Before a wait, `flush` runs and ends the thread's open segments. If the lane is stuck, the
+/// launch does not wait for room in the window. Work in the queue can then wait for a later step of
+/// this thread.
+pub fn pass(lane: &Lane, process: &Process, estimate_ns: u64, flush: impl FnMut()) -> Option<Passed> {
     let gpu = lane.gpu;
-    let Some((grant, meter)) = gpu.grant().zip(gpu.meter()) else {
+    let waited = wait(lane, process, &gpu.only_launch, gpu.share_ns(estimate_ns), flush);
+    let Some((grant, passed)) = waited else {
         return Some(Passed { counted_ns: None, headroom: Headroom::NONE, launching: None });
     };
-    let around = Around::new(lane, session, &gpu.only_launch);
-    let (verdict, launching) = match wait(grant, meter, around, gpu.share_ns(estimate_ns), flush) {
-        Ok(passed) => passed,
-        Err(ControllerGone) if session.fail_mode() == FailMode::Open => {
-            (Verdict::Open, meter.start_launching())
-        }
-        Err(ControllerGone) => return None,
+    let fails = || process.session().is_some_and(|session| session.fail_mode() == FailMode::Closed);
+    let (verdict, launching) = match passed {
+        Ok((verdict, launching)) => (verdict, Some(launching)),
+        Err(ControllerGone) if fails() => return None,
+        Err(ControllerGone) => (Verdict::Open, gpu.start_launching()),
     };
     let counted_ns = (verdict == Verdict::Leased).then_some(estimate_ns);
     gpu.queue(counted_ns.unwrap_or(0));
@@ -164,45 +164,57 @@ pub fn pass(lane: &Lane, session: &Session, estimate_ns: u64, flush: impl FnOnce
         Some(_) => Headroom::leased(grant, lane.in_flight_ns()),
         None => Headroom::NONE,
     };
-    Some(Passed { counted_ns, headroom, launching: Some(launching) })
+    Some(Passed { counted_ns, headroom, launching })
 }
 
 /// Waits until the gate would let a launch of `lane` pass, but does not use up a lease of one
 /// launch.
-pub fn await_turn(lane: &Lane, session: &Session, flush: impl FnOnce()) {
-    let Some((grant, meter)) = lane.gpu.grant().zip(lane.gpu.meter()) else { return };
+pub fn await_turn(lane: &Lane, process: &Process, flush: impl FnMut()) {
     // This thread must not use a lease of one launch, because the launch itself needs the lease.
     let only_launch = OnlyLaunch::default();
-    let around = Around::new(lane, session, &only_launch);
-    drop(wait(grant, meter, around, 0, flush));
+    drop(wait(lane, process, &only_launch, 0, flush));
 }
 
-fn wait<'m>(
-    grant: &GrantSlot,
-    meter: &'m MeterSlot,
-    mut around: Around<'_>,
+/// The result of a wait at a gate: the verdict, and the mark of the thread.
+type Waited = Result<(Verdict, Launching<'static>), ControllerGone>;
+
+/// Waits at the gate of the lane's GPU. If another arbiter takes the GPU over, goes on at its gate.
+/// Returns the grant of the last gate, and the result. Returns `None` if the GPU has no arbiter.
+fn wait(
+    lane: &Lane,
+    process: &Process,
+    only_launch: &OnlyLaunch,
     share_ns: u64,
-    flush: impl FnOnce(),
-) -> Result<(Verdict, Launching<'m>), ControllerGone> {
-    let gpu = around.lane.gpu;
-    gate::pass(grant, meter, &around, share_ns).inspect(|_| gpu.enter(None)).or_else(|_| {
-        flush();
-        let began_ns = os::now_ns();
-        let passed = gate::wait(grant, meter, &mut around, share_ns);
-        let ended_ns = os::now_ns();
-        meter.count_wait(ended_ns.saturating_sub(began_ns));
-        if passed.is_ok() {
-            gpu.enter(Some(ended_ns));
+    mut flush: impl FnMut(),
+) -> Option<(&'static GrantSlot, Waited)> {
+    let gpu = lane.gpu;
+    loop {
+        let (grant, meter) = gpu.grant().zip(gpu.meter())?;
+        let mut around = Around::new(lane, process, grant, only_launch);
+        let passed = gate::pass(grant, meter, &around, share_ns).inspect(|_| gpu.enter(None)).or_else(|_| {
+            flush();
+            let began_ns = os::now_ns();
+            let passed = gate::wait(grant, meter, &mut around, share_ns);
+            let ended_ns = os::now_ns();
+            meter.count_wait(ended_ns.saturating_sub(began_ns));
+            if passed.is_ok() {
+                gpu.enter(Some(ended_ns));
+            }
+            passed
+        });
+        if passed.is_ok() || around.is_of_present() {
+            return Some((grant, passed));
         }
-        passed
-    })
+    }
 }
 
 /// The state of a thread that waits at the gate: the answers to the questions of
 /// [`deepres_abi::gate`].
 struct Around<'a> {
     lane: &'a Lane,
-    session: &'a Session,
+    process: &'a Process,
+    /// The grant of the gate at which the thread waits.
+    grant: &'static GrantSlot,
     only_launch: &'a OnlyLaunch,
     /// The latest count of completions, and the time at which the thread first saw this count, ns.
     full_since: Option<(u32, u64)>,
@@ -213,10 +225,16 @@ struct Around<'a> {
 }
 
 impl<'a> Around<'a> {
-    fn new(lane: &'a Lane, session: &'a Session, only_launch: &'a OnlyLaunch) -> Self {
+    fn new(
+        lane: &'a Lane,
+        process: &'a Process,
+        grant: &'static GrantSlot,
+        only_launch: &'a OnlyLaunch,
+    ) -> Self {
         let around = Self {
             lane,
-            session,
+            process,
+            grant,
             only_launch,
             full_since: None,
             handlers: Handlers::default(),
@@ -224,6 +242,11 @@ impl<'a> Around<'a> {
         };
         around.hold_signals();
         around
+    }
+
+    /// Returns whether the GPU still has the arbiter at whose gate the thread waits.
+    fn is_of_present(&self) -> bool {
+        self.lane.gpu.grant().is_some_and(|grant| ptr::eq(grant, self.grant))
     }
 
     /// Holds the thread's signals while the gate is paused.
@@ -235,7 +258,7 @@ impl<'a> Around<'a> {
     }
 }
 
-impl Process for Around<'_> {
+impl gate::Process for Around<'_> {
     fn now_ns(&self) -> u64 {
         os::now_ns()
     }
@@ -245,7 +268,11 @@ impl Process for Around<'_> {
     }
 
     fn is_controller_gone(&self, now_ns: u64) -> bool {
-        self.session.is_controller_gone(self.lane.gpu, now_ns)
+        let is_gone = || {
+            let session = self.process.session();
+            session.is_none_or(|session| session.is_controller_gone(self.lane.gpu, now_ns))
+        };
+        !self.is_of_present() || is_gone()
     }
 
     fn only_launch(&self) -> &OnlyLaunch {

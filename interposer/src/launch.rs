@@ -103,9 +103,7 @@ pub fn await_turn(stream: Stream) {
     if lane.gpu.is_open() {
         return;
     }
-    if let Some(session) = process.session() {
-        gate::await_turn(&lane, session, || thread::close_lanes(calls));
-    }
+    gate::await_turn(&lane, process, || thread::close_lanes(calls));
 }
 
 /// The next step for a launch that does not go at once.
@@ -162,9 +160,6 @@ fn try_begin(stream: Stream, launch: Launch, shape: Shape) -> Result<Entry, Bypa
     report_width(process, gpu, class);
     drop(blocked);
     hold_back(calls, &lane, Some(launch));
-    // The function reads the session last, because a daemon may have taken over the process
-    // meanwhile.
-    let session = process.session().ok_or(Bypass::NoSession)?;
     let passed = match gate::pass_open(gpu) {
         Some(passed) => passed,
         None => {
@@ -172,7 +167,7 @@ fn try_begin(stream: Stream, launch: Launch, shape: Shape) -> Result<Entry, Bypa
                 0 => UNKNOWN_NS,
                 mean_ns => mean_ns,
             });
-            match gate::pass(&lane, session, estimate_ns, || thread::close_lanes(calls)) {
+            match gate::pass(&lane, process, estimate_ns, || thread::close_lanes(calls)) {
                 Some(passed) => {
                     if gpu.is_stuck() {
                         note_stuck();

@@ -165,8 +165,14 @@ impl Gpu {
         bell: Option<OwnDescriptor>,
     ) {
         self.index.store(u32::from(index), Ordering::Relaxed);
-        self.bell.swap(bell);
         self.meter.set(Some(meter));
+        self.obey(grant, bell);
+    }
+
+    /// Hands the GPU to another arbiter: replaces the grant that launches obey, and the bell. A
+    /// thread that waits at the gate of the former grant goes on at the gate of `grant`.
+    pub fn obey(&self, grant: &'static GrantSlot, bell: Option<OwnDescriptor>) {
+        self.bell.swap(bell);
         self.only_launch.reset(grant);
         self.grant.set(Some(grant));
     }
