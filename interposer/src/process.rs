@@ -6,7 +6,7 @@ use std::{fmt, io, ptr};
 
 use deepres_abi::coverage::Bypass;
 use deepres_abi::driver::result::CUDA_ERROR_CONTEXT_IS_DESTROYED;
-use deepres_abi::grant::{FailMode, NO_LIMIT};
+use deepres_abi::grant::{FailMode, GrantSlot, NO_LIMIT};
 use deepres_abi::oversubscribe::Oversubscribe;
 use deepres_abi::wire::Uuid;
 use deepres_abi::{MAX_GPUS, PPM};
@@ -537,12 +537,18 @@ impl Process {
         Ok(())
     }
 
-    /// If the tenant has a memory limit, counts the process's memory in the tenant's file too,
-    /// until a daemon is back. Processes that start without a daemon share only the file. The
-    /// caller has seen the end of the connection to the daemon.
+    /// Keeps the tenant's limits until a daemon is back: counts the process's memory in the
+    /// tenant's file too, and keeps the share. Processes that start without a daemon share only the
+    /// file. The caller has seen the end of the connection to the daemon.
     pub fn leave_daemon(&self, meter: MeterThread) {
         self.count_in_file(meter);
         self.set_alone(true);
+        let Some(session) = self.session() else { return };
+        match session.keep_share(meter, &self.gpus, self.wake.get()) {
+            Ok(()) if session.stand_in().is_none() => {}
+            Ok(()) => say!(Info, "the job keeps its share by itself until a daemon is back"),
+            Err(error) => say!(Warn, "there is no memory to keep the job's share without a daemon ({error})"),
+        }
     }
 
     /// While another process of the tenant has no session, counts this process's memory in the
@@ -568,13 +574,13 @@ impl Process {
         true
     }
 
-    /// Counts the process's memory in the tenant's file too, if the tenant has a memory limit. The
-    /// process opens the file once, and again if the job has closed the file. Returns false if the
-    /// process cannot use the file.
+    /// Counts the process's memory in the tenant's file too, if the tenant has limits. The process
+    /// opens the file once, and again if the job has closed the file. Returns false if the process
+    /// cannot use the file.
     fn count_in_file(&self, _meter: MeterThread) -> bool {
         let Some(session) = self.session() else { return true };
-        let is_limited = |gpu: &Gpu| gpu.grant().is_some_and(|grant| grant.memory_limit() != NO_LIMIT);
-        if !self.gpus.iter().any(is_limited) {
+        let is_limited = |grant: &GrantSlot| grant.memory_limit() != NO_LIMIT || grant.share_ppm().is_some();
+        if !self.gpus.iter().filter_map(Gpu::grant).any(is_limited) {
             return true;
         }
         let opened = session.file().filter(|file| file.is_joined());
@@ -596,12 +602,12 @@ impl Process {
 
     /// Notes that work was on a GPU from `start_ns` to `end_ns`. If other processes of the tenant
     /// report the same time, the arbiter charges the time once. Without a daemon, this process
-    /// charges its tenant itself.
-    pub fn cover(&self, gpu: &Gpu, start_ns: i64, end_ns: i64) {
+    /// charges its tenant itself. The job launched the work from `launched_ns` on.
+    pub fn cover(&self, gpu: &Gpu, launched_ns: u64, (start_ns, end_ns): (i64, i64)) {
         let Some((session, index)) = self.session().zip(gpu.index()) else { return };
         let (start_ns, end_ns) = (start_ns.max(0) as u64, end_ns.max(0) as u64);
-        match session.standalone() {
-            Some(local) => local.cover(index, start_ns, end_ns),
+        match session.stand_in() {
+            Some(local) => local.cover(gpu.uuid(), launched_ns, (start_ns, end_ns)),
             None => session
                 .meter()
                 .intervals(index)
@@ -610,18 +616,18 @@ impl Process {
         }
     }
 
-    /// Without a daemon, charges the tenant for GPU time whose place in time is unknown. With a
-    /// daemon, does nothing.
-    pub fn charge(&self, gpu: &Gpu, used_ns: u64) {
-        if let Some((local, index)) = self.session().and_then(Session::standalone).zip(gpu.index()) {
-            local.charge(index, used_ns);
+    /// Without a daemon, charges the tenant for GPU time whose place in time is unknown. The job
+    /// launched the work from `launched_ns` on. With a daemon, does nothing.
+    pub fn charge(&self, gpu: &Gpu, launched_ns: u64, used_ns: u64) {
+        if let Some(local) = self.session().and_then(Session::stand_in) {
+            local.charge(gpu.uuid(), launched_ns, used_ns);
         }
     }
 
     /// Without a daemon, takes the arbiter's turn. Returns the latest time of the next turn. With a
     /// daemon, returns `None`.
     pub fn turn(&self, _meter: MeterThread, now_ns: u64) -> Option<u64> {
-        self.session().and_then(Session::standalone)?.turn(now_ns)
+        self.session().and_then(Session::stand_in)?.turn(&self.gpus, now_ns)
     }
 
     /// Returns whether the process is ending.

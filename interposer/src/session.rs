@@ -68,6 +68,8 @@ pub struct Session {
     /// The stand-in for the daemon, if the session has no daemon. Such a session has no
     /// descriptors.
     local: Option<Local>,
+    /// The stand-in for the last daemon that died while the tenant had a share.
+    stand_in: Shared<Local>,
     /// Whether the process looks for a daemon that gives it a session.
     is_waiting: bool,
 }
@@ -104,6 +106,7 @@ impl Session {
             is_gone: AtomicBool::new(false),
             sessions: AtomicU32::new(1),
             local: None,
+            stand_in: Shared::none(),
             is_waiting: false,
         };
         session.take_bells(bells, &welcome.gpu_index[..gpus.min(MAX_GPUS)]);
@@ -129,13 +132,47 @@ impl Session {
             is_gone: AtomicBool::new(false),
             sessions: AtomicU32::new(0),
             local: Some(local),
+            stand_in: Shared::none(),
             is_waiting,
         }
     }
 
-    /// Returns the stand-in for the daemon, or `None` if the session has a daemon.
+    /// Returns the stand-in for the daemon, or `None` if the session began with a daemon.
     pub fn standalone(&self) -> Option<&Local> {
         self.local.as_ref()
+    }
+
+    /// Returns the stand-in that does the arbiter's work at present. Returns `None` while the
+    /// session has a daemon, or if the tenant had no share when the daemon died.
+    pub fn stand_in(&self) -> Option<&Local> {
+        self.standalone().or_else(|| self.stand_in.get().filter(|_| self.is_gone()))
+    }
+
+    /// Lets the process keep its tenant's share by itself until a daemon is back, if the daemon
+    /// granted a share. `wake` then serves as the bell, and wakes the meter thread. The caller has
+    /// seen the end of the connection.
+    ///
+    /// # Errors
+    /// The system's error, if there is no memory for the pages. Launches then pass.
+    pub fn keep_share(
+        &self,
+        _meter: MeterThread,
+        gpus: &[Gpu],
+        wake: Option<OwnDescriptor>,
+    ) -> io::Result<()> {
+        let known = self.stand_in.get().filter(|known| known.uses(self.file()));
+        self.stand_in.set(None);
+        let has_share = gpus.iter().filter_map(Gpu::grant).any(|grant| grant.share_ppm().is_some());
+        if !has_share || self.fail_mode() == FailMode::Closed {
+            return Ok(());
+        }
+        let local: &'static Local = match known {
+            Some(known) => known,
+            None => Box::leak(Box::new(Local::stand_in(self.file(), gpus)?)),
+        };
+        self.stand_in.set(Some(local));
+        local.take_over(gpus, wake, os::now_ns());
+        Ok(())
     }
 
     /// Makes sure that the tenant's dead processes hold no memory on a GPU. `index` is the daemon's
@@ -293,7 +330,7 @@ impl Session {
             new.grow(&held(old), &before);
         }
         if let Some(local) = &self.local {
-            local.open_gates();
+            local.give_up();
         }
     }
 
@@ -395,6 +432,9 @@ impl Session {
         }
         self.connected_ns.store(os::now_ns(), Ordering::Relaxed);
         self.is_gone.store(false, Ordering::Release);
+        if let Some(stand_in) = self.stand_in.get() {
+            stand_in.give_up();
+        }
     }
 
     /// If the fail mode is closed, lets no launch pass on GPUs whose arbiter is gone. On the other
@@ -407,7 +447,7 @@ impl Session {
         for gpu in gpus {
             let Some(index) = gpu.index() else { continue };
             let (Some(grant), Some(shut)) = (self.grant.slot(index), self.shut.get(index)) else { continue };
-            let is_gone = self.is_controller_gone(gpu, now_ns);
+            let is_gone = self.is_daemon_gone(gpu, now_ns);
             let state = if is_gone { GateState::Closed } else { GateState::Open };
             shut.set_memory_limit(grant.memory_limit());
             shut.set_charge_copies(grant.charge_copies());
@@ -509,12 +549,18 @@ impl Session {
         }
     }
 
-    /// Returns whether no daemon will open a gate, because the connection has ended or the
-    /// arbiter's heartbeat has stopped.
+    /// Returns whether nobody will open a gate: neither a daemon, nor the stand-in for a daemon.
     pub fn is_controller_gone(&self, gpu: &Gpu, now_ns: u64) -> bool {
-        self.is_gone()
-            || self.local.as_ref().is_some_and(Local::is_shut)
-            || gpu.index().is_none_or(|index| now_ns > self.believed_until_ns(index))
+        match self.stand_in() {
+            Some(stand_in) => stand_in.is_gone(gpu.uuid(), now_ns),
+            None => self.is_daemon_gone(gpu, now_ns),
+        }
+    }
+
+    /// Returns whether the connection to the daemon has ended, or the arbiter's heartbeat has
+    /// stopped.
+    pub fn is_daemon_gone(&self, gpu: &Gpu, now_ns: u64) -> bool {
+        self.is_gone() || gpu.index().is_none_or(|index| now_ns > self.believed_until_ns(index))
     }
 
     /// Returns the time until which the session takes the arbiter as alive without another

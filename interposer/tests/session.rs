@@ -230,6 +230,32 @@ fn a_client_finds_a_controller_that_came_back_and_its_meter_goes_on() {
 }
 
 #[test]
+fn a_client_keeps_its_share_without_a_controller_and_then_waits_at_the_next_controllers_gate() {
+    let mut controller = Controller::new();
+    // One launch uses up so small a share for longer than the test takes.
+    controller.slot().set_share_ppm(Some(1));
+    let (mut client, connection) = start(&controller, "launch until");
+    let launched = |controller: &Controller| controller.meter().read().kernel_launches;
+    client.gives(CUDA_SUCCESS);
+    client.go();
+    until("a controller's open gate lets launches pass", || launched(&controller) > 100);
+    drop(connection);
+    until("a launch waits", || controller.meter().read().waiters == 1);
+    controller.restart();
+    controller.set_gate(GateState::Closed, LeaseTerms::default());
+    let again = controller.welcome();
+    assert_eq!(again.hello.sessions_before, 1);
+    until("the meter is brought up to date", || controller.meter.is_carried());
+    let brought = launched(&controller);
+    until("the launch waits for this controller", || controller.rings() > 0);
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!((controller.meter().read().waiters, launched(&controller)), (1, brought));
+    controller.set_gate(GateState::Open, LeaseTerms::default());
+    until("launches pass again", || launched(&controller) > brought + 100);
+    assert_eq!(controller.meter().read().waiters, 0);
+}
+
+#[test]
 fn held_memory_moves_to_the_ledger_of_a_controller_that_came_back() {
     let mut controller = Controller::new();
     controller.slot().set_memory_limit(LIMIT_BYTES);

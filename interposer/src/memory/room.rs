@@ -24,7 +24,7 @@ pub fn wait(session: &Session, gpu: &Gpu, (ledger, account): (&Ledger, Account),
     while !waiting.is_over() {
         // The next daemon's ledger does not contain the waits of this ledger.
         let is_forgotten = !session.is_current_ledger(ledger.generation);
-        if is_forgotten || !waiting.goes_on() || session.is_controller_gone(gpu, os::now_ns()) {
+        if is_forgotten || !waiting.goes_on() || session.is_daemon_gone(gpu, os::now_ns()) {
             return has_waited;
         }
         os::sleep(LOOK_EVERY_NS);

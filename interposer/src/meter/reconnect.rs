@@ -90,7 +90,12 @@ impl Reconnect {
         // A process that waits for room has already logged this.
         let is_said = error.is_full() && is_first(process);
         if !is_said && !std::mem::replace(&mut self.is_told, true) {
-            let goes_on = if is_first(process) { "goes on as before" } else { "runs unmetered from here on" };
+            let keeps_share = || process.session().is_some_and(|session| session.stand_in().is_some());
+            let goes_on = match is_first(process) {
+                true => "goes on as before",
+                false if keeps_share() => "keeps its limits by itself",
+                false => "runs unmetered from here on",
+            };
             say!(Warn, "{error}; the job {goes_on}");
         }
         let pause_ns = if error.is_full() { FULL_PAUSE_NS } else { REFUSED_PAUSE_NS };

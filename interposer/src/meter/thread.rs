@@ -155,6 +155,9 @@ struct Meter {
     movers: Vec<Mover>,
     /// The greatest amount of work that any mover had at its last step.
     moves: Moves,
+    /// The host's time before the first of the launches that the meter thread charges at present,
+    /// ns.
+    launched_ns: u64,
     /// Without a daemon: the time at which the meter thread must next act as the arbiter, ns.
     turn_at_ns: Option<u64>,
     appraisals: Appraisals,
@@ -182,6 +185,7 @@ impl Meter {
             pressure: Pressure::new(process.pressure_signal(), process.gpus.len()),
             movers: process.gpus.iter().map(|_| Mover::default()).collect(),
             moves: Moves::None,
+            launched_ns: 0,
             turn_at_ns: None,
             appraisals: Appraisals::default(),
             finished: 0,
@@ -462,6 +466,7 @@ impl Meter {
         }
         for _ in 0..over {
             let Some(contents) = lane.oldest(inner).map(Segment::contents) else { return };
+            self.launched_ns = contents.began_ns;
             self.charge_copied(context, contents.copied_ns);
             match newest.and_then(|newest| inner.locate(calls, lane, newest, seen_ns)) {
                 Some(times) => self.charge(context, inner, lane, &contents, times),
@@ -554,10 +559,9 @@ impl Meter {
         let expected_ns = told.expected_ns.unsigned_abs();
         let own_ns = if is_beside && expected_ns > 0 { took_ns.min(expected_ns) } else { took_ns };
         lane.learn(self.here, own_ns / launches, is_sparse);
-        if expected_ns > 0 {
-            self.note_stretched(context, took_ns.saturating_sub(expected_ns));
-        }
-        self.charge_kernels(context, lane, single, (measured.start_ns, times.1), took_ns);
+        let stretched_ns = if expected_ns > 0 { took_ns.saturating_sub(expected_ns) } else { 0 };
+        let others_ns = self.judge_stretched(context, stretched_ns, is_beside);
+        self.charge_kernels(context, lane, single, (measured.start_ns, times.1), took_ns - others_ns);
         meter.longest_ns.fetch_max(known_ns.min(took_ns), Ordering::Relaxed);
     }
 
@@ -590,16 +594,24 @@ impl Meter {
         }
     }
 
-    /// Records the time by which launches took longer than their estimates. If several streams of
-    /// the process run, their launches can be the reason, so the method then records nothing.
-    fn note_stretched(&self, context: &ContextState, stretched_ns: u64) {
-        let Some(account) = self.accounts.get(context.ordinal) else { return };
-        if stretched_ns > 0
-            && !account.has_several(self.ticked_ns)
-            && let Some(word) = stretched(self.process, context.gpu)
-        {
+    /// Decides about `stretched_ns`, the time by which launches took longer than their estimates.
+    /// Returns the part of this time in which the GPU worked for other tenants, as far as the
+    /// process knows. A daemon finds out this part by itself, so with a daemon the method records
+    /// the time for the daemon, and returns 0. If several streams of the process run, their
+    /// launches can be the reason, so the method returns 0. `is_beside`: other tenants' work can
+    /// have run beside the launches.
+    fn judge_stretched(&self, context: &ContextState, stretched_ns: u64, is_beside: bool) -> u64 {
+        let Some(account) = self.accounts.get(context.ordinal) else { return 0 };
+        if stretched_ns == 0 || account.has_several(self.ticked_ns) {
+            return 0;
+        }
+        if is_beside && self.process.session().is_some_and(|session| session.stand_in().is_some()) {
+            return stretched_ns;
+        }
+        if let Some(word) = stretched(self.process, context.gpu) {
             word.fetch_add(stretched_ns, Ordering::Relaxed);
         }
+        0
     }
 
     /// Charges kernels that took `took_ns` between `start_ns` and `end_ns`, and records when they
@@ -634,8 +646,8 @@ impl Meter {
         account.saw(lane.stream_number(), ticked_ns);
         let charged = account.charge(took_ns, (start_ns, end_ns), single);
         match charged.place {
-            Some((start_ns, end_ns)) => self.process.cover(context.gpu, start_ns, end_ns),
-            None => self.process.charge(context.gpu, charged.ns),
+            Some(place) => self.process.cover(context.gpu, self.launched_ns, place),
+            None => self.process.charge(context.gpu, self.launched_ns, charged.ns),
         }
         if let Some(permille) = account.overlap_permille() {
             context.gpu.set_overlap_permille(self.here, permille);
@@ -645,6 +657,7 @@ impl Meter {
 
     /// Charges the launches that no segment contains.
     fn charge_late(&mut self) {
+        self.launched_ns = self.ticked_ns;
         for (ordinal, gpu) in self.process.gpus.iter().enumerate() {
             if gpu.meter().is_some() {
                 self.charge_unplaced(ordinal, gpu, gpu.take_late_ns(self.here));
@@ -691,7 +704,7 @@ impl Meter {
         let Some(meter) = gpu.meter() else { return };
         let charged_ns = account.charge_unplaced(took_ns);
         meter.compute_ns.fetch_add(charged_ns, Ordering::Relaxed);
-        self.process.charge(gpu, charged_ns);
+        self.process.charge(gpu, self.launched_ns, charged_ns);
     }
 
     /// Returns the pause until the next look while work is in flight and all gates are open, ns. If

@@ -6,6 +6,9 @@
 //! Otherwise the process has a lease with a window, which bounds the work in flight. The pauses
 //! make up for all used time, so the share is exact in the long run.
 //!
+//! If the daemon of a session dies, the process keeps its share in the same way until a daemon is
+//! back ([`Local::take_over`]). Meanwhile the meter page of the session counts on.
+//!
 //! The processes of a tenant take turns ([`turns`]). If ranks on several GPUs depend on each other,
 //! they pause together ([`rank`]). The meter thread also writes the heartbeat. A launch waits at
 //! the gate only while the heartbeat is fresh.
@@ -18,7 +21,8 @@ mod rank;
 mod turns;
 
 use std::path::PathBuf;
-use std::{fmt, io};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::{fmt, io, ptr};
 
 use deepres_abi::beat::BeatPage;
 use deepres_abi::grant::{FailMode, GateState, GrantPage, GrantSlot, LeaseTerms, NO_LIMIT, ONE_LAUNCH};
@@ -31,7 +35,9 @@ use self::file::TenantFile;
 use self::rank::Rank;
 use self::turns::{Look, Turns};
 use crate::config::{Config, Limit};
+use crate::descriptor::OwnDescriptor;
 use crate::log::say;
+use crate::meter::gpu::Gpu;
 use crate::os;
 
 /// The most estimated GPU time in flight, ns. On a busy machine, this much work lasts from one
@@ -75,6 +81,12 @@ pub struct Local {
     turns: [Turns; MAX_GPUS],
     /// This process's ranks, by the GPU's place in the pages.
     ranks: [Rank; MAX_GPUS],
+    /// Whether the process had a session, so that the memory limit is the limit of the daemon's
+    /// record.
+    is_stand_in: bool,
+    /// When the process took the gates over from a daemon, ns of `CLOCK_MONOTONIC`; 0 if there was
+    /// no daemon.
+    since_ns: AtomicU64,
 }
 
 impl Local {
@@ -99,6 +111,48 @@ impl Local {
     /// The system's error, if there is no memory for the pages.
     pub fn unlimited(uuids: &[Uuid]) -> io::Result<Self> {
         Self::make(None, uuids, FailMode::Open, |_| Limit::default())
+    }
+
+    /// Returns a stand-in for the daemon of a session, which has no limits until
+    /// [`Self::take_over`]. `file` is the tenant's file, if the process can use it.
+    ///
+    /// # Errors
+    /// The system's error, if there is no memory for the pages.
+    pub fn stand_in(file: Option<&'static TenantFile>, gpus: &[Gpu]) -> io::Result<Self> {
+        let uuids: Vec<Uuid> = gpus.iter().map(|gpu| *gpu.uuid()).collect();
+        let local = Self::make(file, &uuids, FailMode::Open, |_| Limit::default())?;
+        Ok(Self { is_stand_in: true, ..local })
+    }
+
+    /// Returns whether the process shares its limits by `file`, or by no file if `file` is `None`.
+    pub fn uses(&self, file: Option<&TenantFile>) -> bool {
+        self.file.map(ptr::from_ref) == file.map(ptr::from_ref)
+    }
+
+    /// Takes the gates of a session over from its daemon, which is gone. From now on, the process
+    /// keeps the share and the memory limit of the daemon's record. `wake` serves as the bell.
+    ///
+    /// The launches of before are not charged here, because the daemon let them pass.
+    pub fn take_over(&self, gpus: &[Gpu], wake: Option<OwnDescriptor>, now_ns: u64) {
+        let found = |(ordinal, place): (usize, usize)| {
+            let gpu = gpus.get(ordinal)?;
+            Some((gpu, gpu.grant()?, self.grant.slot(place)?, self.page.gpu(place)?))
+        };
+        let seats: Vec<_> = self.places().filter_map(found).collect();
+        for (_, record, own, tenant) in &seats {
+            own.set_memory_limit(record.memory_limit());
+            own.set_charge_copies(record.charge_copies());
+            // The other tenants of the daemon launch too.
+            own.set_beside(true);
+            if let Some(share_ppm) = record.share_ppm() {
+                tenant.set_share_ppm(share_ppm, now_ns);
+            }
+        }
+        self.since_ns.store(now_ns, Ordering::Relaxed);
+        self.turn(gpus, now_ns);
+        for (gpu, _, own, _) in seats {
+            gpu.obey(own, wake);
+        }
     }
 
     fn make(
@@ -141,14 +195,23 @@ impl Local {
             gpu_index,
             turns: Default::default(),
             ranks: Default::default(),
+            is_stand_in: false,
+            since_ns: AtomicU64::new(0),
         };
         local.grant.set_session(SESSION_ID, HEARTBEAT_LIMIT_NS, fail_mode);
         if let Some(file) = file {
             file.set_alone(true);
             file.bury_dead();
         }
-        local.turn(os::now_ns());
+        local.turn(&[], os::now_ns());
         Ok(local)
+    }
+
+    /// Returns the ordinal in this process and the place in the pages of each GPU that has a place.
+    fn places(&self) -> impl Iterator<Item = (usize, usize)> {
+        let managed =
+            |(ordinal, place): (usize, &u8)| (*place != UNMANAGED).then(|| (ordinal, usize::from(*place)));
+        self.gpu_index.iter().enumerate().filter_map(managed)
     }
 
     /// Returns whether the gates stay closed until a daemon takes the process over.
@@ -156,24 +219,26 @@ impl Local {
         self.grant.fail_mode() == FailMode::Closed
     }
 
-    /// Opens the process's own gates, and wakes the threads that wait at them. The caller calls
-    /// this after a daemon has taken over the process and has given it gates of its own.
-    pub fn open_gates(&self) {
-        for index in self.gpu_index.iter().filter(|index| **index != UNMANAGED) {
-            if let Some(grant) = self.grant.slot(usize::from(*index)) {
-                set_gate(grant, GateState::Open, LeaseTerms::default());
-            }
+    /// Returns whether nobody will open the gate of a GPU: the gates stay closed, or the meter
+    /// thread has not taken its turn for too long.
+    pub fn is_gone(&self, gpu: &Uuid, now_ns: u64) -> bool {
+        let beat_ns = self.page.place(gpu).map_or(0, |place| self.beat.last_ns(place));
+        self.is_shut() || now_ns > beat_ns.saturating_add(HEARTBEAT_LIMIT_NS)
+    }
+
+    /// Closes the process's own gates. The caller calls this after a daemon has given the process
+    /// gates of its own. The threads that wait at the closed gates wake up, and go on at the
+    /// daemon's gates.
+    pub fn give_up(&self) {
+        for grant in self.places().filter_map(|(_, place)| self.grant.slot(place)) {
+            grant.set_gate(GateState::Closed, LeaseTerms::default());
+            os::futex_wake_shared(grant.futex());
         }
     }
 
     fn announce(&self, config: &Config) {
-        let limits: Vec<String> = self
-            .gpu_index
-            .iter()
-            .enumerate()
-            .filter(|(_, index)| **index != UNMANAGED)
-            .map(|(ordinal, _)| format!("GPU {ordinal}: {}", config.limit(ordinal)))
-            .collect();
+        let limits: Vec<String> =
+            self.places().map(|(ordinal, _)| format!("GPU {ordinal}: {}", config.limit(ordinal))).collect();
         let with = match &self.file {
             Some(_) => format!(" for all processes of tenant `{}`", config.tenant),
             None => String::new(),
@@ -187,19 +252,28 @@ impl Local {
         self.file.map_or(0, |file| file.slot)
     }
 
-    /// Charges the tenant for the time from `start_ns` to `end_ns` on the GPU at `index`. Does not
-    /// charge time that another process of the tenant has charged.
-    pub fn cover(&self, index: usize, start_ns: u64, end_ns: u64) {
-        if let Some((gpu, share_ppm)) = self.limited(index) {
+    /// Charges the tenant for the time from `start_ns` to `end_ns` on a GPU. Does not charge time
+    /// that another process of the tenant has charged. The job launched the work from `launched_ns`
+    /// on.
+    pub fn cover(&self, gpu: &Uuid, launched_ns: u64, (start_ns, end_ns): (u64, u64)) {
+        if let Some((gpu, share_ppm)) = self.charged(gpu, launched_ns) {
             gpu.allowance.charge(start_ns, gpu.allowance.cover(start_ns, end_ns), share_ppm);
         }
     }
 
-    /// Charges the tenant for GPU time whose place in time is unknown.
-    pub fn charge(&self, index: usize, used_ns: u64) {
-        if let Some((gpu, share_ppm)) = self.limited(index) {
+    /// Charges the tenant for GPU time whose place in time is unknown. The job launched the work
+    /// from `launched_ns` on.
+    pub fn charge(&self, gpu: &Uuid, launched_ns: u64, used_ns: u64) {
+        if let Some((gpu, share_ppm)) = self.charged(gpu, launched_ns) {
             gpu.allowance.charge(os::now_ns(), used_ns, share_ppm);
         }
+    }
+
+    /// Returns the tenant's state and share on a GPU, if the tenant has to pay for launches of that
+    /// time.
+    fn charged(&self, gpu: &Uuid, launched_ns: u64) -> Option<(&StandaloneGpu, u32)> {
+        let is_own = launched_ns >= self.since_ns.load(Ordering::Relaxed);
+        self.page.place(gpu).filter(|_| is_own).and_then(|place| self.limited(place))
     }
 
     fn limited(&self, index: usize) -> Option<(&StandaloneGpu, u32)> {
@@ -207,17 +281,15 @@ impl Local {
         Some((gpu, gpu.share_ppm().filter(|ppm| *ppm < PPM)?))
     }
 
-    /// Takes the arbiter's turn: sets each gate. Returns the latest time of the next turn, or
-    /// `None` if no gate needs another turn by itself.
-    pub fn turn(&self, now_ns: u64) -> Option<u64> {
+    /// Takes the arbiter's turn: sets each gate by the meters of `gpus`, the GPUs of this process.
+    /// Returns the latest time of the next turn, or `None` if no gate needs another turn by itself.
+    pub fn turn(&self, gpus: &[Gpu], now_ns: u64) -> Option<u64> {
         let mut next_ns = None;
-        for index in
-            self.gpu_index.iter().filter(|index| **index != UNMANAGED).map(|index| usize::from(*index))
-        {
+        for (ordinal, index) in self.places() {
             let (Some(grant), Some(gpu)) = (self.grant.slot(index), self.page.gpu(index)) else { continue };
             self.beat.beat(index, now_ns);
             let memory_bytes = gpu.memory_bytes().unwrap_or(NO_LIMIT);
-            if grant.memory_limit() != memory_bytes {
+            if !self.is_stand_in && grant.memory_limit() != memory_bytes {
                 grant.set_memory_limit(memory_bytes);
             }
             grant.set_entitled_ppm(gpu.share_ppm().unwrap_or(PPM));
@@ -231,7 +303,8 @@ impl Local {
                 set_gate(grant, GateState::Open, LeaseTerms { window_ns: u64::MAX, ..LeaseTerms::default() });
                 continue;
             }
-            let reading = self.meter.slot(index).map(MeterSlot::read).unwrap_or_default();
+            let meter = gpus.get(ordinal).and_then(Gpu::meter);
+            let reading = meter.map(MeterSlot::read).unwrap_or_default();
             let look = Look {
                 now_ns,
                 due_ns: self.page.due_ns(index, now_ns),
@@ -331,5 +404,88 @@ impl fmt::Display for Limit {
             0 => write!(f, ", any memory"),
             bytes => write!(f, ", {bytes} bytes"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+    const NOW_NS: u64 = 400_000_000 * MS;
+    const GPU: Uuid = [7; size_of::<Uuid>()];
+    /// The daemon's index of the GPU, which is not the GPU's place in the pages.
+    const INDEX: u8 = 3;
+    const LIMIT_BYTES: u64 = 1 << 30;
+
+    /// The pages from a daemon that is gone, and the process's only GPU.
+    struct Lost {
+        record: &'static GrantSlot,
+        meter: &'static MeterSlot,
+        gpus: [Gpu; 1],
+    }
+
+    impl Lost {
+        fn new() -> Self {
+            let record = memory::page::<GrantPage>().unwrap().slot(INDEX.into()).unwrap();
+            let meter = memory::page::<MeterPage>().unwrap().slot(INDEX.into()).unwrap();
+            record.set_memory_limit(LIMIT_BYTES);
+            Self { record, meter, gpus: [Gpu::of(GPU, 0, 0)] }
+        }
+
+        /// Lets the GPU obey the daemon, and then lets `local` keep the share `share_ppm` of the
+        /// daemon's record.
+        fn lose(&self, local: &Local, share_ppm: u32, now_ns: u64) {
+            self.record.set_share_ppm(Some(share_ppm));
+            self.gpus[0].connect(INDEX, self.record, self.meter, None);
+            local.take_over(&self.gpus, None, now_ns);
+        }
+
+        fn state(&self) -> GateState {
+            self.gpus[0].grant().unwrap().gate().state
+        }
+    }
+
+    #[test]
+    fn a_process_whose_daemon_is_gone_keeps_the_share_and_the_memory_limit_of_the_daemons_record() {
+        let lost = Lost::new();
+        let local = Local::stand_in(None, &lost.gpus).unwrap();
+        lost.lose(&local, PPM / 4, NOW_NS);
+        let own = lost.gpus[0].grant().unwrap();
+        assert!(!ptr::eq(own, lost.record));
+        assert_eq!((lost.state(), own.memory_limit()), (GateState::Leased, LIMIT_BYTES));
+        assert!(own.is_beside() && !local.is_gone(&GPU, NOW_NS));
+        // The daemon let these launches pass.
+        local.cover(&GPU, NOW_NS - 1, (NOW_NS, NOW_NS + 900 * MS));
+        local.turn(&lost.gpus, NOW_NS + MS);
+        assert_eq!(lost.state(), GateState::Leased);
+        // A quarter of the GPU is 100 ms in 400 ms. The tenant may have saved up the first 200 ms.
+        local.cover(&GPU, NOW_NS, (NOW_NS + 1_000 * MS, NOW_NS + 1_100 * MS));
+        let state_at = |at_ms: u64| {
+            local.turn(&lost.gpus, NOW_NS + at_ms * MS);
+            lost.state()
+        };
+        assert_eq!([1_198, 1_202].map(state_at), [GateState::Closed, GateState::Leased]);
+        assert!(local.is_gone(&GPU, NOW_NS + 10_000 * MS), "the meter thread hangs");
+        assert_eq!(own.memory_limit(), LIMIT_BYTES);
+    }
+
+    #[test]
+    fn a_stand_in_serves_again_when_the_next_daemon_dies_with_the_share_of_that_daemons_record() {
+        let lost = Lost::new();
+        let local = Local::stand_in(None, &lost.gpus).unwrap();
+        lost.lose(&local, PPM / 4, NOW_NS);
+        let own = lost.gpus[0].grant().unwrap();
+        local.give_up();
+        assert_eq!(own.gate().state, GateState::Closed, "no launch passes a gate of the past");
+        let later_ns = NOW_NS + 5_000 * MS;
+        lost.lose(&local, PPM / 2, later_ns);
+        assert_eq!((lost.state(), own.entitled_ppm()), (GateState::Leased, PPM / 2));
+        local.cover(&GPU, later_ns, (later_ns, later_ns + 200 * MS));
+        let state_at = |at_ms: u64| {
+            local.turn(&lost.gpus, later_ns + at_ms * MS);
+            lost.state()
+        };
+        assert_eq!([198, 202].map(state_at), [GateState::Closed, GateState::Leased]);
     }
 }

@@ -122,6 +122,10 @@ fn is_not_waited_for(stop: impl FnOnce(&Host, u32), go_on: impl FnOnce(u32)) {
 mod measured {
     use super::*;
 
+    /// Greatest difference between a tenant's share and its GPU time without a daemon, percentage
+    /// points.
+    const KEPT_POINTS: f64 = 5.0;
+
     #[test]
     fn tenants_go_on_when_the_daemon_is_killed() {
         let (host, mut daemon) = Host::measuring().with_daemon();
@@ -138,6 +142,46 @@ mod measured {
         for client in clients {
             client.finish().success();
         }
+    }
+
+    #[test]
+    fn tenants_keep_their_shares_without_a_daemon_and_give_them_back_to_the_next() {
+        let (host, mut daemon) = Host::measuring().with_daemon();
+        let _clients = [backlog(&host, "a", "70%", &[]), backlog(&host, "b", "30%", &[])];
+        // The daemon's record holds, and not the wish.
+        host.call(&["set", "b", "--share", "20%"]).success();
+        thread::sleep(Duration::from_millis(500));
+        let governed = host.ps();
+        let pid = |name: &str| governed.tenant(name).sessions[0].pid;
+        let (a, b) = (pid("a"), pid("b"));
+        let recorded_ns = |pid: u32| host.record(pid).gpus[0].kernel_busy_ns;
+        let (began, recorded_before_ns) = (Instant::now(), recorded_ns(b));
+        let assert_has = |owed: &[(u32, f64)]| {
+            thread::sleep(AFTER_THE_DAEMON);
+            let tally = Tally::over(&host, Duration::from_secs(2));
+            for (pid, owed) in owed {
+                let had = tally.percent_of_time(&[*pid]);
+                println!("had {had:.1} % of the time, owed {owed} %");
+                assert!((had - owed).abs() <= KEPT_POINTS, "had {had:.1} % of the time, owed {owed} %");
+            }
+        };
+        daemon.kill();
+        assert_has(&[(a, 70.0), (b, 20.0)]);
+        signal(a, Signal::KILL);
+        assert_has(&[(b, 20.0)]);
+        let _next = host.daemon();
+        let allowed_ns = began.elapsed().as_nanos() as f64 * KEPT_POINTS / 100.0;
+        // Each use is on the account once.
+        host.await_ps(|ps| {
+            ps.find("b").is_some_and(|tenant| {
+                let charged_ns = tenant.gpu_ns.saturating_sub(governed.tenant("b").gpu_ns);
+                let had_ns = recorded_ns(b) - recorded_before_ns;
+                tenant.pids() == [b] && charged_ns.abs_diff(had_ns) as f64 <= allowed_ns
+            })
+        });
+        thread::sleep(Duration::from_secs(1));
+        let busy = Tally::over(&host, Duration::from_secs(1)).percent_of_time(&[b]);
+        assert!(busy >= BUSY_PERCENT, "with a daemon, it has what nobody else wants: {busy:.1} %");
     }
 
     #[test]

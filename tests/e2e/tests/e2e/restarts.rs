@@ -151,8 +151,8 @@ fn kill_often(times: u32) {
     }
     let lines = lines.join("\n");
     println!("{lines}");
-    // Without a daemon both tenants run at once, and each meter also counts the other's turns. The
-    // daemon bounds the sum by the elapsed time.
+    // Without a daemon both tenants run at once. Each meter leaves out the other's turns by its
+    // estimates, and the daemon bounds the sum by the elapsed time.
     let allowed_ns = (seconds as f64 * ALLOWED_PERCENT * 1e7) as u64;
     assert!(charged_ns.abs_diff(had_ns) <= allowed_ns, "the accounts are off\n{lines}");
     assert!(longest_ms <= HEARTBEAT_LIMIT_MS, "a launch waited too long\n{lines}");
