@@ -135,6 +135,11 @@ impl Allowance {
         }
     }
 
+    /// Ends the pause at `now_ns` at the latest, because another arbiter has charged the time.
+    pub fn end_pause(&self, now_ns: u64) {
+        self.due_ns.fetch_min(now_ns, Ordering::Relaxed);
+    }
+
     /// Returns when the pause ends, ns of `CLOCK_MONOTONIC`. From this time on, the tenant may
     /// launch.
     pub fn due_ns(&self) -> u64 {

@@ -146,6 +146,8 @@ impl Local {
             own.set_beside(true);
             if let Some(share_ppm) = record.share_ppm() {
                 tenant.set_share_ppm(share_ppm, now_ns);
+                // The daemon charged the time of earlier outages.
+                tenant.allowance.end_pause(now_ns);
             }
         }
         self.since_ns.store(now_ns, Ordering::Relaxed);
@@ -476,6 +478,8 @@ mod tests {
         let local = Local::stand_in(None, &lost.gpus).unwrap();
         lost.lose(&local, PPM / 4, NOW_NS);
         let own = lost.gpus[0].grant().unwrap();
+        // The next daemon charges this use.
+        local.cover(&GPU, NOW_NS, (NOW_NS, NOW_NS + 9_000 * MS));
         local.give_up();
         assert_eq!(own.gate().state, GateState::Closed, "no launch passes a gate of the past");
         let later_ns = NOW_NS + 5_000 * MS;
