@@ -109,9 +109,10 @@ fn check_shares(node: &Node, pod: &Pod) {
 }
 
 /// Runs random pods, one in `apart_s` seconds. Restarts something after each `restart_each` pods.
-/// Returns the number of pods that the scheduler admitted, of those that ran, and of those that
-/// failed while a part of the node restarted.
-async fn run(pods: usize, seed: u64, apart_s: u64, restart_each: usize) -> (usize, usize, usize) {
+/// Returns the node, which tells a failed test the CPU time that the hypervisor took. Also returns
+/// the number of pods that the scheduler admitted, of those that ran, and of those that failed while
+/// a part of the node restarted.
+async fn run(pods: usize, seed: u64, apart_s: u64, restart_each: usize) -> (Node, [usize; 3]) {
     // A daemon of a test does not restart faster than another, so it can be away for as long.
     let times = Timing { daemon_timeout: Timing::default().daemon_timeout, ..timing() };
     let mut node = Node::start_with(GPUS, 0, times).await;
@@ -128,17 +129,23 @@ async fn run(pods: usize, seed: u64, apart_s: u64, restart_each: usize) -> (usiz
     let mut next = Instant::now();
     let mut failed = BTreeMap::<String, usize>::new();
     let mut restarting = 0;
+    // The number and the kind of the last restart. For each restart: the number of pods that failed
+    // after it, and the time of the last one after the restart, ms.
+    let (mut restarted, mut since) = ((0, "none"), Instant::now());
+    let mut after_restarts = BTreeMap::new();
     while made < pods || !waiting.is_empty() || !starting.is_empty() || !ends.is_empty() {
         if made < pods && Instant::now() >= next {
             waiting.push_back(pod(made, &mut random));
             made += 1;
             next += SECOND * random.below(2 * apart_s) as u32;
             if made % restart_each == 0 {
-                match random.below(3) {
-                    0 => node.kubelet.restart(),
-                    1 => node.restart_plugin(),
+                restarted = (restarted.0 + 1, ["kubelet", "plugin", "daemon"][random.below(3) as usize]);
+                match restarted.1 {
+                    "kubelet" => node.kubelet.restart(),
+                    "plugin" => node.restart_plugin(),
                     _ => node.restart_daemon().await,
                 }
+                since = Instant::now();
             }
         }
         let over: Vec<String> =
@@ -178,6 +185,8 @@ async fn run(pods: usize, seed: u64, apart_s: u64, restart_each: usize) -> (usiz
                     restarting += usize::from(RESTARTING.iter().any(|part| reason.contains(part)));
                     let kind: String = reason.chars().filter(|c| !c.is_ascii_digit()).take(60).collect();
                     *failed.entry(kind).or_default() += 1;
+                    let after: &mut (usize, u128) = after_restarts.entry(restarted).or_default();
+                    *after = (after.0 + 1, since.elapsed().as_millis());
                 }
             }
             continue;
@@ -187,12 +196,13 @@ async fn run(pods: usize, seed: u64, apart_s: u64, restart_each: usize) -> (usiz
     node.until("all allocations are gone", || node.specifications().is_empty() && node.tokens().is_empty())
         .await;
     println!("{run} of {admitted} admitted pods ran, {waited} of them after a wait; failed: {failed:?}");
-    (admitted, run, restarting)
+    println!("failed after restarts: {after_restarts:?}");
+    (node, [admitted, run, restarting])
 }
 
 #[tokio::test]
 async fn random_pods_run_on_one_gpu_with_their_shares() {
-    let (admitted, run, restarting) = run(20, 4711, 5, 6).await;
+    let (_node, [admitted, run, restarting]) = run(20, 4711, 5, 6).await;
     assert_eq!(admitted, 20, "each pod gets its turn");
     // On a busy machine, a restart takes as long as many pods.
     assert!(run + restarting >= 18, "{run} of {admitted}, and {restarting} came while a part restarted");
@@ -205,7 +215,7 @@ mod measured {
     #[tokio::test]
     #[ignore = "deep: two and a half minutes of random pods"]
     async fn of_a_thousand_random_pods_that_the_scheduler_admits_nearly_all_run() {
-        let (admitted, run, _) = run(1_000, 0x00D5_EED5, 16, 40).await;
+        let (_node, [admitted, run, _]) = run(1_000, 0x00D5_EED5, 16, 40).await;
         assert_eq!(admitted, 1_000, "each pod gets its turn");
         assert!((admitted - run) * 1_000 <= FAILED_PER_MILLE * admitted, "{run} of {admitted}");
     }
