@@ -479,7 +479,7 @@ mod tests {
         lost.lose(&local, PPM / 4, NOW_NS);
         let own = lost.gpus[0].grant().unwrap();
         // The next daemon charges this use.
-        local.cover(&GPU, NOW_NS, (NOW_NS, NOW_NS + 9_000 * MS));
+        local.cover(&GPU, NOW_NS, (NOW_NS, NOW_NS + 4_000 * MS));
         local.give_up();
         assert_eq!(own.gate().state, GateState::Closed, "no launch passes a gate of the past");
         let later_ns = NOW_NS + 5_000 * MS;
@@ -490,6 +490,6 @@ mod tests {
             local.turn(&lost.gpus, later_ns + at_ms * MS);
             lost.state()
         };
-        assert_eq!([198, 202].map(state_at), [GateState::Closed, GateState::Leased]);
+        assert_eq!([398, 402].map(state_at), [GateState::Closed, GateState::Leased]);
     }
 }
