@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::thread;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use deepres_e2e::{containers, venv};
 
 use super::program::Program;
@@ -64,21 +64,30 @@ pub fn run(tally: &mut Tally) -> Result<()> {
         for program in &timed {
             together(tally, program, &[], &BOTH_TRACKS)?;
         }
+        // These builds use the processor that the other checks leave idle.
+        beside.push(start_beside(scope, |_| {
+            sanitizers()?
+                .try_for_each(|sanitizer| program::build(sanitizer.tests()?.arg("--no-run")).map(drop))
+        })?);
         for checks in beside {
             tally.add(checks.join().expect("a check that fails gives an error")?);
         }
         end_to_end.measured(tally, &[])?;
         others().try_for_each(|program| measured(tally, program, &[], &BOTH_TRACKS, &[]))
     })?;
-    for sanitizer in Sanitizer::ALL {
-        if sanitizer == Sanitizer::Thread && !ebpf::has_own_source() {
-            bail!(
-                "ThreadSanitizer needs the source of the standard library; run `rustup component add rust-src`"
-            );
-        }
-        cargo_tests(tally, &mut sanitizer.tests()?, &[])?;
-    }
-    Ok(())
+    sanitizers()?.try_for_each(|sanitizer| cargo_tests(tally, &mut sanitizer.tests()?, &[]))
+}
+
+/// Returns the sanitizers.
+///
+/// # Errors
+/// If the source of the standard library is missing.
+fn sanitizers() -> Result<impl Iterator<Item = Sanitizer>> {
+    ensure!(
+        ebpf::has_own_source(),
+        "ThreadSanitizer needs the source of the standard library; run `rustup component add rust-src`"
+    );
+    Ok(Sanitizer::ALL.into_iter())
 }
 
 /// Runs the checks that neither wait nor depend on time.
