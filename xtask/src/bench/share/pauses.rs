@@ -63,6 +63,8 @@ struct TenantReport {
     alone_percent: f64,
     had_percent: f64,
     fluid_percent: f64,
+    /// Without deepres, beside the other program.
+    time_sliced_percent: f64,
 }
 
 /// The output of the evaluation.
@@ -113,9 +115,11 @@ pub fn measure(bench: &Bench, beside: &'static str, programs: &[Program; 2]) -> 
     };
     let alone: Vec<f64> = programs.iter().map(alone).collect::<Result<_>>()?;
     let tenant = |(place, program): (usize, &Program)| program.tenant(place, SHARE);
-    let measured = bench.measure(&Cell { tenants: programs.iter().enumerate().map(tenant).collect() })?;
+    let cell = Cell { tenants: programs.iter().enumerate().map(tenant).collect() };
+    let time_sliced = bench.time_sliced(&cell.tenants)?;
+    let measured = bench.measure(&cell)?;
     let limit = evaluate(&scenario(programs, &alone, measured.handoff_ns))?;
-    PairReport::of(beside, &measured, &alone, &limit)
+    PairReport::of(beside, &measured, [&alone, &time_sliced], &limit)
 }
 
 /// Returns the scenario of a pair whose programs alone use these parts of the time. A hand-off
@@ -145,15 +149,23 @@ fn evaluate(scenario: &str) -> Result<Limit> {
 }
 
 impl PairReport {
-    fn of(beside: &'static str, measured: &Measured, alone: &[f64], limit: &Limit) -> Result<Self> {
+    /// `alone` are the parts of the time that each program's kernels take alone, and `time_sliced`
+    /// those beside the other program without deepres.
+    fn of(
+        beside: &'static str,
+        measured: &Measured,
+        [alone, time_sliced]: [&[f64]; 2],
+        limit: &Limit,
+    ) -> Result<Self> {
         let bound = limit.bound.context("the evaluation has no bound")?;
         let elapsed_ns = measured.elapsed_ns as f64;
-        let each = measured.tenants.iter().zip(alone).zip(&limit.tenants);
+        let each = measured.tenants.iter().zip(alone).zip(&limit.tenants).zip(time_sliced);
         let tenants: Vec<TenantReport> = each
-            .map(|((had, alone), fluid)| TenantReport {
+            .map(|(((had, alone), fluid), time_sliced)| TenantReport {
                 alone_percent: alone * 100.0,
                 had_percent: had.true_ns as f64 * 100.0 / elapsed_ns,
                 fluid_percent: fluid.progress * alone * 100.0,
+                time_sliced_percent: time_sliced * 100.0,
             })
             .collect();
         let missing = |tenant: &TenantReport| tenant.fluid_percent * bound.min(1.0) - tenant.had_percent;
@@ -181,11 +193,12 @@ impl PairReport {
             figures.join(", ")
         };
         format!(
-            "beside {}: {} % of the time, in the fluid limit {} %, alone {} %\n\
+            "beside {}: {} % of the time, in the fluid limit {} %, by time-slicing {} %, alone {} %\n\
              {:<11}worst {:.3} of the fluid limit (bound {:.3}), {:.2} p missing, meter {:.2} p",
             self.beside,
             of_each(|tenant| tenant.had_percent),
             of_each(|tenant| tenant.fluid_percent),
+            of_each(|tenant| tenant.time_sliced_percent),
             of_each(|tenant| tenant.alone_percent),
             "",
             self.worst_vs_fluid,
@@ -205,7 +218,13 @@ mod tests {
         let tenants = true_ns.map(|true_ns| Had { share: SHARE, true_ns, metered_ns: true_ns }).to_vec();
         let measured = Measured { tenants, elapsed_ns: 1_000, bound_fraction: 1.0, handoff_ns: 100 };
         let tenants = [0.6, 0.5].map(|progress| Progress { progress }).into();
-        PairReport::of("itself", &measured, &[0.5, 1.0], &Limit { bound: Some(bound), tenants }).unwrap()
+        PairReport::of(
+            "itself",
+            &measured,
+            [&[0.5, 1.0], &[0.2, 0.3]],
+            &Limit { bound: Some(bound), tenants },
+        )
+        .unwrap()
     }
 
     #[test]

@@ -77,18 +77,40 @@ impl Bench {
         Ok(used[0] / used[1])
     }
 
+    /// Returns the part of the time in which each tenant has kernels running, if all run together
+    /// without deepres.
+    pub fn time_sliced(&self, tenants: &[Tenant]) -> Result<Vec<f64>> {
+        let bare: Vec<_> = tenants.iter().map(|tenant| (tenant, As::Bare)).collect();
+        self.used_fractions(&bare, Duration::from_secs_f64(self.seconds))
+    }
+
     /// Returns the part of the time in which a tenant alone has kernels running.
     fn used_fraction(&self, tenant: &Tenant, how: As<'_>) -> Result<f64> {
+        Ok(self.used_fractions(&[(tenant, how)], ALONE_LASTS)?.iter().sum())
+    }
+
+    /// Returns the part of the time in which each tenant has kernels running.
+    fn used_fractions(&self, tenants: &[(&Tenant, As<'_>)], lasts: Duration) -> Result<Vec<f64>> {
         let host = self.host()?;
-        let mut client = pieces::start(&host, how, &self.client, tenant.steps)?;
+        let start =
+            |(tenant, how): &(&Tenant, As<'_>)| pieces::start(&host, *how, &self.client, tenant.steps);
+        let mut clients: Vec<_> = tenants.iter().map(start).collect::<Result<_>>()?;
         self.interrupt.sleep(SETTLED)?;
-        let pid = client.pid(&host, how, &tenant.name)?;
+        let pid = |(client, (tenant, how)): (&pieces::Client, &(&Tenant, As<'_>))| {
+            client.pid(&host, *how, &tenant.name)
+        };
+        let pids: Vec<u32> = clients.iter().zip(tenants).map(pid).collect::<Result<_>>()?;
         let before = pieces::record(&host)?;
-        self.interrupt.sleep(ALONE_LASTS)?;
+        self.interrupt.sleep(lasts)?;
         let after = pieces::record(&host)?;
-        client.still_runs()?;
-        let used_ns = pieces::kernels_ns(&after, pid).saturating_sub(pieces::kernels_ns(&before, pid));
-        Ok(used_ns as f64 / (after.at_ns - before.at_ns) as f64)
+        for client in &mut clients {
+            client.still_runs()?;
+        }
+        let elapsed_ns = (after.at_ns - before.at_ns) as f64;
+        let used_ns = |pid: u32| {
+            pieces::kernels_ns(&after, pid).saturating_sub(pieces::kernels_ns(&before, pid)) as f64
+        };
+        Ok(pids.into_iter().map(|pid| used_ns(pid) / elapsed_ns).collect())
     }
 
     /// Starts a host without tenants.
