@@ -4,7 +4,8 @@
 //! A request of an owner with an SLO is a burst. The request is due when the SLO has passed since
 //! the owner began to want the GPU. The scheduler expects a request to take as long on the owner's
 //! part of the SMs as the owner's last request. If a burst outlasts its SLO, it is a row of
-//! requests. A request of a row ends at its due time, or earlier when all work of the owner ends.
+//! requests. A request of a row ends at its due time, or earlier when all work of one of the owner's
+//! processes ends.
 //!
 //! While all requests can be in time, the scheduler *accepts* all requests. If the GPU cannot do all
 //! requests and each request gets some of the GPU, all requests are late. So the scheduler measures
@@ -41,8 +42,8 @@ const LATE_SLOS: u64 = 2;
 const MOST_LATE_SLOS: u64 = 3;
 /// The scheduler leaves the SLO divided by this number for its own looks.
 const LOOKS_PER_SLO: u64 = 8;
-/// In an overload, the scheduler tries at most this many requests at a decision. NVIDIA's MPS serves
-/// fewer clients (60 at most).
+/// In an overload, the scheduler tries at most this many requests at a decision, because each try
+/// looks at all accepted requests.
 const MOST_TRIED: usize = 64;
 
 /// The urgency of an owner's request. The most urgent request comes first in the order.
@@ -255,20 +256,19 @@ impl Scheduler {
         asked.clear();
         let is_overloaded = tenants.with_objective().any(|(_, tenant)| tenant.is_late());
         tenants.each_with_objective(|id, tenant| {
-            let Request { due_ns, length_ns, is_accepted, .. } = tenant.request;
-            let left_ns = tenant.left_ns();
-            // A request that began keeps its eligibility.
-            let is_eligible = || tenant.vtime <= mean + tenant.part_vtime(length_ns.saturating_sub(left_ns));
             if !tenant.has_objective() || !tenant.asks(now_ns, 0) {
                 return;
             }
+            let Request { due_ns, had_ns, length_ns, is_accepted, .. } = tenant.request;
+            // A request that began keeps its eligibility.
+            let begun = tenant.part_vtime(length_ns.min(had_ns));
             if !is_overloaded {
                 tenant.request.is_accepted = true;
             } else if is_accepted {
                 // The request is to be in time, though it can take longer than expected.
                 let until_ns = due_ns.saturating_sub(now_ns);
-                insert(jobs, tenant.part_ppm(), until_ns, left_ns.min(until_ns));
-            } else if is_eligible() {
+                insert(jobs, tenant.part_ppm(), until_ns, tenant.left_ns().min(until_ns));
+            } else if tenant.vtime <= mean + begun {
                 asked.push((tenant.vtime, id));
             }
         });
