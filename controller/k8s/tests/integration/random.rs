@@ -47,7 +47,8 @@ fn pod(number: usize, random: &mut Random) -> Pod {
     if random.below(4) == 0 {
         containers.push(init);
     }
-    // Two containers together may need no more than a GPU, or no GPU would ever have room for them.
+    // All containers of a pod together may ask for at most one GPU. The node publishes no more free
+    // shares than one GPU has, so a larger pod waits for ever (docs/kubernetes.md).
     let has_room = main.size + second.size <= 100;
     containers.push(main);
     if has_room && random.below(4) == 0 {
@@ -189,8 +190,9 @@ async fn run(pods: usize, seed: u64, apart_s: u64, restart_each: usize) -> (Node
                     *after = (after.0 + 1, since.elapsed().as_millis());
                 }
             }
-            continue;
         }
+        // The scheduler binds a pod a second at most. So the kubelet and the plugin run between two
+        // pods, and after a restart not all waiting pods fail at once.
         pass(1).await;
     }
     node.until("all allocations are gone", || node.specifications().is_empty() && node.tokens().is_empty())
