@@ -62,6 +62,8 @@ pub struct PairReport {
 struct TenantReport {
     alone_percent: f64,
     had_percent: f64,
+    /// GPU time that deepres charged.
+    metered_percent: f64,
     fluid_percent: f64,
     /// Without deepres, beside the other program.
     time_sliced_percent: f64,
@@ -164,6 +166,7 @@ impl PairReport {
             .map(|(((had, alone), fluid), time_sliced)| TenantReport {
                 alone_percent: alone * 100.0,
                 had_percent: had.true_ns as f64 * 100.0 / elapsed_ns,
+                metered_percent: had.metered_ns as f64 * 100.0 / elapsed_ns,
                 fluid_percent: fluid.progress * alone * 100.0,
                 time_sliced_percent: time_sliced * 100.0,
             })
@@ -194,7 +197,8 @@ impl PairReport {
         };
         format!(
             "beside {}: {} % of the time, in the fluid limit {} %, by time-slicing {} %, alone {} %\n\
-             {:<11}worst {:.3} of the fluid limit (bound {:.3}), {:.2} p missing, meter {:.2} p",
+             {:<11}worst {:.3} of the fluid limit (bound {:.3}), {:.2} p missing, \
+             metered {} % (error {:.2} p)",
             self.beside,
             of_each(|tenant| tenant.had_percent),
             of_each(|tenant| tenant.fluid_percent),
@@ -204,6 +208,7 @@ impl PairReport {
             self.worst_vs_fluid,
             self.bound,
             self.missing_points,
+            of_each(|tenant| tenant.metered_percent),
             self.meter_error_points,
         )
     }
