@@ -539,15 +539,31 @@ impl Process {
 
     /// Keeps the tenant's limits until a daemon is back: counts the process's memory in the
     /// tenant's file too, and keeps the share. Processes that start without a daemon share only the
-    /// file. The caller has seen the end of the connection to the daemon.
+    /// file. The caller has seen the end of the connection to the daemon, or the end of an arbiter's
+    /// heartbeat.
     pub fn leave_daemon(&self, meter: MeterThread) {
         self.count_in_file(meter);
         self.set_alone(true);
         let Some(session) = self.session() else { return };
         match session.keep_share(meter, &self.gpus, self.wake.get()) {
-            Ok(()) if session.stand_in().is_none() => {}
+            Ok(()) if session.any_stand_in(&self.gpus).is_none() => {}
             Ok(()) => say!(Info, "the job keeps its share by itself until a daemon is back"),
             Err(error) => say!(Warn, "there is no memory to keep the job's share without a daemon ({error})"),
+        }
+    }
+
+    /// Returns whether an arbiter is gone or hangs that held the tenant to a share, and the process
+    /// does not keep the share by itself.
+    pub fn has_lost_share(&self, now_ns: u64) -> bool {
+        self.session().is_some_and(|session| session.has_lost_share(&self.gpus, now_ns))
+    }
+
+    /// Obeys each arbiter again that no longer hangs.
+    pub fn return_shares(&self, meter: MeterThread, now_ns: u64) {
+        let Some(session) = self.session() else { return };
+        if session.return_shares(meter, &self.gpus, now_ns) {
+            self.set_alone(false);
+            say!(Info, "the daemon goes on, and keeps the job's share again");
         }
     }
 
@@ -606,7 +622,7 @@ impl Process {
     pub fn cover(&self, gpu: &Gpu, launched_ns: u64, (start_ns, end_ns): (i64, i64)) {
         let Some((session, index)) = self.session().zip(gpu.index()) else { return };
         let (start_ns, end_ns) = (start_ns.max(0) as u64, end_ns.max(0) as u64);
-        match session.stand_in() {
+        match session.stand_in(gpu) {
             Some(local) => local.cover(gpu.uuid(), launched_ns, (start_ns, end_ns)),
             None => session
                 .meter()
@@ -619,7 +635,7 @@ impl Process {
     /// Without a daemon, charges the tenant for GPU time whose place in time is unknown. The job
     /// launched the work from `launched_ns` on. With a daemon, does nothing.
     pub fn charge(&self, gpu: &Gpu, launched_ns: u64, used_ns: u64) {
-        if let Some(local) = self.session().and_then(Session::stand_in) {
+        if let Some(local) = self.session().and_then(|session| session.stand_in(gpu)) {
             local.charge(gpu.uuid(), launched_ns, used_ns);
         }
     }
@@ -627,7 +643,7 @@ impl Process {
     /// Without a daemon, takes the arbiter's turn. Returns the latest time of the next turn. With a
     /// daemon, returns `None`.
     pub fn turn(&self, _meter: MeterThread, now_ns: u64) -> Option<u64> {
-        self.session().and_then(Session::stand_in)?.turn(&self.gpus, now_ns)
+        self.session()?.any_stand_in(&self.gpus)?.turn(&self.gpus, now_ns)
     }
 
     /// Returns whether the process is ending.

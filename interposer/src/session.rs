@@ -68,7 +68,8 @@ pub struct Session {
     /// The stand-in for the daemon, if the session has no daemon. Such a session has no
     /// descriptors.
     local: Option<Local>,
-    /// The stand-in for the last daemon that died while the tenant had a share.
+    /// The stand-in for a daemon that died or hung while the tenant had a share. The session keeps
+    /// the stand-in for the next time.
     stand_in: Shared<Local>,
     /// Whether the process looks for a daemon that gives it a session.
     is_waiting: bool,
@@ -142,15 +143,34 @@ impl Session {
         self.local.as_ref()
     }
 
-    /// Returns the stand-in that does the arbiter's work at present. Returns `None` while the
-    /// session has a daemon, or if the tenant had no share when the daemon died.
-    pub fn stand_in(&self) -> Option<&Local> {
-        self.standalone().or_else(|| self.stand_in.get().filter(|_| self.is_gone()))
+    /// Returns the stand-in that does the arbiter's work on a GPU at present. Returns `None` while
+    /// the GPU has an arbiter of a daemon, or if the tenant has no share on the GPU.
+    pub fn stand_in(&self, gpu: &Gpu) -> Option<&Local> {
+        self.standalone().or_else(|| self.stand_in.get().filter(|local| local.serves(gpu)))
     }
 
-    /// Lets the process keep its tenant's share by itself until a daemon is back, if the daemon
-    /// granted a share. `wake` then serves as the bell, and wakes the meter thread. The caller has
-    /// seen the end of the connection.
+    /// Returns the stand-in that does an arbiter's work on any of the GPUs at present.
+    pub fn any_stand_in(&self, gpus: &[Gpu]) -> Option<&Local> {
+        gpus.iter().find_map(|gpu| self.stand_in(gpu))
+    }
+
+    /// Returns whether the tenant has a share on a GPU whose arbiter is gone or hangs, and neither
+    /// the process itself keeps the share, nor do launches fail.
+    pub fn has_lost_share(&self, gpus: &[Gpu], now_ns: u64) -> bool {
+        let has_lost = |gpu: &Gpu| self.stand_in(gpu).is_none() && self.lost_record(gpu, now_ns).is_some();
+        self.fail_mode() == FailMode::Open && self.local.is_none() && gpus.iter().any(has_lost)
+    }
+
+    /// Returns the daemon's record for a GPU whose arbiter is gone or hangs, if the tenant has a
+    /// share on the GPU.
+    fn lost_record(&self, gpu: &Gpu, now_ns: u64) -> Option<&'static GrantSlot> {
+        let record = self.grant.slot(gpu.index()?)?;
+        (record.share_ppm().is_some() && self.is_daemon_gone(gpu, now_ns)).then_some(record)
+    }
+
+    /// Lets the process keep its tenant's share by itself on each GPU whose arbiter is gone or
+    /// hangs, until the arbiter or another daemon is back. `wake` then serves as the bell, and
+    /// wakes the meter thread.
     ///
     /// # Errors
     /// The system's error, if there is no memory for the pages. Launches then pass.
@@ -160,19 +180,35 @@ impl Session {
         gpus: &[Gpu],
         wake: Option<OwnDescriptor>,
     ) -> io::Result<()> {
-        let known = self.stand_in.get().filter(|known| known.uses(self.file()));
-        self.stand_in.set(None);
-        let has_share = gpus.iter().filter_map(Gpu::grant).any(|grant| grant.share_ppm().is_some());
-        if !has_share || self.fail_mode() == FailMode::Closed {
+        let now_ns = os::now_ns();
+        if !self.has_lost_share(gpus, now_ns) {
             return Ok(());
         }
-        let local: &'static Local = match known {
+        let local: &'static Local = match self.stand_in.get().filter(|known| known.uses(self.file())) {
             Some(known) => known,
             None => Box::leak(Box::new(Local::stand_in(self.file(), gpus)?)),
         };
         self.stand_in.set(Some(local));
-        local.take_over(gpus, wake, os::now_ns());
+        local.take_over(gpus, |gpu| self.lost_record(gpu, now_ns), wake, now_ns);
         Ok(())
+    }
+
+    /// Lets each GPU whose arbiter no longer hangs obey the arbiter again. Returns whether the
+    /// process then keeps no share by itself any more, and did before.
+    pub fn return_shares(&self, _meter: MeterThread, gpus: &[Gpu], now_ns: u64) -> bool {
+        let Some(local) = self.stand_in.get() else { return false };
+        let mut has_returned = false;
+        for (gpu, bell) in gpus.iter().zip(&self.bells) {
+            let grant = gpu.index().and_then(|index| self.grant.slot(index));
+            let Some(grant) = grant.filter(|_| local.serves(gpu) && !self.is_daemon_gone(gpu, now_ns)) else {
+                continue;
+            };
+            gpu.forget_only_launch();
+            gpu.obey(grant, bell.get());
+            local.give_up(Some(gpu));
+            has_returned = true;
+        }
+        has_returned && self.any_stand_in(gpus).is_none()
     }
 
     /// Makes sure that the tenant's dead processes hold no memory on a GPU. `index` is the daemon's
@@ -330,7 +366,7 @@ impl Session {
             new.grow(&held(old), &before);
         }
         if let Some(local) = &self.local {
-            local.give_up();
+            local.give_up(None);
         }
     }
 
@@ -433,7 +469,7 @@ impl Session {
         self.connected_ns.store(os::now_ns(), Ordering::Relaxed);
         self.is_gone.store(false, Ordering::Release);
         if let Some(stand_in) = self.stand_in.get() {
-            stand_in.give_up();
+            stand_in.give_up(None);
         }
     }
 
@@ -551,7 +587,7 @@ impl Session {
 
     /// Returns whether nobody will open a gate: neither a daemon, nor the stand-in for a daemon.
     pub fn is_controller_gone(&self, gpu: &Gpu, now_ns: u64) -> bool {
-        match self.stand_in() {
+        match self.stand_in(gpu) {
             Some(stand_in) => stand_in.is_gone(gpu.uuid(), now_ns),
             None => self.is_daemon_gone(gpu, now_ns),
         }

@@ -90,7 +90,8 @@ impl Reconnect {
         // A process that waits for room has already logged this.
         let is_said = error.is_full() && is_first(process);
         if !is_said && !std::mem::replace(&mut self.is_told, true) {
-            let keeps_share = || process.session().is_some_and(|session| session.stand_in().is_some());
+            let keeps_share =
+                || process.session().is_some_and(|session| session.any_stand_in(&process.gpus).is_some());
             let goes_on = match is_first(process) {
                 true => "goes on as before",
                 false if keeps_share() => "keeps its limits by itself",

@@ -68,6 +68,8 @@ const FILE_LOOK_NS: u64 = 1_000_000_000;
 /// launch, ns. The arbiter seldom looks at resting tenants, and only the bell tells the arbiter of
 /// a launch through an open gate.
 const RESTED_NS: u64 = 100_000_000;
+/// The shortest time between two attempts to keep a share whose arbiter hangs, ns.
+const KEEP_AGAIN_NS: u64 = 1_000_000_000;
 /// Size of the meter thread's stack. The stack also holds the thread-local data of every library.
 /// Pages that the thread does not touch cost nothing.
 const STACK_BYTES: usize = 2 << 20;
@@ -150,6 +152,8 @@ struct Meter {
     contended_ns: u64,
     is_relaxed: bool,
     reconnect: Reconnect,
+    /// The earliest time of the next attempt to keep a share whose arbiter hangs, ns.
+    keep_due_ns: u64,
     pressure: Pressure,
     /// The mover of each GPU.
     movers: Vec<Mover>,
@@ -182,6 +186,7 @@ impl Meter {
             contended_ns: 0,
             is_relaxed: false,
             reconnect: Reconnect::default(),
+            keep_due_ns: 0,
             pressure: Pressure::new(process.pressure_signal(), process.gpus.len()),
             movers: process.gpus.iter().map(|_| Mover::default()).collect(),
             moves: Moves::None,
@@ -605,7 +610,8 @@ impl Meter {
         if stretched_ns == 0 || account.has_several(self.ticked_ns) {
             return 0;
         }
-        if is_beside && self.process.session().is_some_and(|session| session.stand_in().is_some()) {
+        if is_beside && self.process.session().is_some_and(|session| session.stand_in(context.gpu).is_some())
+        {
             return stretched_ns;
         }
         if let Some(word) = stretched(self.process, context.gpu) {
@@ -729,6 +735,11 @@ impl Meter {
         let now_ns = os::now_ns();
         if self.process.session().is_some_and(Session::seeks_daemon) {
             self.reconnect.step(self.here, self.process, now_ns);
+        }
+        self.process.return_shares(self.here, now_ns);
+        if now_ns >= self.keep_due_ns && self.process.has_lost_share(now_ns) {
+            self.keep_due_ns = now_ns.saturating_add(KEEP_AGAIN_NS);
+            self.process.leave_daemon(self.here);
         }
         let Some(session) = self.process.session() else {
             os::sleep(TICK_ALONE_NS);

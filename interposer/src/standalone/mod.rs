@@ -6,8 +6,8 @@
 //! Otherwise the process has a lease with a window, which bounds the work in flight. The pauses
 //! make up for all used time, so the share is exact in the long run.
 //!
-//! If the daemon of a session dies, the process keeps its share in the same way until a daemon is
-//! back ([`Local::take_over`]). Meanwhile the meter page of the session counts on.
+//! If the daemon of a session dies or hangs, the process keeps its share in the same way until a
+//! daemon is back ([`Local::take_over`]). Meanwhile the meter page of the session counts on.
 //!
 //! The processes of a tenant take turns ([`turns`]). If ranks on several GPUs depend on each other,
 //! they pause together ([`rank`]). The meter thread also writes the heartbeat. A launch waits at
@@ -129,14 +129,27 @@ impl Local {
         self.file.map(ptr::from_ref) == file.map(ptr::from_ref)
     }
 
-    /// Takes the gates of a session over from its daemon, which is gone. From now on, the process
-    /// keeps the share and the memory limit of the daemon's record. `wake` serves as the bell.
+    /// Returns whether a GPU obeys a gate of this process.
+    pub fn serves(&self, gpu: &Gpu) -> bool {
+        let own = self.page.place(gpu.uuid()).and_then(|place| self.grant.slot(place));
+        own.zip(gpu.grant()).is_some_and(|(own, grant)| ptr::eq(own, grant))
+    }
+
+    /// Takes the gates of a session over from arbiters that are gone or hang. `record_of` returns
+    /// the daemon's record for such a GPU, and `None` for any other GPU. From now on, the process
+    /// keeps the share and the memory limit of the record. `wake` serves as the bell.
     ///
     /// The launches of before are not charged here, because the daemon let them pass.
-    pub fn take_over(&self, gpus: &[Gpu], wake: Option<OwnDescriptor>, now_ns: u64) {
+    pub fn take_over<'r>(
+        &self,
+        gpus: &[Gpu],
+        record_of: impl Fn(&Gpu) -> Option<&'r GrantSlot>,
+        wake: Option<OwnDescriptor>,
+        now_ns: u64,
+    ) {
         let found = |(ordinal, place): (usize, usize)| {
-            let gpu = gpus.get(ordinal)?;
-            Some((gpu, gpu.grant()?, self.grant.slot(place)?, self.page.gpu(place)?))
+            let gpu = gpus.get(ordinal).filter(|gpu| !self.serves(gpu))?;
+            Some((gpu, record_of(gpu)?, self.grant.slot(place)?, self.page.gpu(place)?))
         };
         let seats: Vec<_> = self.places().filter_map(found).collect();
         for (_, record, own, tenant) in &seats {
@@ -228,11 +241,16 @@ impl Local {
         self.is_shut() || now_ns > beat_ns.saturating_add(HEARTBEAT_LIMIT_NS)
     }
 
-    /// Closes the process's own gates. The caller calls this after a daemon has given the process
-    /// gates of its own. The threads that wait at the closed gates wake up, and go on at the
-    /// daemon's gates.
-    pub fn give_up(&self) {
-        for grant in self.places().filter_map(|(_, place)| self.grant.slot(place)) {
+    /// Closes the process's own gate of a GPU, or of all GPUs if `gpu` is `None`. The caller calls
+    /// this after a daemon has given the process gates of its own. The threads that wait at the
+    /// closed gates wake up, and go on at the daemon's gates.
+    pub fn give_up(&self, gpu: Option<&Gpu>) {
+        let only = gpu.map(|gpu| self.page.place(gpu.uuid()));
+        let places = self
+            .places()
+            .map(|(_, place)| place)
+            .filter(|place| only.is_none_or(|only| only == Some(*place)));
+        for grant in places.filter_map(|place| self.grant.slot(place)) {
             grant.set_gate(GateState::Closed, LeaseTerms::default());
             os::futex_wake_shared(grant.futex());
         }
@@ -440,7 +458,7 @@ mod tests {
         fn lose(&self, local: &Local, share_ppm: u32, now_ns: u64) {
             self.record.set_share_ppm(Some(share_ppm));
             self.gpus[0].connect(INDEX, self.record, self.meter, None);
-            local.take_over(&self.gpus, None, now_ns);
+            local.take_over(&self.gpus, Gpu::grant, None, now_ns);
         }
 
         fn state(&self) -> GateState {
@@ -480,7 +498,7 @@ mod tests {
         let own = lost.gpus[0].grant().unwrap();
         // The next daemon charges this use.
         local.cover(&GPU, NOW_NS, (NOW_NS, NOW_NS + 4_000 * MS));
-        local.give_up();
+        local.give_up(None);
         assert_eq!(own.gate().state, GateState::Closed, "no launch passes a gate of the past");
         let later_ns = NOW_NS + 5_000 * MS;
         lost.lose(&local, PPM / 2, later_ns);

@@ -185,15 +185,21 @@ mod measured {
     }
 
     #[test]
-    fn tenants_go_on_while_the_daemon_hangs_and_share_again_when_it_does_not() {
+    fn tenants_keep_their_shares_while_the_daemon_hangs_and_share_again_when_it_does_not() {
         let (host, daemon) = Host::measuring().with_daemon();
-        let clients = [backlog(&host, "a", "80%", &[]), backlog(&host, "b", "20%", &[])];
+        let clients = [backlog(&host, "a", "70%", &[]), backlog(&host, "b", "20%", &[])];
         thread::sleep(Duration::from_millis(500));
         let charged = |ps: &Ps| -> u64 { ps.tenants.iter().map(|tenant| tenant.gpu_ns).sum() };
         let governed = host.ps();
         host.stop(daemon.pid());
         thread::sleep(AFTER_THE_DAEMON);
         assert_all_go_on(&clients);
+        let tally = Tally::over(&host, Duration::from_secs(2));
+        for (name, owed) in [("a", 70.0), ("b", 20.0)] {
+            let had = tally.percent_of_time(&governed.tenant(name).pids());
+            println!("while the daemon hangs: {had:.1} % of the time, owed {owed} %");
+            assert!((had - owed).abs() <= KEPT_POINTS, "{name} had {had:.1} % of the time, owed {owed} %");
+        }
         daemon.signal(Signal::CONT);
         thread::sleep(Duration::from_millis(1000));
         // While the daemon was stopped, each meter counted the other tenant's turns as its own.
@@ -204,7 +210,7 @@ mod measured {
         assert!(charged_ns >= passed_ns / 2, "charged {charged_ns} ns in {passed_ns} ns");
         let window = Window::measure(&host, Duration::from_secs(2));
         let had = window.true_percent("a");
-        assert!((had - 80.0).abs() <= 4.0, "shares are enforced again: a had {had:.1} %");
+        assert!((had - 700.0 / 9.0).abs() <= 4.0, "shares are enforced again: a had {had:.1} %");
     }
 
     #[test]
