@@ -256,6 +256,30 @@ fn a_client_keeps_its_share_without_a_controller_and_then_waits_at_the_next_cont
 }
 
 #[test]
+fn a_client_keeps_its_share_while_a_controller_hangs_and_obeys_its_gate_afterwards() {
+    let controller = Controller::new();
+    controller.grant.set_session(77, 100_000_000, FailMode::Open);
+    // One launch uses up so small a share for longer than the test takes.
+    controller.slot().set_share_ppm(Some(1));
+    let (mut client, _connection) = start(&controller, "launch until");
+    let launched = || controller.meter().read().kernel_launches;
+    client.gives(CUDA_SUCCESS);
+    client.go();
+    until("the controller's open gate lets launches pass", || launched() > 100);
+    // The heartbeat stops while the gate is open.
+    controller.beat.beat(controller.gpu(), now_ns());
+    until("a launch waits", || controller.meter().read().waiters == 1);
+    let held = launched();
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!((controller.meter().read().waiters, launched()), (1, held));
+    controller.beat.beat(controller.gpu(), now_ns() + 3_600_000_000_000);
+    until("launches pass again", || launched() > held + 100);
+    controller.set_gate(GateState::Closed, LeaseTerms::default());
+    until("the launch waits for the controller", || controller.rings() > 0);
+    assert_eq!(controller.meter().read().waiters, 1);
+}
+
+#[test]
 fn held_memory_moves_to_the_ledger_of_a_controller_that_came_back() {
     let mut controller = Controller::new();
     controller.slot().set_memory_limit(LIMIT_BYTES);
