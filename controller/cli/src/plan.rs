@@ -337,6 +337,7 @@ mod tests {
     fn an_iteration_says_which_of_its_facts_are_not_known() {
         let iteration = IterationStatus {
             learned_ns: 1,
+            process: None,
             purpose: "unknown".to_owned(),
             period_ns: 0,
             idle_ns: 3_000,

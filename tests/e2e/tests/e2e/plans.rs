@@ -153,7 +153,7 @@ fn tenants_follow_a_plan_across_the_death_of_the_daemon_until_one_departs() {
         let command = host.run(&["--name", name, "--sm", "90%"], c_client("pace"), &BY_TURNS);
         host.start(by_mps(&host, command), "ready")
     };
-    let a = start("a");
+    let mut a = start("a");
     learn_times(&host, "a");
     // Beside `a`, kernels of `b` would take longer.
     host.shows(&["pause", "a"]);
@@ -198,6 +198,12 @@ fn tenants_follow_a_plan_across_the_death_of_the_daemon_until_one_departs() {
     assert!(host.shows(&["explain", "b"]).contains("followed   dropped: `a`"));
     go_on();
     host.shows(&["plan", "off", "b"]);
+
+    // The keys of kernels hold for the life of a process.
+    a.terminate();
+    let _a = start("a");
+    let is_refused = || host.call(&["plan", "on", "b"]).stderr.contains("`deepres plan learn a`");
+    eventually("the daemon wants to learn the new process", is_refused);
 }
 
 /// Tests that measure. Each test runs alone on the machine.
