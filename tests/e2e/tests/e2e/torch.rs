@@ -83,15 +83,17 @@ const ALLOCATORS: [(&str, &str); 2] =
 
 #[test]
 #[ignore = "deep: takes long"]
-fn expandable_segments_of_pytorch_train_as_without_deepres() {
-    let [(_, configuration), _] = ALLOCATORS;
-    let client = |command: Command| {
-        let mut command = client(command);
-        command.env("PYTORCH_ALLOC_CONF", configuration);
-        command
-    };
-    let counts = |tenant: &Tenant, kernels: u64| tenant.kernel_launches == kernels;
-    assert_trains_as_without(&torch().python(), client, CLIENT_LIMIT, "OutOfMemoryError", counts);
+fn each_allocator_of_pytorch_trains_as_without_deepres() {
+    for (allocator, configuration) in ALLOCATORS {
+        println!("{allocator}");
+        let client = |command: Command| {
+            let mut command = client(command);
+            command.env("PYTORCH_ALLOC_CONF", configuration);
+            command
+        };
+        let counts = |tenant: &Tenant, kernels: u64| tenant.kernel_launches == kernels;
+        assert_trains_as_without(&torch().python(), client, CLIENT_LIMIT, "OutOfMemoryError", counts);
+    }
 }
 
 #[test]
