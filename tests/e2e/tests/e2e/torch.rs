@@ -281,15 +281,17 @@ mod measured {
         assert_trainers_share(&host, &mut trainers, CLIENT_LIMIT, MEASURED);
 
         let pid = host.ps().tenant("minor").sessions[0].pid;
-        let held = || -> u64 {
-            let processes = host.truth().processes;
-            processes.iter().filter(|process| process.pid == pid).map(|one| one.gpus[0].memory_bytes).sum()
+        // By the simulated GPU's record, and by the tenant's account.
+        let held = || -> [u64; 2] {
+            let own = host.truth().processes.into_iter().filter(|process| process.pid == pid);
+            let recorded = own.map(|process| process.gpus[0].memory_bytes).sum();
+            [recorded, host.ps().find("minor").map_or(0, |tenant| tenant.memory_bytes)]
         };
-        assert!(held() > 0);
+        assert!(held().iter().all(|bytes| *bytes > 0));
         kill_process(Pid::from_raw(pid as i32).expect("a process"), Signal::KILL).expect("it runs");
         // The kernel takes a while to take the process's own gigabytes apart.
         eventually("the killed process is gone", || !alive(pid));
-        await_value_within(held, |bytes| *bytes == 0, FREED_WITHIN);
+        await_value_within(held, |held| *held == [0, 0], FREED_WITHIN);
     }
 
     #[test]
