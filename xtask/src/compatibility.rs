@@ -105,6 +105,14 @@ const ROWS: &[Row] = &[
     Row {
         client: TORCH,
         version: Version::Pinned { file: TORCH_ALONE, package: "torch" },
+        run: "the same training with expandable segments, and with `cudaMallocAsync`",
+        result: "trains; the same shapes, allocator statistics and errors as without deepres; deepres counts each launch; an allocation above the limit raises `OutOfMemoryError`",
+        reach: Reach::Whole,
+        test: "torch::each_allocator",
+    },
+    Row {
+        client: TORCH,
+        version: Version::Pinned { file: TORCH_ALONE, package: "torch" },
         run: "a service answers requests with pauses, beside a trainer; trainings end by an exception, by `OutOfMemoryError`, and by SIGTERM with a handler and without",
         result: "the same answers, exit status and errors as without deepres; a job that ended leaves no memory in the ledger",
         reach: Reach::Whole,

@@ -207,7 +207,9 @@ pub fn print_found(found: &FoundStatus, out: &mut impl Write) -> io::Result<()> 
         let why = why_none.as_deref().unwrap_or("the daemon searches still");
         return writeln!(out, "  plan       {of}: none: {why}");
     };
-    let PredictionStatus { pays, gain, unplanned_ns, planned_ns, bound_ns, cost_ns, cuts, .. } = plan;
+    let PredictionStatus {
+        pays, gain, in_order_gain, unplanned_ns, planned_ns, bound_ns, cost_ns, cuts, ..
+    } = plan;
     if !pays {
         return writeln!(
             out,
@@ -225,6 +227,11 @@ pub fn print_found(found: &FoundStatus, out: &mut impl Write) -> io::Result<()> 
         Time(*bound_ns),
         cuts.len(),
         Time(*cost_ns)
+    )?;
+    writeln!(
+        out,
+        "  in order   {:.1} % less, if the SMs go to kernels in the order of launch, as under MPS",
+        PERCENT * in_order_gain
     )?;
     let followed = match (deployment, tenants.first()) {
         (Some(deployment), _) => followed(deployment),
@@ -304,9 +311,33 @@ mod tests {
     }
 
     #[test]
+    fn a_plan_is_said_with_its_gain_by_both_rules_of_sharing() {
+        let plan = PredictionStatus {
+            pays: true,
+            installed: false,
+            gain: 0.25,
+            in_order_gain: 0.125,
+            sequential_ns: 20_000,
+            unplanned_ns: 16_000,
+            planned_ns: 12_000,
+            bound_ns: 10_000,
+            cost_ns: 1_000,
+            longest_wait_ns: 0,
+            cuts: Vec::new(),
+        };
+        let tenants = vec!["a".to_owned(), "b".to_owned()];
+        let found = FoundStatus { gpu: 0, tenants, why_none: None, plan: Some(plan), deployment: None };
+        let mut out = Vec::new();
+        print_found(&found, &mut out).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        assert!(text.contains("(25.0 % less;") && text.contains("in order   12.5 % less"), "{text}");
+    }
+
+    #[test]
     fn an_iteration_says_which_of_its_facts_are_not_known() {
         let iteration = IterationStatus {
             learned_ns: 1,
+            process: None,
             purpose: "unknown".to_owned(),
             period_ns: 0,
             idle_ns: 3_000,

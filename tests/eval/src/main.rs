@@ -211,8 +211,12 @@ fn run_plans(options: &Options) -> Result<()> {
         bail!("there is no such mix: `--plans` without --mix lists all of them");
     }
     if options.json { report::print_json(&rows) } else { plans::print_table(&rows) }?;
-    match plans::bars::missed(&rows) {
-        missed if options.bars.is_none() || missed.is_empty() => Ok(()),
-        missed => bail!("plans are below {} of their bars:\n  {}", missed.len(), missed.join("\n  ")),
+    let mut missed = plans::bars::missed(&rows);
+    if options.mix.is_empty() && options.traces.is_none() {
+        missed.extend(plans::bars::absent(&rows));
     }
+    if options.bars.is_some() && !missed.is_empty() {
+        bail!("plans are below {} of their bars:\n  {}", missed.len(), missed.join("\n  "));
+    }
+    Ok(())
 }

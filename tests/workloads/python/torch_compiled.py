@@ -1,13 +1,14 @@
 """Trains models that torch.compile makes, with Triton: by default and with CUDA graphs.
 
 Prints one JSON object: the shapes of the results, how many CUDA graphs torch.compile left out, and
-whether the cache of Triton (TRITON_CACHE_DIR) has kernels. Kernels of the simulated GPU compute
-nothing. So the script uses no value that it reads back.
+whether the cache of Triton (TRITON_CACHE_DIR) has kernels. Waits for the end of its input before it
+ends. Kernels of the simulated GPU compute nothing. So the script uses no value that it reads back.
 """
 
 import json
 import os
 import pathlib
+import sys
 
 import torch
 from torch import nn
@@ -39,6 +40,7 @@ def main():
     said["graphs left out"] = counters["inductor"]["cudagraph_skips"]
     said["has kernels"] = any(pathlib.Path(os.environ["TRITON_CACHE_DIR"]).rglob("*.cubin"))
     print(json.dumps(said), flush=True)
+    sys.stdin.read()
     # Without it PyTorch aborts now and then, in Python's finalisation after backward().
     os._exit(0)
 

@@ -2,7 +2,10 @@
 
 Argument: the path of a socket. On the order `listen` on its input, the process waits for the second
 one at this socket. On the order `join`, the process connects. From then on, both answer the same
-requests: each begins a request only when both have answered the request before.
+requests: each begins a request only when both have answered the request before. On the order
+`depart`, the requests get smaller from then on, so some kernels have fewer blocks. On the order
+`longest NAME`, the process prints the name, and the longest time of an answer since the last such
+order, us.
 
 The network has parts whose layers fill one SM of a small GPU, and then nine. Kernels of the
 simulated GPU compute nothing. So the script uses no value that it reads back.
@@ -48,17 +51,20 @@ class Net(nn.Module):
         return head
 
 
-def meet(path):
-    """Connects to the second process if an order says so. Returns the connection, or None."""
-    if not select.select([sys.stdin], [], [], 0)[0]:
-        return None
-    order = sys.stdin.readline().strip()
-    if order == "join":
-        other = socket.socket(socket.AF_UNIX)
-        other.connect(path)
-        return other
-    if order != "listen":
-        os._exit(0)
+def ordered(orders):
+    """Returns the words of the next order, or none. Ends the process at the end of its input."""
+    if not select.select([orders], [], [], 0)[0]:
+        return []
+    return orders.readline().decode().split() or os._exit(0)
+
+
+def join(path):
+    other = socket.socket(socket.AF_UNIX)
+    other.connect(path)
+    return other
+
+
+def listen(path):
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(path)
         listening.listen()
@@ -68,21 +74,34 @@ def meet(path):
 
 def main():
     path = sys.argv[1]
+    # Without a buffer, the kernel tells of each order that the process has not read.
+    orders = open(0, "rb", buffering=0)
     net = Net().cuda().eval()
     batch = torch.ones(WIDE_BLOCKS * ROWS, WIDTH, device="cuda")
     with torch.inference_mode():
         for _ in range(WARM_UP_REQUESTS):
             net(batch).cpu()
         print("serves", flush=True)
-        other = None
+        other, longest_s = None, 0
         while True:
-            other = other or meet(path)
+            match ordered(orders):
+                case ["join"]:
+                    other = join(path)
+                case ["listen"]:
+                    other = listen(path)
+                case ["depart"]:
+                    batch = batch[ROWS:]
+                case ["longest", name]:
+                    print(name, round(longest_s * 1e6), flush=True)
+                    longest_s = 0
             time.sleep(PAUSE_S)
             if other is not None:
                 other.sendall(b".")
                 if not other.recv(1):
                     os._exit(0)
+            began = time.monotonic()
             net(batch).cpu()
+            longest_s = max(longest_s, time.monotonic() - began)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
 """Uses many parts of PyTorch: graphs, streams, kinds of layers, several processes, two GPUs.
 
-Prints one JSON object: for each part its result, or the error's class. Kernels of the simulated GPU
-compute nothing. So a result is a shape, a number of steps, or a value that only moved.
+Prints one JSON object: for each part its result, or the error's class. Waits for the end of its
+input before it ends. Kernels of the simulated GPU compute nothing. So a result is a shape, a number
+of steps, or a value that only moved.
 """
 
 import json
 import os
 import signal
+import sys
 import tempfile
 
 import torch
@@ -250,6 +252,7 @@ def main():
         "distributed": distributed,
     }
     print(json.dumps({name: outcome(part) for name, part in parts.items()}), flush=True)
+    sys.stdin.read()
     # Without it PyTorch aborts now and then, in Python's finalisation after backward().
     os._exit(0)
 

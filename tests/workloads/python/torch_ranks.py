@@ -1,6 +1,6 @@
 """Trains with two ranks over NCCL, each in a process of its own. Argument: the number of GPUs.
 
-Prints one JSON object: the ranks, and the steps of each.
+Prints one JSON object: the ranks, and the steps of each. The ranks live until the end of the input.
 """
 
 import json
@@ -16,7 +16,7 @@ RANKS = 2
 STEPS = 20
 
 
-def train(rank, gpus, meeting, answers):
+def train(rank, gpus, meeting, answers, end):
     torch.cuda.set_device(rank % gpus)
     device = torch.device("cuda", rank % gpus)
     dist.init_process_group(
@@ -33,22 +33,27 @@ def train(rank, gpus, meeting, answers):
     answers.put((rank, step + 1))
     answers.close()
     answers.join_thread()
+    end.wait()
     os._exit(0)
 
 
 def main():
     gpus = int(sys.argv[1])
     context = torch.multiprocessing.get_context("spawn")
-    answers = context.Queue()
+    answers, end = context.Queue(), context.Event()
     with tempfile.TemporaryDirectory() as folder:
         meeting = os.path.join(folder, "meeting")
-        ranks = [context.Process(target=train, args=(rank, gpus, meeting, answers)) for rank in range(RANKS)]
+        arguments = [(rank, gpus, meeting, answers, end) for rank in range(RANKS)]
+        # A rank that waits for the end dies with this process, also after an error.
+        ranks = [context.Process(target=train, args=each, daemon=True) for each in arguments]
         for rank in ranks:
             rank.start()
         said = sorted(answers.get(timeout=100) for _ in ranks)
+        print(json.dumps({"ranks": [rank for rank, _ in said], "steps": [steps for _, steps in said]}), flush=True)
+        sys.stdin.read()
+        end.set()
         for rank in ranks:
             rank.join()
-    print(json.dumps({"ranks": [rank for rank, _ in said], "steps": [steps for _, steps in said]}), flush=True)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ use deepres_abi::grant::{GateState, GrantPage};
 use deepres_abi::meter::MeterPage;
 use deepres_abi::plan::{MOST_CUTS, Place, PlanHead};
 use deepres_model::admin::plan::{DeploymentStatus, Stage};
+use deepres_model::process::ProcessKey;
 use deepres_policy::granularity::device::Mix;
 use deepres_policy::granularity::gate::MOST_MISSES;
 use deepres_policy::granularity::trial::{MOST_PAIRS, Trial, Verdict};
@@ -164,6 +165,7 @@ impl From<String> for Miss {
 #[derive(Debug, Clone)]
 struct Party {
     name: String,
+    process: Option<ProcessKey>,
     grant: Arc<SharedPage<GrantPage>>,
     meter: Arc<SharedPage<MeterPage>>,
     kernels: usize,
@@ -240,6 +242,7 @@ fn parties(gpu: usize, of: &[Known], registry: &Registry) -> Result<Vec<Party>, 
         }
         Ok(Party {
             name: name.clone(),
+            process: session.process,
             grant: Arc::clone(&session.grant),
             meter: Arc::clone(&session.meter),
             kernels: learned.kernels.len(),
@@ -263,7 +266,22 @@ pub(super) fn check(gpu: usize, of: &[Known], plan: &Plan, registry: &Registry) 
             "an iteration of all tenants takes longer than 1 s, the longest wait of a launch".to_owned()
         );
     }
-    parties(gpu, of, registry).map(drop)
+    match renewed(of, &parties(gpu, of, registry)?) {
+        None => Ok(()),
+        Some(name) => Err(format!(
+            "the daemon learned another process of `{name}`, whose kernels have other keys; `deepres plan learn \
+             {name}` learns this one"
+        )),
+    }
+}
+
+/// Returns the first tenant that runs in another process than the one that the daemon learned. The
+/// keys of kernels hold only in one process.
+fn renewed<'p>(of: &[Known], parties: &'p [Party]) -> Option<&'p str> {
+    let is_renewed = |((_, learned), party): (&Known, &Party)| {
+        learned.status.process.zip(party.process).is_some_and(|(of, now)| of != now)
+    };
+    of.iter().zip(parties).find(|pair| is_renewed(*pair)).map(|(_, party)| party.name.as_str())
 }
 
 /// A plan in the pages of sessions. A drop withdraws it.
@@ -535,6 +553,7 @@ mod tests {
     fn party(name: &str) -> Party {
         Party {
             name: name.to_owned(),
+            process: Some(ProcessKey { pid: 7, start_ticks: 1 }),
             grant: Arc::new(SharedPage::create("grant", Writer::Controller).expect("a page")),
             meter: Arc::new(SharedPage::create("meter", Writer::Anyone).expect("a page")),
             kernels: 1,
@@ -603,6 +622,16 @@ mod tests {
         }
         assert!(work.look(Duration::MAX).is_ok());
         assert!(why(work.look(Duration::ZERO)).contains("`a` has no work"));
+    }
+
+    #[test]
+    fn a_tenant_in_another_process_than_the_daemon_learned_is_learned_again_first() {
+        let of = ["a", "b"].map(|name| (name.to_owned(), learned(2, 0)));
+        let mut parties = vec![party("a"), party("b")];
+        assert_eq!(renewed(&of, &parties), None);
+        parties[0].process = None;
+        parties[1].process = Some(ProcessKey { pid: 7, start_ticks: 2 });
+        assert_eq!(renewed(&of, &parties), Some("b"), "the kernel gave the process's id anew");
     }
 
     fn deployed() -> Deployed {

@@ -21,6 +21,7 @@ use deepres_model::admin::plan::{
     CutStatus, FoundStatus, IterationStatus, KernelStatus, MOST_LEARN_MS, PlanStatus, PredictionStatus,
 };
 use deepres_model::clock::monotonic_ns;
+use deepres_model::process::ProcessKey;
 use deepres_model::text::harmless;
 use deepres_policy::TenantId;
 use deepres_policy::granularity::recorded::{self, Iteration, Process, Purpose};
@@ -447,8 +448,12 @@ pub(crate) fn learn(name: &str, ms: u64, shared: &Rc<Shared>) -> Result<PlanStat
         let registry = shared.registry.borrow();
         let tenant = registry.tenancy.tenants().named(name)?;
         let sessions = tenant.members.sessions().values().take(MOST_SESSIONS);
-        let pages = |session: &Session| (Arc::clone(&session.grant), Arc::clone(&session.meter));
-        (tenant.id, sessions.map(pages).collect::<Vec<_>>())
+        let asked = |session: &Session| Asked {
+            grant: Arc::clone(&session.grant),
+            meter: Arc::clone(&session.meter),
+            process: session.process,
+        };
+        (tenant.id, sessions.map(asked).collect::<Vec<_>>())
     };
     if asked.is_empty() {
         return Err(format!("`{name}` has no process on a GPU now; start its program first"));
@@ -468,7 +473,8 @@ pub(crate) fn learn(name: &str, ms: u64, shared: &Rc<Shared>) -> Result<PlanStat
     tokio::task::spawn_local(async move {
         let finished = record(number, asked, Duration::from_millis(ms)).await;
         let learned = tokio::task::spawn_blocking(move || {
-            lesson_of(&finished.iter().map(|meter| bytes_of(meter.page().excerpt())).collect::<Vec<_>>())
+            let excerpt = |asked: &Asked| (asked.process, bytes_of(asked.meter.page().excerpt()));
+            lesson_of(&finished.iter().map(excerpt).collect::<Vec<_>>())
         });
         let learned = learned.await;
         let learned = learned.unwrap_or_else(|_| Err("the reading of the excerpt failed".to_owned()));
@@ -484,7 +490,12 @@ pub(crate) fn learn(name: &str, ms: u64, shared: &Rc<Shared>) -> Result<PlanStat
     Ok(status)
 }
 
-type Pages = (Arc<SharedPage<GrantPage>>, Arc<SharedPage<MeterPage>>);
+/// A session that the daemon asks for an excerpt.
+struct Asked {
+    grant: Arc<SharedPage<GrantPage>>,
+    meter: Arc<SharedPage<MeterPage>>,
+    process: Option<ProcessKey>,
+}
 
 /// Returns the bytes of a finished excerpt.
 fn bytes_of(excerpt: &Excerpt) -> Vec<u8> {
@@ -493,10 +504,10 @@ fn bytes_of(excerpt: &Excerpt) -> Vec<u8> {
     bytes
 }
 
-/// Asks sessions for an excerpt, and returns the pages with the excerpts that are finished in time.
-async fn record(number: u32, asked: Vec<Pages>, lasts: Duration) -> Vec<Arc<SharedPage<MeterPage>>> {
-    let ask = |number: u32| asked.iter().for_each(|(grant, _)| grant.page().ask_for_excerpt(number));
-    let is_finished = |(_, meter): &Pages| meter.page().excerpt().finished() == number;
+/// Asks sessions for an excerpt, and returns the sessions whose excerpts are finished in time.
+async fn record(number: u32, asked: Vec<Asked>, lasts: Duration) -> Vec<Asked> {
+    let ask = |number: u32| asked.iter().for_each(|asked| asked.grant.page().ask_for_excerpt(number));
+    let is_finished = |asked: &Asked| asked.meter.page().excerpt().finished() == number;
     let all_finished = async |limit: Duration| {
         let until = Instant::now() + limit;
         while Instant::now() < until && !asked.iter().all(is_finished) {
@@ -507,44 +518,44 @@ async fn record(number: u32, asked: Vec<Pages>, lasts: Duration) -> Vec<Arc<Shar
     all_finished(lasts).await;
     ask(0);
     all_finished(FINISH_LIMIT).await;
-    asked.iter().filter(|pages| is_finished(pages)).map(|(_, meter)| Arc::clone(meter)).collect()
+    asked.into_iter().filter(is_finished).collect()
 }
 
 /// Learns the iteration of the process with the most launches.
-fn lesson_of(excerpts: &[Vec<u8>]) -> Result<Learned, String> {
+fn lesson_of(excerpts: &[(Option<ProcessKey>, Vec<u8>)]) -> Result<Learned, String> {
     if excerpts.is_empty() {
         return Err(
             "no process of the tenant sent an excerpt: each has an older library of deepres, or is stopped"
                 .to_owned(),
         );
     }
-    let mut busiest: Option<Process> = None;
-    for excerpt in excerpts {
+    let mut busiest: Option<(Option<ProcessKey>, Process)> = None;
+    for (key, excerpt) in excerpts {
         let (processes, _) =
             recorded::read(excerpt).map_err(|flaw| format!("an excerpt makes no sense: {flaw}"))?;
-        let all = processes.into_iter().chain(busiest.take());
-        busiest = all.max_by_key(|process| process.launches.len());
+        let all = processes.into_iter().map(|process| (*key, process)).chain(busiest.take());
+        busiest = all.max_by_key(|(_, process)| process.launches.len());
     }
-    let process = busiest.filter(|process| !process.launches.is_empty());
-    let process =
-        process.ok_or("the tenant launched nothing while the daemon recorded; record for longer")?;
+    let busiest = busiest.filter(|(_, process)| !process.launches.is_empty());
+    let (key, process) =
+        busiest.ok_or("the tenant launched nothing while the daemon recorded; record for longer")?;
     let Some(iteration) = process.iteration(|_| None) else {
         return Err(format!(
             "the {} launches that the daemon recorded do not repeat themselves; record for longer",
             process.launches.len()
         ));
     };
-    let status = Serialized::new(iteration_status(&process, &iteration));
+    let status = Serialized::new(iteration_status(key, &process, &iteration));
     Ok(Learned { kernels: iteration.kernels(), status })
 }
 
 /// Reads an excerpt that a session wrote. Returns whether the excerpt has an iteration. For the
 /// fuzz target.
 pub fn reads(excerpt: &[u8]) -> bool {
-    lesson_of(&[excerpt.to_vec()]).is_ok()
+    lesson_of(&[(None, excerpt.to_vec())]).is_ok()
 }
 
-fn iteration_status(process: &Process, iteration: &Iteration) -> IterationStatus {
+fn iteration_status(key: Option<ProcessKey>, process: &Process, iteration: &Iteration) -> IterationStatus {
     let mut streams: BTreeMap<u64, usize> = BTreeMap::new();
     let kernel = |step: &recorded::Step| {
         let next = streams.len();
@@ -564,6 +575,7 @@ fn iteration_status(process: &Process, iteration: &Iteration) -> IterationStatus
         |known: fn(&recorded::Step) -> bool| iteration.steps.iter().filter(|step| !known(step)).count();
     IterationStatus {
         learned_ns: monotonic_ns(),
+        process: key,
         purpose: match iteration.purpose {
             Purpose::Training => "training",
             Purpose::Inference => "inference",
@@ -700,6 +712,7 @@ mod tests {
             Kernel { key: 1, duration_ns: 5, width_percent: 80.0, stream: 0, pause_ns: 0, joins: false };
         let status = IterationStatus {
             learned_ns: 0,
+            process: Some(ProcessKey { pid: 7, start_ticks: 1 }),
             purpose: String::new(),
             period_ns: 0,
             idle_ns: 0,
@@ -857,8 +870,8 @@ mod tests {
 
     #[test]
     fn an_excerpt_without_an_iteration_says_why() {
-        let why = |excerpts: &[Vec<u8>]| lesson_of(excerpts).unwrap_err();
+        let why = |excerpts: &[_]| lesson_of(excerpts).unwrap_err();
         assert!(why(&[]).contains("no process of the tenant sent an excerpt"));
-        assert!(why(&[b"nonsense".into()]).contains("launched nothing"));
+        assert!(why(&[(None, b"nonsense".into())]).contains("launched nothing"));
     }
 }

@@ -37,7 +37,7 @@ use std::fmt;
 /// The major version of the layout. The daemon refuses files of another major version.
 const MAJOR: u32 = 1;
 /// The minor version of the layout. A change that adds a field raises the minor version.
-const MINOR: u32 = 10;
+const MINOR: u32 = 11;
 /// The size of the comma between two iterations or plans, bytes.
 const COMMA_BYTES: usize = 1;
 
@@ -414,6 +414,7 @@ mod tests {
         };
         let iteration = Serialized::new(IterationStatus {
             learned_ns: 5,
+            process: Some(process),
             purpose: "training".to_owned(),
             period_ns: 9,
             idle_ns: 1,

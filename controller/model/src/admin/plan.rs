@@ -1,5 +1,6 @@
 //! The learned iteration of a tenant and its plans, as `deepres plan show --json` prints them.
 
+use crate::process::ProcessKey;
 use serde::{Deserialize, Serialize};
 
 /// The longest excerpt, ms.
@@ -26,6 +27,10 @@ pub struct PlanStatus {
 pub struct IterationStatus {
     /// When the daemon learned the iteration, ns of `CLOCK_MONOTONIC`.
     pub learned_ns: u64,
+    /// The process of the recording, in which alone the keys of kernels hold. `None` if the daemon
+    /// could not look at the process.
+    #[serde(default)]
+    pub process: Option<ProcessKey>,
     /// `training`, `inference` or `unknown`.
     pub purpose: String,
     /// The time from the beginning of an iteration to the next one, ns: the median; 0 if no two

@@ -360,10 +360,20 @@ proptest! {
                     Answer::Wait(until_us) => {
                         prop_assert!(was_planned && client.done != client.departs_at);
                         prop_assert!(until_us > now_us && until_us <= since_us + bound_us);
-                        let is_own = |cut: &Cut| cut.tenant == at && cut.other == at;
-                        let mut others = (0..MOST_TENANTS).filter(|other| *other != at);
-                        let comes = others.any(|other| places[other] != Place::Gone);
-                        prop_assert!(comes || cuts.iter().any(is_own), "all others have departed");
+                        let length = tenants[at].0.len();
+                        let followed = client.done - client.counts_from.unwrap_or(client.done);
+                        let here = (followed / length) as u64;
+                        // Each cut of an earlier launch is passed.
+                        let is_ahead = |cut: &Cut| match places[cut.other] {
+                            Place::At { iterations, kernel } => {
+                                (cut.tenant, cut.kernel) == (at, followed % length)
+                                    && (iterations, kernel) < (here, cut.until)
+                            }
+                            _ => false,
+                        };
+                        let comes = |other: usize| matches!(places[other], Place::Coming | Place::Ready);
+                        let meets = followed == 0 && (0..MOST_TENANTS).any(|other| other != at && comes(other));
+                        prop_assert!(meets || cuts.iter().any(is_ahead), "nobody comes to {places:?}");
                         client.next_us = until_us;
                     }
                     Answer::Launch => {

@@ -153,7 +153,7 @@ fn tenants_follow_a_plan_across_the_death_of_the_daemon_until_one_departs() {
         let command = host.run(&["--name", name, "--sm", "90%"], c_client("pace"), &BY_TURNS);
         host.start(by_mps(&host, command), "ready")
     };
-    let a = start("a");
+    let mut a = start("a");
     learn_times(&host, "a");
     // Beside `a`, kernels of `b` would take longer.
     host.shows(&["pause", "a"]);
@@ -198,6 +198,12 @@ fn tenants_follow_a_plan_across_the_death_of_the_daemon_until_one_departs() {
     assert!(host.shows(&["explain", "b"]).contains("followed   dropped: `a`"));
     go_on();
     host.shows(&["plan", "off", "b"]);
+
+    // The keys of kernels hold for the life of a process.
+    a.terminate();
+    let _a = start("a");
+    let is_refused = || host.call(&["plan", "on", "b"]).stderr.contains("`deepres plan learn a`");
+    eventually("the daemon wants to learn the new process", is_refused);
 }
 
 /// Tests that measure. Each test runs alone on the machine.
@@ -225,7 +231,7 @@ mod measured {
 
     #[test]
     #[ignore = "deep: takes long"]
-    fn two_pytorch_servers_gain_by_a_plan_what_the_daemon_predicted() {
+    fn two_pytorch_servers_gain_by_a_plan_what_the_daemon_predicted_and_lose_a_segment_by_a_departure() {
         let host = Host::measuring().lasting(JUDGED_WITHIN).simgpu(SMALL);
         let (host, mut daemon) = host.with_daemon();
         let _mps = mps(&host);
@@ -249,6 +255,12 @@ mod measured {
         let plan = || plan_of(&host, "a");
         let found = await_value_within(plan, |found| found["plan"].is_object(), COMMAND_LIMIT);
         assert_eq!(found["plan"]["pays"], true, "{found}");
+        let mut longest_us = |since: &str| -> u64 {
+            b.say(&format!("longest {since}"));
+            let said = b.await_line_within(|line| line.starts_with(since), COMMAND_LIMIT);
+            said.strip_prefix(since).and_then(|us| us.trim().parse().ok()).expect(&said)
+        };
+        longest_us("start");
         host.shows(&["plan", "on", "a"]);
         // The daemon writes this line before it installs the plan.
         let logged = daemon.await_error_line(|line| line.contains("the tenants follow a plan on trial"));
@@ -273,5 +285,16 @@ mod measured {
         let most_gain = measured_gain + judged["deployment"]["noise"].as_f64().expect("a noise");
         assert!(most_gain >= LEAST_GAIN * predicted_gain, "predicted {predicted_gain}: {judged}");
         assert!((measured_speed / predicted_speed - 1.0).abs() <= ALLOWED, "{judged}");
+
+        // The longest wait at a cut lasts as long as the other tenant's segment.
+        let segment_us = number(&found["plan"], "longest_wait_ns") / 1000;
+        await_value_within(look, |found| found["deployment"]["follows"] == true, JUDGED_WITHIN);
+        let followed_us = longest_us("trial");
+        a.say("depart");
+        let is_dropped = |found: &Value| found["deployment"]["stage"] == "dropped";
+        await_value_within(look, is_dropped, JUDGED_WITHIN);
+        let departed_us = longest_us("departure");
+        println!("an answer took {followed_us} us at most, {departed_us} us beside a departure");
+        assert!(departed_us <= followed_us + segment_us, "a segment of {segment_us} us");
     }
 }

@@ -33,6 +33,19 @@ pub fn of_offline(row: &Row) -> Option<f64> {
     row.offline_ms.map(|offline_ms| offline_ms.min(row.found_ms) / row.planned_ms)
 }
 
+/// Returns a message for each mix with a bar that the rows lack.
+pub fn absent(rows: &[Row]) -> Vec<String> {
+    let is_there = |name: &&&str| rows.iter().any(|row| row.mix == **name);
+    let names = NAMED.iter().chain([&FULL]).filter(|name| !is_there(name));
+    let mut absent: Vec<String> = names.map(|name| format!("{name}: there is no such mix")).collect();
+    let of_six = rows.iter().filter(|row| is_of_six(row)).count();
+    if of_six != MIXES_OF_SIX {
+        absent
+            .push(format!("all mixes: {of_six} mixes of the six models, and there should be {MIXES_OF_SIX}"));
+    }
+    absent
+}
+
 /// Returns a message for each bar that rows miss.
 pub fn missed(rows: &[Row]) -> Vec<String> {
     let mut missed = Vec::new();

@@ -47,6 +47,8 @@ pub struct Row {
     /// The time under deepres: the plan's time if the plan is installed, else the time with all
     /// models at once.
     pub planned_ms: f64,
+    /// Like `planned_ms`, but kernels share the SMs as for `mps_ms`.
+    pub planned_mps_ms: f64,
     /// The least time of any schedule: the area of all kernels, or the longest model.
     pub bound_ms: f64,
     /// Whether the plan pays.
@@ -80,7 +82,16 @@ impl Row {
 
     /// Returns the bound, as a part of what deepres does.
     pub fn of_bound(&self) -> f64 {
-        if self.planned_ms > 0.0 { self.bound_ms / self.planned_ms } else { 1.0 }
+        self.bound_of(self.planned_ms)
+    }
+
+    /// Returns the bound, as a part of what deepres does if kernels share the SMs as for `mps_ms`.
+    pub fn of_bound_by_mps(&self) -> f64 {
+        self.bound_of(self.planned_mps_ms)
+    }
+
+    fn bound_of(&self, time_ms: f64) -> f64 {
+        if time_ms > 0.0 { self.bound_ms / time_ms } else { 1.0 }
     }
 }
 
@@ -123,16 +134,17 @@ impl Evaluation {
         let plan = self.search.plan(&tenants)?;
         let switch_ns = self.search.switch_ns;
         let without = |sharing| mix.run(sharing, &[], 0).unwrap_or(f64::INFINITY) / MS;
-        let streams_ms = without(Sharing::Alike);
+        let [streams_ms, mps_ms] = [Sharing::Alike, Sharing::InOrder].map(without);
         let found_ms = plan.planned_ns / MS;
         let offline = self.is_offline.then(|| Search { switch_ns, ..OFFLINE }.plan(&tenants)).transpose()?;
         Ok(Row {
             mix: name(models),
             sequential_ms: plan.sequential_ns / MS,
             streams_ms,
-            mps_ms: without(Sharing::InOrder),
+            mps_ms,
             temporal_ms: without(Sharing::Turns),
             planned_ms: if plan.pays() { found_ms } else { streams_ms },
+            planned_mps_ms: if plan.pays() { (1.0 - plan.in_order_gain) * mps_ms } else { mps_ms },
             bound_ms: plan.bound_ns / MS,
             installed: plan.pays(),
             found_ms,

@@ -53,8 +53,8 @@ pub fn page() -> Result<String> {
          in which no plan gains. The evaluation leaves out caches, memory bandwidth and the waves of blocks,\n\
          and assumes that a wait at a cut costs 10 us. The figures are in virtual time, and no plan has run\n\
          on a real GPU. In the columns `streams` and `deepres`, all kernels slow down alike, which only the\n\
-         streams of one process do. For processes under MPS, the field `gain_beside_mps` compares the plan\n\
-         with no plan ([granularity.md](granularity.md)).\n\n",
+         streams of one process do. Plans of processes under MPS are further from the bound: the field\n\
+         `planned_mps_ms` has their times ([granularity.md](granularity.md)).\n\n",
     );
     Ok(page)
 }

@@ -53,6 +53,8 @@ fn a_row_below_a_bar_fails() {
     let good = Row { installed: true, planned_ms: named.bound_ms * 1.05, gain_beside_mps: 0.1, ..named };
     let full = Row { installed: false, planned_ms: full.streams_ms, ..full };
     let misses = |row: Row| bars::missed(&[row]).len();
+    // Three of the five mixes with a bar of their own are absent, and 33 of the 35.
+    assert_eq!((bars::absent(&rows).len(), bars::absent(&[]).len()), (4, 6));
     assert_eq!((misses(good.clone()), misses(full.clone())), (0, 0));
     assert_eq!(misses(Row { installed: true, planned_ms: full.bound_ms * 1.001, ..full }), 1);
     assert_eq!(misses(Row { installed: false, ..good.clone() }), 1);
