@@ -336,6 +336,7 @@ pub struct GrantPage {
     heartbeat_limit_ns: AtomicU64,
     fail_mode: AtomicU32,
     excerpt: AtomicU32,
+    mig_devices: AtomicU32,
     slots: [GrantSlot; MAX_GPUS],
     plan: PlanSlot,
 }
@@ -357,6 +358,17 @@ impl GrantPage {
         self.session_id.store(session_id, Ordering::Relaxed);
         self.heartbeat_limit_ns.store(heartbeat_limit_ns, Ordering::Relaxed);
         self.fail_mode.store(fail_mode as u32, Ordering::Relaxed);
+    }
+
+    /// Sets that a GPU is a MIG device. `gpu` must be a GPU index.
+    pub fn set_mig(&self, gpu: usize) {
+        self.mig_devices.fetch_or(1 << gpu, Ordering::Relaxed);
+    }
+
+    /// Returns whether a GPU is a MIG device. `gpu` must be a GPU index. An older daemon does not
+    /// tell.
+    pub fn is_mig(&self, gpu: usize) -> bool {
+        self.mig_devices.load(Ordering::Relaxed) & (1 << gpu) != 0
     }
 
     /// Begins the epochs of all gates at a number that follows from `seed`. The caller calls this
@@ -425,6 +437,7 @@ const _: () = {
     assert!(core::mem::offset_of!(GrantSlot, appraisal) == 64);
     assert!(core::mem::offset_of!(GrantPage, session_id) == 64);
     assert!(core::mem::offset_of!(GrantPage, excerpt) == 84);
+    assert!(core::mem::offset_of!(GrantPage, mig_devices) == 88);
     assert!(core::mem::offset_of!(GrantPage, slots) == 128);
     assert!(core::mem::offset_of!(GrantPage, plan) == 2176);
     assert!(size_of::<GrantPage>() == 5 * 4096);

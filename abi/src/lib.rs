@@ -1,6 +1,6 @@
 //! The data that the parts of deepres share: pages in shared memory, frames of the handshake, and
-//! the table of the CUDA driver API. The crate also finds the places of files ([`directory`]) and
-//! reads shares and sizes as people write them ([`quantity`]).
+//! the table of the CUDA driver API. The crate also finds the places of files ([`directory`]), names
+//! GPUs ([`gpu_name`]), and reads shares and sizes as people write them ([`quantity`]).
 //!
 //! Two processes of different builds can share a page. So each page carries magic, version and size
 //! ([`page`]), and consists only of atomics. Before a reader uses a value of a page as an index,
@@ -30,6 +30,7 @@ pub mod excerpt;
 pub mod fallback;
 pub mod forwarded;
 pub mod gate;
+pub mod gpu_name;
 pub mod grant;
 pub mod label;
 pub mod ledger;

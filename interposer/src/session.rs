@@ -462,6 +462,9 @@ impl Session {
                     }
                     let bell = if self.local.is_some() { wake } else { bell.get() };
                     gpu.connect(*index, grant, meter, bell);
+                    if self.grant.is_mig(usize::from(*index)) {
+                        gpu.set_mig();
+                    }
                 }
                 None => gpu.disconnect(),
             }

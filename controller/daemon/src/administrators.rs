@@ -12,6 +12,8 @@ use deepres_model::admin::{MAX_REQUEST_BYTES, Reply, Request, Status};
 use deepres_model::peer::Peer;
 use deepres_model::text::{harmless, is_name};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::cell::RefCell;
+use std::future::Future;
 use std::io;
 use std::os::fd::AsFd;
 use std::rc::Rc;
@@ -111,7 +113,7 @@ async fn converse(stream: UnixStream, shared: &Rc<Shared>) -> io::Result<()> {
         }
         let reply = if may {
             match serde_json::from_slice(&line) {
-                Ok(request) => answer(request, shared).await,
+                Ok(request) => answer(request, shared, &|| is_gone(reading.get_ref().as_ref())).await,
                 Err(error) => Reply::Error { message: format!("the line is not a request: {error}") },
             }
         } else {
@@ -139,8 +141,9 @@ fn is_gone(stream: &UnixStream) -> bool {
     poll(&mut [PollFd::new(stream, PollFlags::empty())], Some(&at_once)).is_ok_and(|ready| ready > 0)
 }
 
-/// Returns the answer to a request.
-pub async fn answer(request: Request, shared: &Rc<Shared>) -> Reply {
+/// Returns the answer to a request. `is_gone` says whether the client has stopped waiting for the
+/// answer, and so has taken a change for failed.
+pub async fn answer(request: Request, shared: &Rc<Shared>, is_gone: &dyn Fn() -> bool) -> Reply {
     match request {
         Request::Status => match status::publish(shared).await {
             Some(status) => Reply::Status(Box::new(Status::clone(&status))),
@@ -215,9 +218,11 @@ pub async fn answer(request: Request, shared: &Rc<Shared>) -> Reply {
         Request::PlanOn { tenant } => persisted(plans::on(&tenant, shared).map(plan), shared).await,
         Request::PlanOff { tenant } => persisted(plans::off(&tenant, shared).map(plan), shared).await,
         Request::Set { tenant, wish, unset } => {
-            change(&tenant, shared, |registry| registry.set(&tenant, *wish, &unset)).await
+            change(&tenant, shared, is_gone, |registry| registry.set(&tenant, *wish, &unset)).await
         }
-        Request::Pause { tenant } => change(&tenant, shared, |registry| registry.pause(&tenant)).await,
+        Request::Pause { tenant } => {
+            change(&tenant, shared, is_gone, |registry| registry.pause(&tenant)).await
+        }
         Request::Suspend { tenant } => match residency::suspend(&tenant, shared).await {
             Ok(()) => Reply::Suspended,
             Err(message) => Reply::Error { message },
@@ -227,7 +232,7 @@ pub async fn answer(request: Request, shared: &Rc<Shared>) -> Reply {
                 Ok(resumption) => resumption,
                 Err(message) => return Reply::Error { message },
             };
-            change(&tenant, shared, |registry| registry.unpause(&tenant, resumption)).await
+            change(&tenant, shared, is_gone, |registry| registry.unpause(&tenant, resumption)).await
         }
     }
 }
@@ -246,40 +251,72 @@ async fn end_job(job: u32, shared: &Shared) -> Vec<String> {
     }
 }
 
-/// Changes a tenant. Returns the answer once the change is in force and saved. If an arbiter does
-/// not answer, takes the change back, because a change that failed must not come into force later.
-/// If the daemon cannot save the change, the answer says that the change ends with the daemon.
+/// Changes a tenant. Returns the answer once the change is in force and saved. If the daemon cannot
+/// save the change, the answer says that the change ends with the daemon.
 async fn change(
     name: &str,
     shared: &Shared,
+    is_gone: &dyn Fn() -> bool,
     change: impl FnOnce(&mut Registry) -> Result<Changed, String>,
 ) -> Reply {
-    let before = shared.registry.borrow().tenancy.tenants().get(name).map(|tenant| tenant.terms.clone());
-    let changed = change(&mut shared.registry.borrow_mut());
-    let (reply, orders) = match changed {
-        Ok(changed) => changed,
-        Err(message) => return Reply::Error { message },
+    // One change follows another. So if the daemon takes a change back, no other change is lost.
+    let _turn = shared.changes.lock().await;
+    if is_gone() {
+        return no_client();
+    }
+    let save = || async {
+        let saved = saver::save(shared).await;
+        status::publish(shared).await;
+        saved
     };
-    let is_in_force = answers(orders).await.is_some();
-    let saved = if is_in_force { saver::save(shared).await } else { Saved::Nothing };
-    match saved {
-        Saved::Failed(error) => Reply::Error {
+    match make(name, &shared.registry, save, is_gone, change).await {
+        Ok((_, Saved::Failed(error))) => Reply::Error {
             message: format!(
                 "the change is in force, but ends with the daemon, because the daemon cannot write {} ({error}); make room there and repeat the command",
                 shared.state.lock().await.path().display()
             ),
         },
-        Saved::Nothing => {
-            if let Some(before) = before {
-                shared.registry.borrow_mut().take_back(name, &before);
-            }
-            no_answer()
-        }
-        Saved::Already | Saved::Anew => {
-            status::publish(shared).await;
-            reply
-        }
+        Ok((reply, _)) => reply,
+        Err(refusal) => refusal,
     }
+}
+
+/// Changes a tenant, and saves the change by `save`. Returns the reply, and the outcome of the
+/// saving. If an arbiter does not answer, or if the client `is_gone` once the change is saved, takes
+/// the change back, because a change that failed must not come into force later.
+///
+/// # Errors
+///
+/// Returns the reply that says why there is no change.
+async fn make<S: Future<Output = Saved>>(
+    name: &str,
+    registry: &RefCell<Registry>,
+    save: impl Fn() -> S,
+    is_gone: &dyn Fn() -> bool,
+    change: impl FnOnce(&mut Registry) -> Result<Changed, String>,
+) -> Result<(Reply, Saved), Reply> {
+    let before = registry.borrow().tenancy.tenants().get(name).map(|tenant| tenant.terms.clone());
+    let changed = change(&mut registry.borrow_mut());
+    let (reply, orders) = changed.map_err(|message| Reply::Error { message })?;
+    let is_in_force = answers(orders).await.is_some();
+    let saved = if is_in_force { save().await } else { Saved::Nothing };
+    let is_gone = is_gone();
+    if saved != Saved::Nothing && !is_gone {
+        return Ok((reply, saved));
+    }
+    if let Some(before) = before {
+        registry.borrow_mut().take_back(name, &before);
+    }
+    if !is_gone {
+        return Err(no_answer());
+    }
+    tracing::warn!(
+        tenant = name,
+        "the daemon took an administrator's change back: the administrator's command stopped waiting before the change was saved"
+    );
+    // The file can have the change.
+    save().await;
+    Err(no_client())
 }
 
 /// Returns an answer, after the state file has the present allocations and plans. If the daemon
@@ -307,6 +344,11 @@ pub fn no_answer() -> Reply {
     Reply::Error { message: "a GPU's arbiter does not answer; see the daemon's log".to_owned() }
 }
 
+/// Returns the answer for a client that no longer reads it.
+fn no_client() -> Reply {
+    Reply::Error { message: "the client stopped waiting".to_owned() }
+}
+
 /// Begins to meter an adopted process from outside. Returns the reason if the daemon cannot meter
 /// the process; else `None`.
 async fn meter(shared: &Shared, pid: u32, tenant: Option<String>) -> Option<String> {
@@ -314,5 +356,41 @@ async fn meter(shared: &Shared, pid: u32, tenant: Option<String>) -> Option<Stri
     match timeout(metering::LIMIT, shared.metering.meter(pid, purpose)).await {
         Ok(Ok(metered)) => metered.err(),
         _ => Some("the metering thread does not answer; see the daemon's log".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registry::registry_with_a_tenant;
+    use deepres_model::authority::Wish;
+    use std::cell::Cell;
+
+    #[test]
+    fn a_change_whose_client_stops_waiting_for_a_slow_disk_is_taken_back_in_the_file_too() {
+        for gives_up in [false, true] {
+            let registry = RefCell::new(registry_with_a_tenant());
+            let granted = || registry.borrow().tenancy.tenants().get("t").unwrap().terms.granted();
+            let share_ppm = || granted().share_ppm.value;
+            let before = share_ppm();
+            let (is_gone, saved) = (Cell::new(false), RefCell::new(Vec::new()));
+            let save = || async {
+                saved.borrow_mut().push(share_ppm());
+                tokio::task::yield_now().await;
+                is_gone.set(gives_up);
+                Saved::Anew
+            };
+            let set = |registry: &mut Registry| {
+                registry.set("t", Wish { share_ppm: Some(700_000), ..Wish::default() }, &[])
+            };
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let made = runtime.block_on(make("t", &registry, save, &|| is_gone.get(), set));
+            let (in_force, in_file) = match gives_up {
+                false => (Some(700_000), vec![Some(700_000)]),
+                true => (before, vec![Some(700_000), before]),
+            };
+            assert_eq!((made.is_err(), share_ppm()), (gives_up, in_force));
+            assert_eq!(saved.into_inner(), in_file);
+        }
     }
 }

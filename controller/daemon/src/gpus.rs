@@ -5,6 +5,7 @@ use crate::faults::Faults;
 use crate::nvml;
 use crate::registry::Order;
 use crate::tenant::Tenant;
+use deepres_abi::gpu_name::GpuName;
 use deepres_abi::wire::Uuid;
 use deepres_model::admin::GpuPlace;
 use deepres_policy::placement::{GpuSet, Tier, Topology};
@@ -19,10 +20,6 @@ use tokio::time::{Instant, timeout_at};
 /// The longest wait for an arbiter's answer. An arbiter answers within milliseconds. If no answer
 /// comes, the arbiter's thread has ended.
 const ANSWER_LIMIT: Duration = Duration::from_secs(1);
-/// The prefix of a GPU's UUID.
-const UUID_PREFIX: &str = "GPU-";
-/// The prefix of the UUID of a MIG device. A MIG device is a GPU of its own to the daemon.
-const MIG_PREFIX: &str = "MIG-";
 /// A word in the name of every simulated GPU.
 const SIMULATED: &str = "simulated";
 /// The name of a GPU of which NVML told nothing.
@@ -70,6 +67,8 @@ pub struct Gpu {
     pub uuid_text: String,
     /// The UUID.
     pub uuid: Uuid,
+    /// Whether this is a MIG device, a part of a GPU.
+    pub is_mig: bool,
     /// The name.
     pub name: String,
     /// Whether the GPU is simulated.
@@ -122,10 +121,12 @@ impl Gpu {
     /// # Errors
     /// [`GpuError::Uuid`] if the UUID is malformed.
     pub fn new(uuid_text: &str, name: &str, memory_bytes: u64) -> Result<Self, GpuError> {
-        let uuid = parse_uuid(uuid_text).ok_or_else(|| GpuError::Uuid(uuid_text.to_owned()))?;
+        let malformed = || GpuError::Uuid(uuid_text.to_owned());
+        let GpuName { uuid, is_mig } = GpuName::parse(uuid_text).ok_or_else(malformed)?;
         Ok(Self {
             uuid_text: uuid_text.to_owned(),
             uuid,
+            is_mig,
             name: name.to_owned(),
             simulated: name.to_ascii_lowercase().contains(SIMULATED),
             memory_bytes,
@@ -140,10 +141,11 @@ impl Gpu {
     /// Returns the stand-in for a GPU of which NVML told nothing. Its UUID is no GPU's, and not
     /// zero, because a UUID of zeros stands for no GPU.
     pub fn lost(number: usize) -> Self {
-        let uuid = LOST_UUID | number as u128;
+        let uuid = (LOST_UUID | number as u128).to_be_bytes();
         Self {
-            uuid_text: format!("{UUID_PREFIX}{:08x}-0000-0000-0000-{number:012x}", LOST_UUID >> 96),
-            uuid: uuid.to_be_bytes(),
+            uuid_text: GpuName { uuid, is_mig: false }.to_string(),
+            uuid,
+            is_mig: false,
             name: LOST.to_owned(),
             simulated: false,
             memory_bytes: 0,
@@ -210,7 +212,7 @@ impl Gpu {
             found.push(format!("{mode}: no process can use the GPU"));
         }
         // The command numbers GPUs, and has no numbers of MIG devices.
-        let has_parts = gpus.iter().any(|gpu| gpu.is_mig());
+        let has_parts = gpus.iter().any(|gpu| gpu.is_mig);
         let command = match others {
             [] if !has_parts => format!("`nvidia-smi -i {first} -c DEFAULT`"),
             _ => "`nvidia-smi -c DEFAULT`, which sets all GPUs".to_owned(),
@@ -227,13 +229,8 @@ impl Gpu {
     /// node in this order. MIG devices are left out, because `deepres slurm gres-conf` gives Slurm
     /// none.
     pub fn by_device_file<'a>(gpus: impl IntoIterator<Item = &'a Self>) -> Vec<usize> {
-        let whole = gpus.into_iter().enumerate().filter(|(_, gpu)| !gpu.is_mig());
+        let whole = gpus.into_iter().enumerate().filter(|(_, gpu)| !gpu.is_mig);
         by_minor(whole.map(|(place, gpu)| (place, gpu.minor)))
-    }
-
-    /// Returns whether this is a MIG device, a part of a GPU.
-    pub fn is_mig(&self) -> bool {
-        self.uuid_text.starts_with(MIG_PREFIX)
     }
 }
 
@@ -413,21 +410,6 @@ fn places<'a>(gpus: impl Iterator<Item = &'a Gpu>, topology: &Topology) -> Vec<G
     gpus.enumerate().map(place).collect()
 }
 
-/// Reads `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`, or `MIG-…`. Returns the bytes in the order of
-/// the digits.
-fn parse_uuid(text: &str) -> Option<Uuid> {
-    let digits = text.strip_prefix(UUID_PREFIX).or_else(|| text.strip_prefix(MIG_PREFIX))?;
-    let digits: String = digits.chars().filter(|digit| *digit != '-').collect();
-    let mut uuid = Uuid::default();
-    if digits.len() != 2 * uuid.len() || !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
-        return None;
-    }
-    for (byte, at) in uuid.iter_mut().zip((0..).step_by(2)) {
-        *byte = u8::from_str_radix(digits.get(at..at + 2)?, 16).ok()?;
-    }
-    Some(uuid)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -440,7 +422,7 @@ mod tests {
         assert_eq!(gpu.uuid, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]);
         assert!(gpu.simulated);
         let part = Gpu::new("MIG-00010203-0405-0607-0809-0a0b0c0d0e0f", "H200 MIG 1g.18gb", 1).unwrap();
-        assert_eq!((part.uuid, part.is_mig(), gpu.is_mig()), (gpu.uuid, true, false));
+        assert_eq!((part.uuid, part.is_mig, gpu.is_mig), (gpu.uuid, true, false));
     }
 
     #[test]
@@ -468,7 +450,7 @@ mod tests {
         let without = told(&[Default, Prohibited], true).unwrap();
         assert_eq!(without.remedy, "run `nvidia-smi -i 1 -c DEFAULT`");
         let mut parts = gpus(&[ExclusiveProcess]);
-        parts[0].uuid_text = parts[0].uuid_text.replace(UUID_PREFIX, MIG_PREFIX);
+        parts[0].is_mig = true;
         let parts = Gpu::closed(&parts, false).unwrap();
         assert!(parts.remedy.contains("`nvidia-smi -c DEFAULT`"), "{}", parts.remedy);
     }
@@ -476,7 +458,7 @@ mod tests {
     #[test]
     fn a_lost_gpu_has_a_uuid_and_a_place_among_the_device_files() {
         let lost = Gpu::lost(11);
-        assert_eq!(parse_uuid(&lost.uuid_text), Some(lost.uuid));
+        assert_eq!(Gpu::new(&lost.uuid_text, "H", 1).unwrap().uuid, lost.uuid);
         assert_ne!(Gpu::lost(0).uuid, Uuid::default());
         let order = |minors: &[Option<u32>]| by_minor(minors.iter().copied().enumerate());
         assert_eq!(order(&[Some(3), Some(2), None, Some(0)]), [3, 2, 1, 0]);
@@ -505,14 +487,6 @@ mod tests {
 
     #[test]
     fn a_text_that_is_no_uuid_is_refused() {
-        // Drivers before release 470 name MIG devices in another form.
-        for text in [
-            "",
-            "GPU-",
-            "MIG-GPU-00010203-0405-0607-0809-0a0b0c0d0e0f/1/0",
-            "GPU-éééééééé-0405-0607-0809-0a0b0c0d",
-        ] {
-            assert!(matches!(Gpu::new(text, "x", 1), Err(GpuError::Uuid(_))), "{text}");
-        }
+        assert!(matches!(Gpu::new("GPU-", "x", 1), Err(GpuError::Uuid(text)) if text == "GPU-"));
     }
 }

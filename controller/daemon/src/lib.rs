@@ -158,6 +158,8 @@ struct Shared {
     http: Option<Server>,
     /// The state file. A task that writes the file holds this lock until it has finished.
     state: Arc<Mutex<StateFile>>,
+    /// The turns of administrators' changes to tenants. A change holds this lock until it is final.
+    changes: Mutex<()>,
     service: Service,
     watcher: Watcher,
     metering: Metering,
@@ -315,6 +317,7 @@ pub fn run(
         status: published,
         http,
         state: Arc::new(Mutex::new(state)),
+        changes: Mutex::default(),
         service: Service::of_environment(),
         is_stopping: Cell::new(false),
         connections: Connections::new(room),

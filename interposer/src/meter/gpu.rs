@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use deepres_abi::gate::OnlyLaunch;
+use deepres_abi::gpu_name::GpuName;
 use deepres_abi::grant::{Gate, GateState, GrantSlot};
 use deepres_abi::meter::{Launching, MeterSlot};
 use deepres_abi::wire::{UNMANAGED, Uuid};
@@ -60,6 +61,8 @@ pub struct Gpu {
     meter: Shared<MeterSlot>,
     /// The daemon's index of the GPU, or [`UNMANAGED`].
     index: AtomicU32,
+    /// Whether the daemon said that the GPU is a MIG device.
+    is_mig: AtomicBool,
     bell: Place,
     /// Sum of the estimates of launches that the meter thread has not yet seen complete, ns.
     queued_ns: AtomicU64,
@@ -101,6 +104,7 @@ impl Default for Gpu {
             grant: Shared::none(),
             meter: Shared::none(),
             index: AtomicU32::new(u32::from(UNMANAGED)),
+            is_mig: AtomicBool::new(false),
             bell: Place::none(),
             queued_ns: AtomicU64::new(0),
             overlap_permille: AtomicU64::new(NO_OVERLAP_PERMILLE),
@@ -120,20 +124,16 @@ impl Default for Gpu {
 }
 
 /// Writes the GPU's name as `deepres ps` shows it: the daemon's index of the GPU, and its UUID. If
-/// no daemon manages the GPU, writes the UUID alone.
+/// no daemon manages the GPU, writes the UUID alone. Before the first daemon, a MIG device has the
+/// name of a GPU, because the bytes of the UUID do not tell the two apart.
 impl fmt::Display for Gpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        /// The bytes of a UUID before which a dash stands.
-        const DASHED: [usize; 4] = [4, 6, 8, 10];
+        let name = GpuName { uuid: self.uuid, is_mig: self.is_mig.load(Ordering::Relaxed) };
         // Without a daemon, the process has no bell, and its index means nothing to others.
-        let index = self.index().filter(|_| self.bell.get().is_some());
-        index.map_or(Ok(()), |index| write!(f, "gpu {index} ("))?;
-        write!(f, "GPU-")?;
-        for (place, byte) in self.uuid.iter().enumerate() {
-            let dash = if DASHED.contains(&place) { "-" } else { "" };
-            write!(f, "{dash}{byte:02x}")?;
+        match self.index().filter(|_| self.bell.get().is_some()) {
+            Some(index) => write!(f, "gpu {index} ({name})"),
+            None => write!(f, "{name}"),
         }
-        index.map_or(Ok(()), |_| write!(f, ")"))
     }
 }
 
@@ -181,6 +181,11 @@ impl Gpu {
     /// The caller does so before the grant of another session comes.
     pub fn forget_only_launch(&self) {
         self.only_launch.forget();
+    }
+
+    /// Stores that the GPU is a MIG device.
+    pub fn set_mig(&self) {
+        self.is_mig.store(true, Ordering::Relaxed);
     }
 
     /// Replaces the grant that launches obey.

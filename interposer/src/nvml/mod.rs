@@ -11,6 +11,7 @@ use std::ffi::{CStr, c_char};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
+use deepres_abi::gpu_name::GpuName;
 use deepres_abi::grant::NO_LIMIT;
 use deepres_abi::wire::{Uuid, View};
 
@@ -334,21 +335,8 @@ fn uuid_of(device: Device) -> Option<Uuid> {
     if unsafe { get(device, text.as_mut_ptr().cast(), UUID_BYTES as u32) } != SUCCESS {
         return None;
     }
-    parse(CStr::from_bytes_until_nul(&text).ok()?.to_str().ok()?)
-}
-
-/// Reads a UUID of the form `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`, or `MIG-…` for a MIG
-/// device.
-fn parse(text: &str) -> Option<Uuid> {
-    let mut uuid = Uuid::default();
-    let digits = text.strip_prefix("GPU-").or_else(|| text.strip_prefix("MIG-"))?;
-    let mut digits = digits.bytes().filter(|byte| *byte != b'-');
-    for byte in &mut uuid {
-        let (high, low) = (digits.next()?, digits.next()?);
-        let nibble = |digit: u8| char::from(digit).to_digit(16).map(|value| value as u8);
-        *byte = nibble(high)? << 4 | nibble(low)?;
-    }
-    digits.next().is_none().then_some(uuid)
+    let name = CStr::from_bytes_until_nul(&text).ok()?.to_str().ok()?;
+    Some(GpuName::parse(name)?.uuid)
 }
 
 #[cfg(test)]
@@ -440,20 +428,5 @@ mod tests {
         assert_eq!(shown, Some((200 * BLOCK_BYTES, 150 * BLOCK_BYTES, 50 * BLOCK_BYTES)));
         assert_eq!(part.busy_percent(), None);
         assert!(part.processes().is_none(), "nobody says whose they are");
-    }
-
-    #[test]
-    fn uuids_are_read_as_nvml_writes_them() {
-        let uuid = parse("GPU-00112233-4455-6677-8899-aabbccddeeff").unwrap();
-        assert_eq!((uuid[0], uuid[1], uuid[15]), (0, 0x11, 0xff));
-        assert_eq!(parse("MIG-00112233-4455-6677-8899-aabbccddeeff"), Some(uuid));
-        for text in [
-            "MIG-GPU-00112233-4455-6677-8899-aabbccddeeff/1/0",
-            "GPU-0011",
-            "GPU-00112233-4455-6677-8899-aabbccddeeff0",
-            "",
-        ] {
-            assert_eq!(parse(text), None, "{text}");
-        }
     }
 }

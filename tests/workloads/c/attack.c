@@ -8,6 +8,7 @@
  *   threads    has THREADS threads that sleep
  *   mappings   has MAPPINGS mappings, so its files in /proc are long
  *   mounts     has MOUNTS mounts in namespaces of its own
+ *   stopped    starts STOPPED further processes that launch, and stops each with SIGSTOP
  *   backlog    keeps the GPU backlogged with kernels that are longer than a lease
  *
  * Prints `ready` and runs until it is killed. */
@@ -25,10 +26,20 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { MAX_BELLS = 64, SESSIONS = 24, THREADS = 2000, STACK_BYTES = 64 << 10, MAPPINGS = 20000, MOUNTS = 5000 };
+enum {
+    MAX_BELLS = 64,
+    SESSIONS = 24,
+    THREADS = 2000,
+    STACK_BYTES = 64 << 10,
+    MAPPINGS = 20000,
+    MOUNTS = 5000,
+    STOPPED = 220
+};
 
 static int bells[MAX_BELLS];
 static int bell_count;
+static pid_t launchers[STOPPED];
+static int launches[2];
 
 /* Finds the eventfds of the process. The bells of its session are among them. */
 static void find_bells(void) {
@@ -92,6 +103,46 @@ static void start_sessions(char *self) {
     }
 }
 
+static void launch_for_ever(CUfunction kernel) {
+    for (;;) {
+        CHECK(launch_on(kernel, NULL));
+        CHECK(cu(cuCtxSynchronize)());
+    }
+}
+
+/* The driver works only in children that are forked before it starts. */
+static void start_launchers(void) {
+    int failed = pipe(launches);
+    for (int i = 0; i < STOPPED && !failed; i++) {
+        launchers[i] = fork();
+        if (launchers[i] == 0) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            open_context();
+            CUfunction kernel = load_kernel("busy_1000us");
+            if (write(launches[1], "", 1) == 1) launch_for_ever(kernel);
+            _exit(1);
+        }
+        failed = launchers[i] < 0;
+    }
+    if (failed) {
+        perror("attack: launchers");
+        exit(1);
+    }
+}
+
+/* Stops the launchers while each waits at its gate or has work in flight. */
+static void stop_launchers(void) {
+    const struct timespec pause = {.tv_nsec = 100 * MS_NS};
+    char begun;
+    for (int i = 0; i < STOPPED; i++)
+        if (read(launches[0], &begun, 1) != 1) exit(1);
+    nanosleep(&pause, NULL);
+    for (int i = 0; i < STOPPED; i++) {
+        kill(launchers[i], SIGSTOP);
+        waitpid(launchers[i], NULL, WUNTRACED);
+    }
+}
+
 /* Neighbours with equal rights are one mapping, so every second page gets other rights. */
 static void map_much(void) {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
@@ -113,6 +164,8 @@ static void mount_much(void) {
 int main(int argc, char **argv) {
     int has_backlog = 0;
     for (int i = 1; i < argc; i++)
+        if (!strcmp(argv[i], "stopped")) start_launchers();
+    for (int i = 1; i < argc; i++)
         if (!strcmp(argv[i], "mounts")) mount_much();
     CUcontext context = open_context();
     CUfunction quick = load_kernel("quick"), lasting = load_kernel("busy_5000us");
@@ -125,6 +178,7 @@ int main(int argc, char **argv) {
         else if (!strcmp(argv[i], "sessions")) start_sessions(argv[0]);
         else if (!strcmp(argv[i], "threads")) start(sleep_on, THREADS);
         else if (!strcmp(argv[i], "mappings")) map_much();
+        else if (!strcmp(argv[i], "stopped")) stop_launchers();
         else if (!strcmp(argv[i], "backlog")) has_backlog = 1;
         else if (strcmp(argv[i], "mounts") && strcmp(argv[i], "idle")) {
             fprintf(stderr, "attack: unknown kind %s\n", argv[i]);
@@ -132,9 +186,6 @@ int main(int argc, char **argv) {
         }
     }
     say("ready");
-    while (has_backlog) {
-        CHECK(launch_on(lasting, NULL));
-        CHECK(cu(cuCtxSynchronize)());
-    }
+    if (has_backlog) launch_for_ever(lasting);
     sleep_on(context);
 }

@@ -46,7 +46,7 @@ pub fn run(args: &Args) -> Result<()> {
 /// their GPU, and Slurm gives a job a device file as a whole.
 fn lines(args: &Args, gpus: &[Gpu], topology: &Topology, cores: &Cores) -> Result<String> {
     let mut files: Vec<(u32, usize)> = Vec::new();
-    let (parts, whole): (Vec<_>, Vec<_>) = gpus.iter().enumerate().partition(|(_, gpu)| gpu.is_mig());
+    let (parts, whole): (Vec<_>, Vec<_>) = gpus.iter().enumerate().partition(|(_, gpu)| gpu.is_mig);
     if whole.is_empty() {
         bail!(
             "all GPUs of this machine are in MIG mode, and MIG devices have no shards; let Slurm find them (AutoDetect=nvml in gres.conf), and start jobs there by `deepres run`"

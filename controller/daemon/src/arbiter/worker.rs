@@ -29,8 +29,8 @@ use tokio::sync::oneshot;
 const MOST_COMMANDS: usize = 256;
 
 /// The time that the thread may take in one look to ask the system about processes. A question
-/// takes some ten microseconds. During the questions, the heartbeat stands still.
-const ASK_BUDGET: Duration = Duration::from_millis(2);
+/// takes some ten microseconds. During the questions, leases and the heartbeat wait.
+const ASK_BUDGET: Duration = Duration::from_micros(200);
 
 /// The state of the arbiter's thread: the core, and the pages of the tenants and sessions.
 pub struct Worker {
@@ -248,8 +248,8 @@ impl Worker {
     }
 
     /// Asks the system about the processes about which the core asks. One tenant can have hundreds
-    /// of sessions. So one look takes at most [`ASK_BUDGET`], and the next look goes on with the
-    /// other processes. Until the next look, the earlier answer holds.
+    /// of sessions. So one look begins no question after [`ASK_BUDGET`], and the next look goes on
+    /// with the other processes. Until then, the earlier answer holds.
     fn ask_about_stopped(&mut self) {
         let Self { sessions, actions, stopped, questions, .. } = self;
         let process_of = |session: SessionId| sessions.get(&session).and_then(|found| found.seat.process);

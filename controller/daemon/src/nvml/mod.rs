@@ -257,7 +257,7 @@ fn list(library: &Library) -> Result<Vec<Gpu>, GpuError> {
 fn describe(device: &Device<'_>, driver_version: Option<&str>) -> Result<Gpu, GpuError> {
     let gpu = Gpu::new(&device.uuid()?, &device.name()?, device.memory_info()?.total)?;
     // The device file of a MIG device's GPU stands for the whole GPU.
-    let minor = if gpu.is_mig() { None } else { device.minor_number().ok() };
+    let minor = if gpu.is_mig { None } else { device.minor_number().ok() };
     Ok(Gpu {
         minor,
         pcie_root: device.pci_info().ok().and_then(|pci| topology::pcie_root(&pci.bus_id)),

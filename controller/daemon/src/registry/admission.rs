@@ -232,6 +232,8 @@ impl Registry {
             u64::try_from(self.config().heartbeat_limit().as_nanos()).unwrap_or(u64::MAX);
         grant.page().set_session(session, heartbeat_limit_ns, self.config().fail_mode.mode());
         grant.page().begin_epochs(monotonic_ns());
+        let managed = self.tenancy.gpus().iter().enumerate();
+        managed.filter(|(_, gpu)| gpu.is_mig).for_each(|(number, _)| grant.page().set_mig(number));
         Ok(Pages {
             grant: Arc::new(grant),
             meter: Arc::new(SharedPage::<MeterPage>::create("deepres-meter", Writer::Anyone)?),

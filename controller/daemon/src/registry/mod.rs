@@ -30,6 +30,8 @@ pub use admission::{Admitted, Guest, Membership, Refused};
 pub use allocations::Allocations;
 pub use placing::place_whole;
 pub use settings::Changed;
+#[cfg(test)]
+pub use settings::tests::registry_with_a_tenant;
 pub use tenants::{MAX_DESERTED, Tenants};
 pub use waiting::Lack;
 

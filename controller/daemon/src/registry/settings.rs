@@ -102,7 +102,7 @@ impl Registry {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
     use crate::gpus::Gpus;
     use crate::identity::Key as Who;
@@ -115,7 +115,7 @@ mod tests {
     use std::sync::Arc;
 
     /// Returns a registry with a tenant `t` of user 1000 that asks for 40 %.
-    fn registry_with_a_tenant() -> Registry {
+    pub fn registry_with_a_tenant() -> Registry {
         let beat = SharedPage::<BeatPage>::create("deepres-beat", Writer::Controller).unwrap();
         let mut registry = Registry::new(Config::default(), Gpus::default(), Arc::new(beat));
         let owner = Owner {

@@ -42,7 +42,10 @@ async fn reply(guest: &Guest, hello: &Hello, shared: &Rc<Shared>) -> Reply {
             registry.tenancy.tenants().get(name).is_some_and(|tenant| sight.has(tenant))
         };
         return match is_seen {
-            true => administrators::answer(Request::Explain { tenant: name.to_owned() }, shared).await,
+            true => {
+                let question = Request::Explain { tenant: name.to_owned() };
+                administrators::answer(question, shared, &|| false).await
+            }
             false => Reply::Error { message: format!("you have no tenant `{}`", harmless(name)) },
         };
     }

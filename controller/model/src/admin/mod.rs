@@ -233,7 +233,7 @@ pub enum Reply {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct GpuPlace {
-    /// The GPU's UUID, `GPU-…`.
+    /// The GPU's UUID, `GPU-…`, or `MIG-…` for a MIG device.
     pub uuid: String,
     /// The NUMA node; `None` if the GPU is near several nodes.
     pub numa_node: Option<u32>,
@@ -339,7 +339,7 @@ status! {
     pub struct GpuStatus {
         /// The daemon's number for the GPU.
         pub index: usize,
-        /// The GPU's UUID, `GPU-…`.
+        /// The GPU's UUID, `GPU-…`, or `MIG-…` for a MIG device.
         pub uuid: String,
         /// The GPU's name.
         pub name: String as Label,

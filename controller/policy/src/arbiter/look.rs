@@ -3,6 +3,7 @@
 use super::overdue::Overdue;
 use super::overlap::UNINTERRUPTED_NS;
 use super::requests;
+use super::stopped::QUIET_NS;
 use super::tenant::{Brought, Session, Tenant};
 use super::{Actions, Core, Event, Readings, SessionId, SessionReading};
 use crate::lease::{Grant, Phase, Seen, short_pause_ns};
@@ -47,6 +48,7 @@ impl Core {
         let was_unwanted = wanting == 0 && self.has_sessions();
         let mut all_used_ns = 0u64;
         let (mut is_wanted, mut is_unsettled, mut is_awaited) = (false, false, false);
+        let may_ask = now_ns.saturating_sub(self.asked_ns) >= QUIET_NS;
         let mut told = Told::new(readings);
         for (id, tenant) in &mut self.tenants {
             if tenant.rests && !tenant.may_launch() && !told.is_of(tenant) {
@@ -80,8 +82,14 @@ impl Core {
                 };
                 let is_brought =
                     session.awaited.is_some_and(|awaited| told.is_carried || now_ns >= awaited.until_ns);
-                let (reading, asks) =
-                    session.stopped.look(&session.last, told.meter, may_launch, now_ns, told.is_stopped);
+                let (reading, asks) = session.stopped.look(
+                    &session.last,
+                    told.meter,
+                    may_launch,
+                    may_ask,
+                    now_ns,
+                    told.is_stopped,
+                );
                 if asks {
                     actions.asks.push(*number);
                 }
@@ -219,6 +227,9 @@ impl Core {
                 is_quiet && !is_shared && !is_pending && tenant.sessions.values().all(Session::is_at_rest);
         }
         debug_assert!(told.0.next().is_none(), "readings are in the order of the sessions");
+        if !actions.asks.is_empty() {
+            self.asked_ns = now_ns;
+        }
         actions.is_stirred |= is_wanted || all_used_ns > 0;
         (self.is_wanted, self.is_unsettled) = (is_wanted, is_unsettled || is_awaited);
         if was_unwanted {

@@ -317,8 +317,8 @@ pub struct Actions {
     /// GPU time that each tenant used on this GPU since the last report, ns. The caller adds the
     /// time to the tenant's use on all GPUs.
     pub used: Vec<(TenantId, u64)>,
-    /// The sessions about whose processes the caller asks the system: is the process stopped? The
-    /// next readings contain the answers.
+    /// The sessions about whose processes the caller asks the system: is the process stopped? Later
+    /// readings contain the answers.
     pub asks: Vec<SessionId>,
     /// The events for the operator.
     pub events: Vec<Event>,
@@ -410,6 +410,8 @@ pub struct Core {
     is_unsettled: bool,
     /// The time at which the caller last read the meters, ns.
     looked_ns: u64,
+    /// The time of the last look with questions about processes, ns.
+    asked_ns: u64,
     ticked_ns: u64,
     /// When the caller last called [`Self::turn`] or [`Self::rest`], ns.
     turned_ns: u64,
@@ -461,6 +463,7 @@ impl Core {
             is_wanted: false,
             is_unsettled: false,
             looked_ns: now_ns,
+            asked_ns: 0,
             ticked_ns: 0,
             turned_ns: now_ns,
             decide_ns: None,

@@ -22,6 +22,8 @@ struct Bench {
     gates: BTreeMap<SessionId, Gate>,
     answers: BTreeMap<SessionId, bool>,
     asked: Vec<SessionId>,
+    /// The number of questions since the meters last changed.
+    questions: u64,
     events: Vec<Event>,
     now_ns: u64,
 }
@@ -70,6 +72,7 @@ impl Bench {
             gates: BTreeMap::new(),
             answers: BTreeMap::new(),
             asked: Vec::new(),
+            questions: 0,
             events: Vec::new(),
             now_ns: start_ns,
         };
@@ -87,11 +90,13 @@ impl Bench {
     /// Takes turns until the core asks for no further turn. The meters stay as they are.
     fn turn(&mut self, orders: impl IntoIterator<Item = Order>) {
         let mut orders: Vec<Order> = orders.into_iter().collect();
+        self.questions = 0;
         loop {
             self.read();
             self.core.turn(self.now_ns, &self.readings, orders.drain(..), None, &mut self.actions);
             self.gates.extend(self.actions.gates.iter().map(|gate| (gate.session, *gate)));
             self.asked.clone_from(&self.actions.asks);
+            self.questions += self.asked.len() as u64;
             self.events.extend(&self.actions.events);
             if !self.actions.again {
                 return;
@@ -262,6 +267,38 @@ fn a_process_that_shows_nothing_is_asked_about_and_wants_nothing_while_it_is_sto
         bench.gate(A) != Grant::Closed
     });
     assert!(goes_on, "it has its turns again");
+}
+
+#[test]
+fn hundreds_of_stopped_processes_cause_few_questions_and_few_further_turns() {
+    const PROCESSES: u64 = 500;
+    const LOOKS: u64 = 1_000;
+    let mut bench = Bench::with(&[]);
+    for id in 10..10 + PROCESSES {
+        bench.answers.insert(id, true);
+        bench.enter(B, session(id));
+        bench.waits(id);
+    }
+    (0..30).for_each(|_| bench.after(MS));
+    assert!(!bench.core.tenant(B).unwrap().account().wants, "all are stopped");
+    bench.enter(A, session(A));
+    bench.waits(A);
+    let (mut questions, mut looks) = (0, 0);
+    for look in 0..LOOKS {
+        if bench.gate(A) == Grant::Closed {
+            bench.meter(A).in_flight = false;
+        } else {
+            bench.runs(A, MS);
+        }
+        // Others change the meter page of each stopped process before each look, from some look on.
+        for id in (10..10 + PROCESSES).filter(|id| id % 100 <= look) {
+            bench.meter(id).updated_ns = look + 1;
+        }
+        bench.after(MS);
+        (questions, looks) = (questions + bench.questions, looks + u64::from(bench.questions > 0));
+    }
+    assert!(questions >= 10 * PROCESSES && questions <= 30 * PROCESSES, "{questions} questions");
+    assert!(looks <= LOOKS / 5, "{looks} looks with questions");
 }
 
 #[test]

@@ -60,15 +60,20 @@ fn a_tenant_without_a_limit_sees_the_whole_device() {
 
 #[test]
 fn a_refusal_names_the_gpu_as_ps_does_whatever_number_the_job_has_for_it() {
-    let (host, _daemon) = Host::new().simgpu("gpus = 2\n").light_contexts().with_daemon();
-    let mut command =
-        host.run(&["--name", "t", "--memory", "64MiB"], c_client("fill"), &[&CHUNK_BYTES.to_string()]);
-    command.env("CUDA_VISIBLE_DEVICES", "1");
-    let refused = host.finish(command).success().stderr;
-    let uuid = host.status()["gpus"][1]["uuid"].as_str().expect("a UUID").to_owned();
-    let told =
-        format!("refused cuMemAlloc_v2 of 32 MiB on gpu 1 ({uuid}): the tenant holds 64 MiB of the 64 MiB");
-    assert!(refused.contains(&told), "{refused}");
+    for (is_mig, prefix) in [(false, "GPU-"), (true, "MIG-")] {
+        let gpus = format!("gpus = 2\nmig = {is_mig}\n");
+        let (host, _daemon) = Host::new().simgpu(&gpus).light_contexts().with_daemon();
+        let mut command =
+            host.run(&["--name", "t", "--memory", "64MiB"], c_client("fill"), &[&CHUNK_BYTES.to_string()]);
+        command.env("CUDA_VISIBLE_DEVICES", "1");
+        let refused = host.finish(command).success().stderr;
+        let uuid = host.status()["gpus"][1]["uuid"].as_str().expect("a UUID").to_owned();
+        assert!(uuid.starts_with(prefix), "{uuid}");
+        let told = format!(
+            "refused cuMemAlloc_v2 of 32 MiB on gpu 1 ({uuid}): the tenant holds 64 MiB of the 64 MiB"
+        );
+        assert!(refused.contains(&told), "{refused}");
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Many connections at once: hundreds of processes that start together, and hostile connections to
-//! the tenant socket. And hostile jobs: bells that ring in a loop, forks, and processes about which
-//! the system answers slowly. None of these connections delays the other tenants.
+//! the tenant socket. And hostile jobs: bells that ring in a loop, forks, stopped processes, and
+//! processes about which the system answers slowly. None of these connections delays the other
+//! tenants.
 //!
 //! The tests with hostile jobs need root, because these jobs belong to another user.
 
@@ -139,8 +140,10 @@ mod measured {
     /// the median of the pairs.
     const MOST_ADDED_MS: f64 = 2.0;
     /// The least number of turns that an attack adds in [`WINDOW`]. On a busy machine, an attack in
-    /// spare time can never run. A fifth of the turns of a bell that rings in a loop.
+    /// spare time can never run. A third of the turns of a bell that rings in a loop.
     const LEAST_ADDED_TURNS: u64 = 4_000;
+    /// The least number of the attacker's sessions. Most of them are stopped.
+    const LEAST_SESSIONS: usize = 220;
     /// The time in which a run measures.
     const WINDOW: Duration = Duration::from_secs(5);
 
@@ -148,16 +151,18 @@ mod measured {
     /// attacker, percent, and the arbiter's turns. Beside the server, one backlogged job of root
     /// and one of the attacker run, and with `is_attacked` also the rest of the attack.
     fn run(is_attacked: bool) -> ([f64; 2], u64) {
-        let host = Host::measuring();
+        let host = Host::measuring().light_contexts();
         host.let_all_users_in();
         let daemon = host.daemon();
         let backlog: &[&str] =
-            if is_attacked { &["threads", "mappings", "mounts", "backlog"] } else { &["backlog"] };
+            if is_attacked { &["stopped", "threads", "mappings", "mounts", "backlog"] } else { &["backlog"] };
         let _mallory = attack(&host, AS_A_JOB, backlog);
         let arguments = ["--kernel", "busy_1000us", "--sync-every", "50"];
         let _rival = host.start(host.run(&["--name", "rival"], c_client("backlog"), &arguments), "ready");
         let _attack = is_attacked.then(|| attack(&host, IN_SPARE_TIME, &["sessions", "bells", "forks"]));
         thread::sleep(Duration::from_secs(1));
+        let sessions = host.ps().tenant("mallory").sessions.len();
+        assert!(!is_attacked || sessions >= LEAST_SESSIONS, "no attack: {sessions} sessions");
         let requests = ["--kernel", "busy_1000us", "--rate", "50", "--seconds", "8"];
         let server = host.spawn(host.run(&["--name", "server"], c_client("serve"), &requests));
         let turns = || number(&host.status()["gpus"][0], "turns");
