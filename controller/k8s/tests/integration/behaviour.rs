@@ -496,6 +496,27 @@ async fn an_init_container_and_its_pod_are_on_one_gpu() {
 }
 
 #[tokio::test]
+async fn a_sidecar_that_restarts_ends_no_init_container() {
+    let node = Node::start(1, 0).await;
+    let containers = vec![
+        Container::new("sidecar", SHARE, 10),
+        Container::new("init", SHARE, 80).init(),
+        Container::new("main", SHARE, 10),
+    ];
+    let pod = node.kubelet.admit(Pod::new("pod", containers)).await.unwrap();
+    let [sidecar, init, main] = &pod.containers[..] else { panic!("{pod:?}") };
+    assert!(sidecar.ids.is_disjoint(&init.ids) && main.ids.is_subset(&init.ids), "{pod:?}");
+    for one in [sidecar, init, sidecar] {
+        start(&node, one).await.unwrap();
+    }
+    pass(30).await;
+    assert!(!node.specifications().concat().contains("DEEPRES_OVER"), "the init container may run still");
+    start(&node, main).await.unwrap();
+    let is_over = || node.specifications().concat().contains("DEEPRES_OVER");
+    node.until("the init container has ended", is_over).await;
+}
+
+#[tokio::test]
 async fn an_init_container_that_asks_alone_keeps_its_shares_while_its_pod_is_there() {
     let node = Node::start(1, 0).await;
     let pod = Pod::new("setup", vec![Container::new("init", SHARE, 50).init()]);

@@ -52,7 +52,8 @@ impl Container {
     }
 }
 
-/// A pod of the fake kubelet. Its init containers come first.
+/// A pod of the fake kubelet. Its init containers come first. A container before an init container
+/// is a sidecar: an init container that the kubelet does not wait for.
 #[derive(Debug, Clone)]
 pub struct Pod {
     pub name: String,
