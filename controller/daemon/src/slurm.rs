@@ -5,6 +5,10 @@
 //! root process made the job's cgroup. Slurm's controller says what the job has. The daemon asks
 //! `scontrol show job -d` once for each job, when the job's first process comes. If Slurm gives no
 //! answer, the daemon asks again later ([`serve`]).
+//!
+//! Slurm names a job's GPUs by their places in its list of the node's GPUs. So the daemon also asks
+//! `scontrol show node` how many GPUs this list has. If the machine has another number of GPUs, the
+//! daemon takes no GPU for the job's, and none for another job's.
 
 use crate::Shared;
 use crate::gpus::Gpus;
@@ -16,7 +20,7 @@ use deepres_abi::PPM;
 use deepres_abi::grant::NO_LIMIT;
 use deepres_abi::quantity::MIN_SHARE_PPM;
 use deepres_model::quantity::{Bytes, Percent};
-use deepres_model::slurm::{JobGpus, JobName, SlurmError, exact_name};
+use deepres_model::slurm::{JobGpus, JobName, SlurmError, exact_name, gpus_of_node};
 use deepres_policy::class::Class;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -98,26 +102,29 @@ impl Slurm {
         if known().is_some() || self.is_silent() {
             return Ok(known());
         }
+        let nodes = nodes(place.slurm_node());
         let asked = timeout(ANSWER_LIMIT, async {
             let asking = Arc::clone(&self.asking).lock_owned().await;
             // Another process of the job may have got the answer meanwhile.
             let is_open = known().is_none() && !self.is_silent();
-            if is_open { Some(hear(name.clone(), asking).await) } else { None }
+            if is_open { Some(hear(name.clone(), nodes.clone(), asking).await) } else { None }
         });
         let (answer, _asking) = match asked.await {
             Ok(None) => return Ok(known()),
             Ok(Some(heard)) => heard,
             Err(_) => (Err(NoAnswer::late()), None),
         };
-        let nodes = nodes(place.slurm_node());
+        let allot = |job: u32, allocation: Option<&JobGpus>, listed: Option<usize>| {
+            Ok(Some(allot(job, allocation, listed, registry.borrow().tenancy.gpus())))
+        };
         match answer {
-            Ok((job, text)) => match JobGpus::read(&text, job, &nodes) {
-                Ok(allocation) => Ok(Some(allot(job, allocation.as_ref(), registry.borrow().tenancy.gpus()))),
+            Ok(Told { job, record, listed }) => match JobGpus::read(&record, job, &nodes) {
+                Ok(allocation) => allot(job, allocation.as_ref(), listed),
                 Err(reason @ SlurmError::NoNode { .. }) => Err(reason.to_string()),
                 // The user may have put lines into the record, and must gain nothing by it.
                 Err(reason) => {
                     tracing::warn!(job, %reason, "a Slurm job runs as if it had no GPU");
-                    Ok(Some(allot(job, None, registry.borrow().tenancy.gpus())))
+                    allot(job, None, listed)
                 }
             },
             Err(NoAnswer::Failed(reason)) => Err(reason),
@@ -161,15 +168,31 @@ impl NoAnswer {
     }
 }
 
-/// Slurm's answer about a job: the job's number, and what `scontrol` shows.
-type Answer = Result<(u32, String), NoAnswer>;
+/// Slurm's facts about a job on this node.
+#[derive(Debug)]
+struct Told {
+    /// The job's number.
+    job: u32,
+    /// The job's record, as `scontrol` shows it.
+    record: String,
+    /// The number of GPUs in Slurm's list of this node's GPUs; `None` if Slurm does not tell it.
+    listed: Option<usize>,
+}
 
-/// Asks Slurm about a job in a thread of its own. The thread can wait for a stuck `scontrol` for
-/// ever, and the daemon can end meanwhile. Returns the answer with the lock.
-async fn hear(job: JobName, asking: OwnedMutexGuard<()>) -> (Answer, Option<OwnedMutexGuard<()>>) {
+/// Slurm's answer about a job.
+type Answer = Result<Told, NoAnswer>;
+
+/// Asks Slurm about a job in a thread of its own. `nodes` are the names by which Slurm can know
+/// this node. The thread can wait for a stuck `scontrol` for ever, and the daemon can end
+/// meanwhile. Returns the answer with the lock.
+async fn hear(
+    job: JobName,
+    nodes: Vec<String>,
+    asking: OwnedMutexGuard<()>,
+) -> (Answer, Option<OwnedMutexGuard<()>>) {
     let (tell, told) = oneshot::channel();
     let ask = move || {
-        let answer = ask(&job);
+        let answer = ask(&job, &nodes);
         // If nobody waits for the answer any more, the lock becomes free here.
         drop(tell.send((answer, asking)));
     };
@@ -183,10 +206,12 @@ async fn hear(job: JobName, asking: OwnedMutexGuard<()>) -> (Answer, Option<Owne
     }
 }
 
-/// Returns the allotment of a job, and logs it.
-fn allot(job: u32, allocation: Option<&JobGpus>, gpus: &Gpus) -> Allotment {
+/// Returns the allotment of a job, and logs it. `listed` is the number of GPUs in Slurm's list of
+/// this node's GPUs.
+fn allot(job: u32, allocation: Option<&JobGpus>, listed: Option<usize>, gpus: &Gpus) -> Allotment {
     let memory_bytes: Vec<u64> = gpus.iter().map(|gpu| gpu.memory_bytes).collect();
-    let allotment = allotment(allocation, &gpus.by_device_file(), &memory_bytes);
+    let files = gpus.by_device_file();
+    let allotment = allotment(allocation, listed, &files, &memory_bytes);
     let allotment = Allotment { job: Some(job), ..allotment };
     let Allotment { share_ppm, memory_bytes, gpus, .. } = &allotment;
     let memory = Some(*memory_bytes).filter(|bytes| *bytes != NO_LIMIT).map(Bytes);
@@ -195,7 +220,9 @@ fn allot(job: u32, allocation: Option<&JobGpus>, gpus: &Gpus) -> Allotment {
     if gpus.is_none() {
         tracing::warn!(
             job,
-            "Slurm's list of GPUs is longer than the machine's: the daemon cannot tell which GPUs the job has; make gres.conf by `deepres slurm gres-conf`"
+            ?listed,
+            present = files.len(),
+            "the daemon cannot tell which GPUs a job has: Slurm's list of this node's GPUs is not that of the machine; make gres.conf by `deepres slurm gres-conf`, and restart slurmctld and slurmd"
         );
     }
     allotment
@@ -203,8 +230,15 @@ fn allot(job: u32, allocation: Option<&JobGpus>, gpus: &Gpus) -> Allotment {
 
 /// Returns the allotment of a job with this allocation, without the job's number. Slurm numbers the
 /// GPUs of a node in the order of their device files. `files` has the numbers of the daemon for the
-/// GPUs in this order, and `memory_bytes` the memory of each GPU by the daemon's number.
-fn allotment(allocation: Option<&JobGpus>, files: &[usize], memory_bytes: &[u64]) -> Allotment {
+/// GPUs in this order, and `memory_bytes` the memory of each GPU by the daemon's number. If Slurm's
+/// list has another number of GPUs (`listed`), a GPU is missing in one of the two lists, and Slurm's
+/// places say nothing.
+fn allotment(
+    allocation: Option<&JobGpus>,
+    listed: Option<usize>,
+    files: &[usize],
+    memory_bytes: &[u64],
+) -> Allotment {
     let part = |gpu: usize, ppm: u32| {
         let whole = memory_bytes.get(gpu).copied().unwrap_or(0);
         u64::try_from(u128::from(whole) * u128::from(ppm) / u128::from(PPM)).unwrap_or(NO_LIMIT)
@@ -212,7 +246,9 @@ fn allotment(allocation: Option<&JobGpus>, files: &[usize], memory_bytes: &[u64]
     let least = |numbers: &[usize], ppm| numbers.iter().map(|gpu| part(*gpu, ppm)).min().unwrap_or(NO_LIMIT);
     let elsewhere_bytes = least(files, MIN_SHARE_PPM);
     let Some(allocation) = allocation else { return Allotment::none(elsewhere_bytes) };
-    let own: Option<Vec<usize>> = allocation.places.iter().map(|place| files.get(*place).copied()).collect();
+    let agrees = listed.is_none_or(|listed| listed == files.len());
+    let at = |place: &usize| files.get(*place).copied().filter(|_| agrees);
+    let own: Option<Vec<usize>> = allocation.places.iter().map(at).collect();
     let share_ppm = allocation.share_ppm();
     let memory_bytes = match share_ppm {
         PPM => NO_LIMIT,
@@ -226,18 +262,22 @@ fn allotment(allocation: Option<&JobGpus>, files: &[usize], memory_bytes: &[u64]
 fn nodes(of_cgroup: Option<&str>) -> Vec<String> {
     let host = std::fs::read_to_string(HOST_NAME).unwrap_or_default().trim().to_owned();
     let short = host.split('.').next().unwrap_or_default().to_owned();
-    of_cgroup.map(str::to_owned).into_iter().chain([short, host]).collect()
+    let mut names: Vec<String> = of_cgroup.map(str::to_owned).into_iter().chain([short, host]).collect();
+    names.dedup();
+    names
 }
 
-/// Asks Slurm about a job, and waits for the answer.
-fn ask(job: &JobName) -> Answer {
+/// Asks Slurm about a job and about this node, and waits for the answer. `nodes` are the names by
+/// which Slurm can know this node.
+fn ask(job: &JobName, nodes: &[String]) -> Answer {
     let show = |name: &str| run(SCONTROL, &["show", "job", "--details", name]);
     let shown = show(&job.to_string())?;
     let number = job.number_in(&shown);
     let number =
         number.ok_or_else(|| NoAnswer::Failed(format!("{SCONTROL} shows job {job} in an unknown form")))?;
-    let shown = exact_name(&shown, number).map_or(Ok(shown), |name| show(&name))?;
-    Ok((number, shown))
+    let record = exact_name(&shown, number).map_or(Ok(shown), |name| show(&name))?;
+    let listed = |node: &String| gpus_of_node(&run(SCONTROL, &["show", "node", node]).ok()?);
+    Ok(Told { job: number, record, listed: nodes.iter().find_map(listed) })
 }
 
 /// Runs a command, and returns its output.
@@ -305,7 +345,7 @@ mod tests {
         let (files, memory_bytes) = ([1, 0, 2], [1_000, 2_000, 4_000]);
         let of = |amount, places: &[usize]| {
             let allocation = JobGpus { amount, places: places.to_vec() };
-            allotment(Some(&allocation), &files, &memory_bytes)
+            allotment(Some(&allocation), Some(files.len()), &files, &memory_bytes)
         };
         let single = of(Amount::Shards(30), &[0]);
         assert_eq!((single.share_ppm, single.memory_bytes), (300_000, 600));
@@ -318,9 +358,29 @@ mod tests {
         let unknown = of(Amount::Shards(50), &[3]);
         assert_eq!((unknown.share_ppm, unknown.memory_bytes, &unknown.gpus), (500_000, 500, &None));
         assert!(!unknown.lacks(0), "no GPU is certainly another job's");
-        let none = allotment(None, &files, &memory_bytes);
+        let none = allotment(None, None, &files, &memory_bytes);
         assert_eq!((none.share_ppm, none.memory_bytes, none.class), (10_000, 10, Class::BestEffort));
         assert!(none.lacks(0) && none.lacks(1));
+    }
+
+    #[test]
+    fn a_job_is_cut_on_no_gpu_if_slurm_lists_another_number_of_gpus() {
+        use deepres_model::slurm::Amount;
+        let (files, memory_bytes) = ([0, 1, 2], [1_000; 3]);
+        let of = |listed, amount| {
+            allotment(Some(&JobGpus { amount, places: vec![1] }), listed, &files, &memory_bytes)
+        };
+        // Without the line of the first GPU, Slurm's place 1 is the daemon's GPU 2.
+        for listed in [2, 4] {
+            let whole = of(Some(listed), Amount::Whole);
+            assert_eq!((whole.share_ppm, &whole.gpus), (PPM, &None));
+            let part = of(Some(listed), Amount::Shards(30));
+            assert_eq!((part.share_ppm, part.memory_bytes, &part.gpus), (300_000, 300, &None));
+            assert!((0..3).all(|gpu| !whole.lacks(gpu) && !part.lacks(gpu)));
+        }
+        for known in [Some(3), None] {
+            assert_eq!(of(known, Amount::Shards(30)).gpus, Some(vec![1]), "{known:?}");
+        }
     }
 
     #[test]

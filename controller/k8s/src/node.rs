@@ -207,7 +207,8 @@ impl State {
     }
 
     /// Returns the place of an init container that has ended: a later container of its pod started
-    /// after it.
+    /// after it. The kubelet gives devices to the containers of a pod in their order. A sidecar
+    /// before the init container can start again beside it.
     fn ended_init(&self) -> Option<usize> {
         self.records.iter().position(|held| {
             let Held { record, started: Some(started), .. } = held else { return false };
@@ -215,7 +216,7 @@ impl State {
                 return false;
             }
             let later = self.evidence.after_init(&record.ids());
-            let is_later = |other: &&Held| other.started > Some(*started);
+            let is_later = |other: &&Held| other.since >= held.since && other.started > Some(*started);
             !later.is_empty()
                 && self.records.iter().filter(is_later).any(|other| later.contains(&&other.record.ids()))
         })

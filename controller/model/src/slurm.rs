@@ -35,6 +35,8 @@ const BEFORE_NODES: &str = "JOB_GRES=";
 const NODES: &str = "Nodes=";
 /// Beginning of the word with the resources of a job on these nodes.
 const RESOURCES: &str = "GRES=";
+/// Beginning of the line with the resources of a node.
+const OF_NODE: &str = "Gres=";
 /// Beginning of the list of a resource's GPUs.
 const PLACES: &str = "IDX:";
 /// The resource that is a whole GPU.
@@ -176,16 +178,7 @@ impl JobGpus {
     fn of_resources(text: &str) -> Result<Option<Self>, Unreadable> {
         let mut found: Option<Self> = None;
         for resource in split_outside(text, ['(', ')']) {
-            let (counted, detail) = match resource.split_once('(') {
-                Some((counted, detail)) => (counted, Some(detail.strip_suffix(')').ok_or(Unreadable)?)),
-                None => (resource, None),
-            };
-            let name = counted.split(':').next().unwrap_or_default();
-            if !matches!(name, WHOLE | SHARD) {
-                continue;
-            }
-            let count: u32 =
-                counted.rsplit(':').next().and_then(|count| count.parse().ok()).ok_or(Unreadable)?;
+            let Some((name, count, detail)) = counted(resource)? else { continue };
             let (mut places, count) = match detail.map(|detail| detail.strip_prefix(PLACES).ok_or(detail)) {
                 None => continue,
                 Some(Ok(places)) => (numbers(places)?, count),
@@ -212,6 +205,34 @@ impl JobGpus {
 
 /// A text in an unknown form.
 struct Unreadable;
+
+/// Reads a resource such as `gpu:h100:2(IDX:0-1)`. Returns its name, its count and its detail;
+/// `None` if the resource is neither GPUs nor shards.
+fn counted(resource: &str) -> Result<Option<(&str, u32, Option<&str>)>, Unreadable> {
+    let (counted, detail) = match resource.split_once('(') {
+        Some((counted, detail)) => (counted, Some(detail.strip_suffix(')').ok_or(Unreadable)?)),
+        None => (resource, None),
+    };
+    let name = counted.split(':').next().unwrap_or_default();
+    if !matches!(name, WHOLE | SHARD) {
+        return Ok(None);
+    }
+    let count = counted.rsplit(':').next().and_then(|count| count.parse().ok()).ok_or(Unreadable)?;
+    Ok(Some((name, count, detail)))
+}
+
+/// Returns the number of GPUs in Slurm's list of a node's GPUs; `None` if the text does not tell
+/// it. `text` is the output of `scontrol show node NODE`. Only administrators choose its texts.
+pub fn gpus_of_node(text: &str) -> Option<usize> {
+    let resources = text.lines().find_map(|line| line.trim().strip_prefix(OF_NODE))?;
+    let mut gpus = 0;
+    for resource in split_outside(resources, ['(', ')']) {
+        if let Some((WHOLE, count, _)) = counted(resource).ok()? {
+            gpus += count as usize;
+        }
+    }
+    Some(gpus)
+}
 
 /// Returns the name under which Slurm shows only this job, if the output of `scontrol show job -d
 /// JOB` has several records. Slurm shows a whole array or heterogeneous job under the number of one
@@ -462,6 +483,21 @@ JobId=9 ArrayJobId=7 ArrayTaskId=0 JobName=job.sh
             let read = read(&of_job_3(unknown), 3, &[]);
             assert!(matches!(read, Err(SlurmError::Unknown { .. })), "{unknown}");
         }
+    }
+
+    #[test]
+    fn a_node_tells_how_many_gpus_slurm_lists() {
+        let of = |resources: &str| {
+            let text = format!(
+                "NodeName=n1 Arch=x86_64 CoresPerSocket=1 \n   AvailableFeatures=(null)\n   Gres={resources}\n   Comment=Gres=gpu:9\n"
+            );
+            gpus_of_node(&text)
+        };
+        assert_eq!(of("gpu:4,shard:400"), Some(4));
+        assert_eq!(of("nic:1,gpu:h100:2(S:0-1),gpu:a100:1(S:0,1),shard:h100:300(S:0-1)"), Some(3));
+        assert_eq!(of("(null)"), Some(0));
+        assert_eq!(of("gpu:many"), None);
+        assert_eq!(gpus_of_node("Node n1 not found\n"), None);
     }
 
     #[test]

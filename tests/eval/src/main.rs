@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use clap::Parser;
@@ -65,6 +66,9 @@ struct Options {
     /// The number of nodes of the cluster
     #[arg(long, value_name = "NUMBER", default_value_t = cluster::Size::LARGE.nodes, requires = "cluster", value_parser = at_least_one)]
     nodes: usize,
+    /// The time for which the plugins of deepres publish freed shares, seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = cluster::SURPLUS.as_secs(), requires = "cluster")]
+    surplus: u64,
     /// Take the scenarios of packing from the published measurements in this folder
     #[arg(long, value_name = "DIR", requires = "packing", conflicts_with = "scenario")]
     profiles: Option<PathBuf>,
@@ -107,7 +111,7 @@ fn run(options: &Options) -> Result<()> {
     }
     if options.cluster {
         let size = cluster::Size { nodes: options.nodes, ..cluster::Size::LARGE };
-        let rows = cluster::evaluate(size, &cluster::Policy::ALL);
+        let rows = cluster::evaluate(size, Duration::from_secs(options.surplus), &cluster::Policy::ALL);
         return if options.json { report::print_json(&rows) } else { cluster::print_table(&rows) };
     }
     if options.packing {

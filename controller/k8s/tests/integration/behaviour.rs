@@ -17,6 +17,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
+use tonic::Status;
 
 const SHARE: &str = "deepres.dev/share";
 const GPU: &str = "deepres.dev/gpu";
@@ -50,6 +51,18 @@ async fn the_plugin_registers_each_resource_with_its_options() {
     }
     assert_eq!((node.kubelet.allocatable(SHARE), node.kubelet.capacity(SHARE)), (100, 200));
     assert_eq!((node.kubelet.allocatable(GPU), node.kubelet.capacity(GPU)), (1, 1));
+}
+
+#[tokio::test]
+async fn the_devices_name_no_numa_node_and_their_ids_have_at_most_63_characters() {
+    const MOST_CHARACTERS: usize = 63;
+    let node = Node::start(3, 1).await;
+    for resource in [SHARE, GPU] {
+        for device in node.kubelet.devices(resource) {
+            assert_eq!(device.topology, None, "{device:?}");
+            assert!(device.id.len() <= MOST_CHARACTERS, "{device:?}");
+        }
+    }
 }
 
 #[tokio::test]
@@ -231,12 +244,16 @@ async fn a_container_that_waits_gets_no_files_of_an_ill_gpu_and_never_starts_the
     assert!(node.gpus(main).iter().all(has_files));
 }
 
+/// Asks the plugin once whether a container can start.
+async fn start(node: &Node, container: &Container) -> Result<Empty, Status> {
+    let mut plugin = Client::connect(&node.kubelet.plugins.join("deepres-share.sock")).await?;
+    let request = PreStartContainerRequest { ids: container.ids.iter().cloned().collect() };
+    plugin.unary(path::PRE_START, request).await
+}
+
 /// Asks the plugin once whether a container can start. Returns the plugin's reason against it.
 async fn refused_start(node: &Node, container: &Container) -> String {
-    let mut plugin = Client::connect(&node.kubelet.plugins.join("deepres-share.sock")).await.unwrap();
-    let request = PreStartContainerRequest { ids: container.ids.iter().cloned().collect() };
-    let answer = plugin.unary::<_, Empty>(path::PRE_START, request).await;
-    answer.unwrap_err().message().to_owned()
+    start(node, container).await.unwrap_err().message().to_owned()
 }
 
 #[tokio::test]
@@ -259,6 +276,15 @@ async fn a_container_that_waits_learns_of_a_fault_once_no_gpu_is_open_for_it() {
     }
     let is_told = async { while !refused_start(&node, main).await.contains("it fell off the bus") {} };
     timeout(Duration::from_secs(20), is_told).await.expect("the container is told of the fault");
+}
+
+#[test]
+fn a_container_that_waits_gets_an_answer_before_the_kubelet_gives_up() {
+    /// The time for which a kubelet waits for the answer to PreStartContainer.
+    const KUBELET_WAITS: Duration = Duration::from_secs(30);
+    let Timing { hold, look, wait, .. } = Timing::default();
+    // An allocation that waits for the daemon can delay the last look.
+    assert!(hold + look + wait < KUBELET_WAITS);
 }
 
 #[tokio::test]
@@ -470,6 +496,27 @@ async fn an_init_container_and_its_pod_are_on_one_gpu() {
 }
 
 #[tokio::test]
+async fn a_sidecar_that_restarts_ends_no_init_container() {
+    let node = Node::start(1, 0).await;
+    let containers = vec![
+        Container::new("sidecar", SHARE, 10),
+        Container::new("init", SHARE, 80).init(),
+        Container::new("main", SHARE, 10),
+    ];
+    let pod = node.kubelet.admit(Pod::new("pod", containers)).await.unwrap();
+    let [sidecar, init, main] = &pod.containers[..] else { panic!("{pod:?}") };
+    assert!(sidecar.ids.is_disjoint(&init.ids) && main.ids.is_subset(&init.ids), "{pod:?}");
+    for one in [sidecar, init, sidecar] {
+        start(&node, one).await.unwrap();
+    }
+    pass(30).await;
+    assert!(!node.specifications().concat().contains("DEEPRES_OVER"), "the init container may run still");
+    start(&node, main).await.unwrap();
+    let is_over = || node.specifications().concat().contains("DEEPRES_OVER");
+    node.until("the init container has ended", is_over).await;
+}
+
+#[tokio::test]
 async fn an_init_container_that_asks_alone_keeps_its_shares_while_its_pod_is_there() {
     let node = Node::start(1, 0).await;
     let pod = Pod::new("setup", vec![Container::new("init", SHARE, 50).init()]);
@@ -515,7 +562,6 @@ async fn a_kubelet_that_restarts_gets_the_devices_again_and_keeps_its_pods() {
     let mut node = Node::start(2, 0).await;
     let before = node.kubelet.admit(Pod::of_shares("a", 60)).await.unwrap();
     for restart in 2..5 {
-        // The new socket often has the old inode number.
         node.kubelet.restart();
         assert_eq!(node.kubelet.allocatable(SHARE), 0);
         let said = node.kubelet.admit(Pod::of_shares("early", 10)).await.unwrap_err();
@@ -527,6 +573,17 @@ async fn a_kubelet_that_restarts_gets_the_devices_again_and_keeps_its_pods() {
     assert_eq!(node.tokens().len(), 1);
     let device = &before.containers[0].devices[1];
     assert_eq!(node.variable(device, "DEEPRES_SHARE"), "60%");
+}
+
+#[tokio::test]
+async fn a_kubelet_whose_socket_has_the_old_inode_number_gets_the_devices_again() {
+    let node = Node::start(2, 0).await;
+    // The clock of the file system moves on.
+    pass(10).await;
+    node.kubelet.restart_at_the_old_inode();
+    assert_eq!(node.kubelet.allocatable(SHARE), 0);
+    node.until("the plugin registered again", || node.kubelet.allocatable(SHARE) == 100).await;
+    assert_eq!(node.kubelet.registered().len(), 2);
 }
 
 #[tokio::test]

@@ -5,25 +5,29 @@ use crate::node::SECOND;
 use deepres_k8s::api::{
     AllocateRequest, AllocateResponse, CdiDevice, ClaimResource, ContainerAllocateRequest, ContainerDevices,
     ContainerPreferredAllocationRequest, ContainerResources, DevicePluginOptions, DynamicResource, Empty,
-    HEALTHY, KUBELET_SOCKET, ListAndWatchResponse, ListPodResourcesResponse, PodResources,
-    PreStartContainerRequest, PreferredAllocationRequest, PreferredAllocationResponse, RegisterRequest,
-    VERSION, path,
+    HEALTHY, KUBELET_SOCKET, ListPodResourcesResponse, PodResources, PreStartContainerRequest,
+    PreferredAllocationRequest, PreferredAllocationResponse, RegisterRequest, UNHEALTHY, VERSION, path,
 };
 use deepres_k8s::evidence::CHECKPOINT;
 use deepres_k8s::grpc::{self, Answer, Call, Client, Serve};
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::net::UnixListener;
 use tokio::task::JoinSet;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tokio_stream::StreamExt;
 use tonic::Status;
 
 /// The time after which the kubelet tries again to start a container.
 const RETRY: std::time::Duration = std::time::Duration::from_nanos(SECOND.as_nanos() as u64 * 10);
+/// The time for which the kubelet waits for the answer to PreStartContainer: 30 s. A busy machine
+/// can hold up the plugin of a test for a while more.
+const START_LIMIT: std::time::Duration = std::time::Duration::from_nanos(SECOND.as_nanos() as u64 * 30)
+    .saturating_add(std::time::Duration::from_secs(1));
 
 /// A container's request, and what the kubelet gave it.
 #[derive(Debug, Clone)]
@@ -48,7 +52,8 @@ impl Container {
     }
 }
 
-/// A pod of the fake kubelet. Its init containers come first.
+/// A pod of the fake kubelet. Its init containers come first. A container before an init container
+/// is a sidecar: an init container that the kubelet does not wait for.
 #[derive(Debug, Clone)]
 pub struct Pod {
     pub name: String,
@@ -76,11 +81,30 @@ impl Pod {
     }
 }
 
-/// A plugin at the kubelet: its devices, with their health.
+/// A list of devices, as the kubelet's interface has it.
+#[derive(Clone, PartialEq, prost::Message)]
+struct List {
+    #[prost(message, repeated, tag = "1")]
+    devices: Vec<Device>,
+}
+
+/// A device of a plugin, with the field that the plugin leaves out.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Device {
+    #[prost(string, tag = "1")]
+    pub id: String,
+    #[prost(string, tag = "2")]
+    pub health: String,
+    /// The NUMA nodes.
+    #[prost(message, optional, tag = "3")]
+    pub topology: Option<Empty>,
+}
+
+/// A plugin at the kubelet, and its devices.
 #[derive(Debug, Clone, Default)]
 struct Endpoint {
     socket: PathBuf,
-    devices: BTreeMap<String, bool>,
+    devices: Vec<Device>,
     /// Number of the registration.
     registration: usize,
     options: DevicePluginOptions,
@@ -127,7 +151,7 @@ impl State {
 
     fn healthy(&self, resource: &str) -> BTreeSet<String> {
         let devices = self.endpoints.get(resource).into_iter().flat_map(|endpoint| &endpoint.devices);
-        devices.filter(|(_, is_healthy)| **is_healthy).map(|(id, _)| id.clone()).collect()
+        devices.filter(|device| device.health == HEALTHY).map(|device| device.id.clone()).collect()
     }
 
     fn write_checkpoint(&self) {
@@ -196,16 +220,9 @@ impl Service {
         };
         let service = Arc::clone(&self);
         tokio::spawn(async move {
-            if let Ok(mut lists) =
-                plugin.streaming::<Empty, ListAndWatchResponse>(path::LIST_AND_WATCH, Empty {}).await
-            {
-                while let Some(Ok(list)) = lists.next().await {
+            if let Ok(mut lists) = plugin.streaming::<Empty, List>(path::LIST_AND_WATCH, Empty {}).await {
+                while let Some(Ok(List { devices })) = lists.next().await {
                     let mut state = service.state();
-                    let devices = list
-                        .devices
-                        .into_iter()
-                        .map(|device| (device.id, device.health == HEALTHY))
-                        .collect();
                     if let Some(endpoint) = state.endpoints.get_mut(&resource)
                         && endpoint.registration == number
                     {
@@ -219,7 +236,7 @@ impl Service {
             if let Some(endpoint) = state.endpoints.get_mut(&resource)
                 && endpoint.registration == number
             {
-                endpoint.devices.values_mut().for_each(|is_healthy| *is_healthy = false);
+                endpoint.devices.iter_mut().for_each(|device| device.health = UNHEALTHY.to_owned());
             }
         });
         Ok(Empty {})
@@ -323,8 +340,26 @@ impl Kubelet {
         self.listen();
     }
 
+    /// Puts the next kubelet in the place of the kubelet. Its socket has the inode number of the
+    /// old socket, and the sockets of plugins stay.
+    pub fn restart_at_the_old_inode(&self) {
+        let (socket, aside) = (self.plugins.join(KUBELET_SOCKET), self.plugins.join("aside"));
+        let inode = || std::fs::symlink_metadata(&socket).unwrap().ino();
+        let before = inode();
+        self.state().endpoints.clear();
+        // A file that moves keeps its number, and gets the time of the change as a new file does.
+        std::fs::rename(&socket, &aside).unwrap();
+        std::fs::rename(&aside, &socket).unwrap();
+        assert_eq!(inode(), before);
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap()
+    }
+
+    /// Returns the devices of a resource, healthy or not.
+    pub fn devices(&self, resource: &str) -> Vec<Device> {
+        self.state().endpoints.get(resource).map_or_else(Vec::new, |endpoint| endpoint.devices.clone())
     }
 
     /// Returns the number of healthy devices, as the node's status says at this moment.
@@ -414,9 +449,10 @@ impl Kubelet {
                         let socket = socket.ok_or_else(|| Status::unavailable("no plugin is registered"))?;
                         Client::connect(&socket).await?.unary(path::PRE_START, request).await
                     };
-                    match started.await {
-                        Ok(Empty {}) => break,
-                        Err(status) => refusals.push(status.message().to_owned()),
+                    match timeout(START_LIMIT, started).await {
+                        Ok(Ok(Empty {})) => break,
+                        Ok(Err(status)) => refusals.push(status.message().to_owned()),
+                        Err(_) => refusals.push("the plugin did not answer in time".to_owned()),
                     }
                     sleep(RETRY).await;
                 }

@@ -6,8 +6,8 @@
 //!
 //! The ideas come from the DLC paper and from vgpu-manager. The DLC paper has a tree of GPUs, so
 //! that the GPUs of a job can copy to each other directly. vgpu-manager has tiers of links. Neither
-//! of these systems compares all sets of free GPUs. [`place`] does, because a machine has at most
-//! 16 GPUs, so at most 12,870 sets of one size.
+//! of these systems compares all sets of free GPUs. [`place`] does, because deepres manages at most
+//! 16 GPUs of a machine, so there are at most 12,870 sets of one size.
 
 pub mod bandwidth;
 mod choice;

@@ -43,15 +43,17 @@ fn assert_granted(host: &Host, job: u32, percent: u64, memory_bytes: Option<u64>
 const THIRTY_SHARDS: [&str; 2] = ["shard:30(IDX:0)", "shard:30(30/100,0/100)"];
 
 /// Writes a script that answers in the place of `scontrol`. Job `job`, which Slurm also knows as
-/// `name`, has these resources. Each other question fails. Each answer adds a line to the file
-/// `asked`. While the file `broken` exists, the script fails. Returns the value of `PATH` with the
-/// script.
-fn stand_in_for_scontrol(host: &Host, job: u32, name: &str, resources: &str) -> PathBuf {
+/// `name`, has these resources. Slurm's list of the node `n1` has `gpus` GPUs. Each other question
+/// fails. Each answer about the job adds a line to the file `asked`. While the file `broken`
+/// exists, the script fails. Returns the value of `PATH` with the script.
+fn stand_in_for_scontrol(host: &Host, job: u32, name: &str, resources: &str, gpus: usize) -> PathBuf {
     let folder = host.path().join("bin");
     fs::create_dir(&folder).unwrap();
     let script = folder.join("scontrol");
     let text = format!(
-        "#!/bin/sh\n[ -e '{}' ] && exit 1\n[ \"$*\" = 'show job --details {name}' ] || exit 1\necho asked >> '{}'\n\
+        "#!/bin/sh\n[ -e '{}' ] && exit 1\n\
+         [ \"$*\" = 'show node n1' ] && echo '   Gres=gpu:{gpus}(S:0),shard:{gpus}00(S:0)' && exit\n\
+         [ \"$*\" = 'show job --details {name}' ] || exit 1\necho asked >> '{}'\n\
          echo 'JobId={job} JobName=train'\necho '   JOB_GRES=shard:30'\necho '     Nodes=n1 CPU_IDs=0 Mem=0 GRES={resources}'\n",
         host.path().join("broken").display(),
         host.path().join("asked").display()
@@ -70,7 +72,7 @@ fn the_daemon_asks_slurm_once_for_each_job_and_bounds_it_by_the_answer() {
     let job = std::process::id();
     let hierarchy = hierarchies()[0];
     let host = Host::new().simgpu(TWO_GPUS);
-    let path = stand_in_for_scontrol(&host, job, &job.to_string(), THIRTY_SHARDS[0]);
+    let path = stand_in_for_scontrol(&host, job, &job.to_string(), THIRTY_SHARDS[0], 2);
     let _daemon = host.daemon_with(&[("PATH", &path)]);
     let cgroups =
         [0, 1].map(|step| Cgroup::make(hierarchy, &format!("slurm_n1/uid_1000/job_{job}/step_{step}")));
@@ -108,6 +110,30 @@ fn the_daemon_asks_slurm_once_for_each_job_and_bounds_it_by_the_answer() {
 }
 
 #[test]
+fn a_job_is_cut_on_no_gpu_of_a_node_whose_list_lacks_a_gpu() {
+    if !root_or_skipped() {
+        return;
+    }
+    // Another number than those of the other tests.
+    let job = std::process::id() + 3;
+    let host = Host::new().simgpu(TWO_GPUS);
+    let path = stand_in_for_scontrol(&host, job, &job.to_string(), THIRTY_SHARDS[0], 1);
+    let _daemon = host.daemon_with(&[("PATH", &path)]);
+    let cgroup = Cgroup::make(hierarchies()[0], &format!("slurm_n1/uid_1000/job_{job}/step_0"));
+    // Slurm's only GPU can be either GPU of the machine.
+    let on_second = [&GREEDY[..], &[("CUDA_VISIBLE_DEVICES", "1")]].concat();
+    let mut running = cgroup.start_with(&host, &on_second);
+    let name = format!("slurm-{job}");
+    host.await_ps(|ps| ps.find(&name).is_some_and(|tenant| tenant.sessions.len() == 1));
+    assert_granted(&host, job, 30, Some(part_of_memory(&host, 30)));
+    let tenant = host.tenant(&name);
+    let mut accounts = tenant["gpus"].as_array().unwrap().iter();
+    let second = accounts.find(|account| account["gpu"] == 1).unwrap_or_else(|| panic!("{tenant}"));
+    assert_eq!(second["entitled_by"], "asked", "{tenant}");
+    running.kill();
+}
+
+#[test]
 fn a_job_about_which_slurm_gave_no_answer_is_one_tenant_and_is_bound_later() {
     if !root_or_skipped() {
         return;
@@ -115,7 +141,7 @@ fn a_job_about_which_slurm_gave_no_answer_is_one_tenant_and_is_bound_later() {
     // Another number than that of the test above, in case both run in one process.
     let job = std::process::id() + 1;
     let host = Host::new().simgpu(TWO_GPUS);
-    let path = stand_in_for_scontrol(&host, job, &job.to_string(), THIRTY_SHARDS[0]);
+    let path = stand_in_for_scontrol(&host, job, &job.to_string(), THIRTY_SHARDS[0], 2);
     let broken = host.path().join("broken");
     fs::write(&broken, "").unwrap();
     let _daemon = host.daemon_with(&[("PATH", &path)]);
@@ -145,7 +171,7 @@ fn a_job_whose_cgroup_has_a_sluid_is_bound_and_goes_by_its_number() {
     let job = std::process::id() + 2;
     let sluid = format!("s{job:013}");
     let host = Host::new().simgpu(TWO_GPUS);
-    let path = stand_in_for_scontrol(&host, job, &sluid, THIRTY_SHARDS[1]);
+    let path = stand_in_for_scontrol(&host, job, &sluid, THIRTY_SHARDS[1], 2);
     let _daemon = host.daemon_with(&[("PATH", &path)]);
     let in_scope = format!("system.slice/n1_slurmstepd.scope/{sluid}/step_0");
     // Of version 2, if the machine has it: only there, Slurm uses SLUIDs.
@@ -174,7 +200,7 @@ fn a_job_from_within_a_job_has_its_part_of_the_whole_gpus_memory() {
     let mut prolog = host.deepres(&["slurm", "task-prolog"]);
     prolog.envs(outer).env("LD_PRELOAD", &artefacts().library).env("DEEPRES_SOCKET", host.tenant_socket());
     prolog.env("SLURM_JOB_ID", "7").env("SLURM_GPUS_ON_NODE", "1").env("SLURM_SHARDS_ON_NODE", "30");
-    prolog.env("SLURM_JOB_GPUS", "1").env("PATH", stand_in_for_scontrol(&host, 7, "7", THIRTY_SHARDS[1]));
+    prolog.env("SLURM_JOB_GPUS", "1").env("PATH", stand_in_for_scontrol(&host, 7, "7", THIRTY_SHARDS[1], 2));
     let said = host.finish(prolog).success().stdout;
     let memory = format!("export DEEPRES_MEMORY={}", part_of_memory(&host, 30));
     assert!(said.lines().any(|line| line == memory), "{said}");
@@ -290,8 +316,9 @@ mod measured {
         let jobs = [(30, exports.as_str()), (60, ""), (80, ""), (10, ""), (20, "")]
             .map(|(shards, before)| (u64::from(shards), submit(shards, before)));
         let pids = jobs.map(|(_, job)| started(&first, job));
-        for (percent, job) in jobs {
+        for ((percent, job), gpu) in jobs.into_iter().zip([0, 0, 1, 0, 1]) {
             assert_granted(&first, job, percent, Some(part_of_memory(&first, percent)));
+            assert_eq!(first.tenant(&format!("slurm-{job}"))["placement"]["gpus"], json!([gpu]));
         }
         let on_first = [(pids[0], 30.0), (pids[1], 60.0), (pids[3], 10.0)];
         let on_second = [(pids[2], 80.0), (pids[4], 20.0)];

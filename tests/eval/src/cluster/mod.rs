@@ -21,6 +21,7 @@ mod tests;
 pub use report::print_table;
 
 use serde::Serialize;
+use std::time::Duration;
 
 /// A cluster and its jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,6 +97,8 @@ pub struct Row {
     pub pending_though_room: u64,
     /// Jobs that waited on their node for room.
     pub waited_on_node: u64,
+    /// Jobs that began to wait on their node though a GPU of another node had room.
+    pub waited_though_room: u64,
     /// Mean time from a job's arrival to its start, seconds.
     pub wait_s_mean: f64,
     /// 99th percentile of the time from a job's arrival to its start, seconds.
@@ -106,8 +109,13 @@ pub struct Row {
     pub used: f64,
 }
 
-/// Returns the figures of the policies for a day on a cluster.
-pub fn evaluate(size: Size, policies: &[Policy]) -> Vec<Row> {
+/// The time for which the device plugin of deepres publishes freed shares (`Timing` of
+/// deepres-k8s).
+pub const SURPLUS: Duration = Duration::from_secs(60);
+
+/// Returns the figures of the policies for a day on a cluster. Plugins of deepres publish freed
+/// shares for the time `surplus`.
+pub fn evaluate(size: Size, surplus: Duration, policies: &[Policy]) -> Vec<Row> {
     let jobs = jobs::draw(size);
-    policies.iter().map(|policy| sim::Sim::new(*policy, size, &jobs).run()).collect()
+    policies.iter().map(|policy| sim::Sim::new(*policy, size, surplus, &jobs).run()).collect()
 }

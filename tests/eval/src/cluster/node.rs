@@ -5,9 +5,9 @@ use super::jobs::SECOND_MS;
 use deepres_policy::shares::{Part, Shares, Slots};
 use std::time::Duration;
 
-/// The plugin's times (`Timing` of deepres-k8s).
+/// The time after an allocation in which another container of the same pod may follow (`Timing` of
+/// deepres-k8s).
 const SETTLE_MS: u64 = 2 * SECOND_MS;
-const SURPLUS: Duration = Duration::from_secs(60);
 
 /// A container, as the plugin knows it.
 #[derive(Debug)]
@@ -36,6 +36,8 @@ pub struct Plugin {
     held: Vec<Held>,
     /// The devices that the kubelet believes to be given.
     given: Slots,
+    /// The time for which the plugin publishes freed shares.
+    surplus: Duration,
     allocated_ms: Option<u64>,
     /// When the plugin next looks, if there is something to do.
     pub look_ms: Option<u64>,
@@ -70,12 +72,14 @@ fn place_of(name: &str) -> usize {
 }
 
 impl Plugin {
-    /// Returns the plugin of a node without containers, which has published its shares.
-    pub fn new(gpus: usize) -> Self {
+    /// Returns the plugin of a node without containers, which has published its shares. The plugin
+    /// publishes freed shares for the time `surplus`.
+    pub fn new(gpus: usize, surplus: Duration) -> Self {
         let mut plugin = Self {
             shares: Shares::new((0..gpus).map(name)),
             held: Vec::new(),
             given: Slots::default(),
+            surplus,
             allocated_ms: None,
             look_ms: None,
             decisions: 0,
@@ -156,14 +160,14 @@ impl Plugin {
         let settled_ms = self.allocated_ms.map_or(0, |at| at + SETTLE_MS);
         let is_settled = now_ms >= settled_ms;
         let (used, now) = (self.used(), Duration::from_millis(now_ms));
-        self.shares.observe(&used, self.held.iter().map(Held::part), is_settled, now, SURPLUS);
+        self.shares.observe(&used, self.held.iter().map(Held::part), is_settled, now, self.surplus);
         self.decisions += 1;
         self.lists += u64::from(self.healthy() != before);
         if !is_settled {
             self.look_by(settled_ms.next_multiple_of(SECOND_MS));
         }
         if let Some(since) = self.shares.surplus_since() {
-            let due_ms = (since + SURPLUS).as_millis() as u64;
+            let due_ms = (since + self.surplus).as_millis() as u64;
             self.look_by(due_ms.max(now_ms + 1).next_multiple_of(SECOND_MS));
         }
     }

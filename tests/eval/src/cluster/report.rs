@@ -24,8 +24,12 @@ pub fn print_table(rows: &[Row]) -> Result<()> {
         )?;
         writeln!(
             out,
-            "  jobs: refused {} ({} though a GPU had room), pending though a GPU had room {}, waited on a node {}",
-            row.refused, row.refused_though_room, row.pending_though_room, row.waited_on_node
+            "  jobs: refused {} ({} though a GPU had room), pending though a GPU had room {}, waited on a node {} ({} though a GPU had room)",
+            row.refused,
+            row.refused_though_room,
+            row.pending_though_room,
+            row.waited_on_node,
+            row.waited_though_room
         )?;
         writeln!(
             out,

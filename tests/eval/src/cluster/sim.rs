@@ -13,6 +13,7 @@ use super::{Policy, Row, Size};
 use deepres_policy::shares::SHARES;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::time::Duration;
 
 /// The time from the binding of a pod until its kubelet admits it.
 const BIND_MS: u64 = SECOND_MS;
@@ -111,15 +112,17 @@ pub struct Sim<'a> {
     refused_though_room: u64,
     pending_though_room: u64,
     waited_on_node: u64,
+    waited_though_room: u64,
     waits_ms: Vec<u64>,
     used_ms: u64,
 }
 
 impl<'a> Sim<'a> {
-    /// Returns a day whose jobs have not come yet.
-    pub fn new(policy: Policy, size: Size, jobs: &'a [Job]) -> Self {
+    /// Returns a day whose jobs have not come yet. Plugins of deepres publish freed shares for the
+    /// time `surplus`.
+    pub fn new(policy: Policy, size: Size, surplus: Duration, jobs: &'a [Job]) -> Self {
         let node = |_| {
-            let plugin = (policy == Policy::Deepres).then(|| Plugin::new(size.gpus));
+            let plugin = (policy == Policy::Deepres).then(|| Plugin::new(size.gpus, surplus));
             let all = size.gpus * SHARES;
             Node {
                 allocatable: plugin.as_ref().map_or(all, Plugin::healthy),
@@ -154,6 +157,7 @@ impl<'a> Sim<'a> {
             refused_though_room: 0,
             pending_though_room: 0,
             waited_on_node: 0,
+            waited_though_room: 0,
             waits_ms: Vec::new(),
             used_ms: 0,
         }
@@ -188,6 +192,12 @@ impl<'a> Sim<'a> {
 
     fn has_room(&self, share: usize) -> bool {
         self.rooms[share..].iter().any(|gpus| *gpus > 0)
+    }
+
+    /// Returns whether a GPU of another node has room for a share.
+    fn has_room_beside(&self, node: usize, share: usize) -> bool {
+        let own = self.nodes[node].used.iter().filter(|used| SHARES - **used >= share).count();
+        self.rooms[share..].iter().sum::<usize>() > own
     }
 
     /// Returns whether a node has room for a share, as the scheduler sees it.
@@ -285,7 +295,10 @@ impl<'a> Sim<'a> {
                 self.take(job, node, gpu);
                 self.start(job, node);
             }
-            Given::Wait => self.waited_on_node += 1,
+            Given::Wait => {
+                self.waited_on_node += 1;
+                self.waited_though_room += u64::from(self.has_room_beside(node, share));
+            }
             Given::Nothing => {
                 self.refused += 1;
                 self.refused_though_room += u64::from(self.has_room(share));
@@ -388,6 +401,7 @@ impl<'a> Sim<'a> {
             refused_though_room: self.refused_though_room,
             pending_though_room: self.pending_though_room,
             waited_on_node: self.waited_on_node,
+            waited_though_room: self.waited_though_room,
             wait_s_mean: self.waits_ms.iter().sum::<u64>() as f64
                 / (started.max(1) as f64 * SECOND_MS as f64),
             wait_s_p99: wait_s(started * 99 / 100),

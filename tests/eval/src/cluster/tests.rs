@@ -1,11 +1,11 @@
 use super::jobs::{DAY_MS, Job, SECOND_MS};
 use super::sim::Sim;
-use super::{Policy, Row, Size, evaluate, jobs};
+use super::{Policy, Row, SURPLUS, Size, evaluate, jobs};
 
 const SMALL: Size = Size { nodes: 10, ..Size::LARGE };
 
 fn rows() -> [Row; 3] {
-    evaluate(SMALL, &Policy::ALL).try_into().unwrap()
+    evaluate(SMALL, SURPLUS, &Policy::ALL).try_into().unwrap()
 }
 
 #[test]
@@ -48,7 +48,7 @@ fn the_fragments_of_four_gpus_hold_no_job_of_ninety() {
         [job(0, 60, 600), job(20, 60, 3_600), job(40, 60, 3_600), job(60, 60, 3_600), job(120, 90, 60)];
     let size = Size { nodes: 1, gpus: 4, jobs_per_gpu: 1 };
     let [deepres, counted] =
-        [Policy::Deepres, Policy::Counted].map(|policy| Sim::new(policy, size, &jobs).run());
+        [Policy::Deepres, Policy::Counted].map(|policy| Sim::new(policy, size, SURPLUS, &jobs).run());
     assert_eq!((deepres.refused, deepres.not_started, deepres.waited_on_node), (0, 0, 0), "{deepres:?}");
     assert!(counted.refused > 3, "{counted:?}");
     assert_eq!(counted.refused_though_room, 0, "no GPU had room");
@@ -93,7 +93,7 @@ fn the_page_has_the_figures_of_a_day_on_a_thousand_nodes() {
         }),
         ("part of the GPUs used (`used`)", |row| format!("{:.1} %", row.used * 100.0)),
     ];
-    let rows = evaluate(Size::LARGE, &Policy::ALL);
+    let rows = evaluate(Size::LARGE, SURPLUS, &Policy::ALL);
     let cells = |of: fn(&Row) -> String| rows.iter().map(of).collect::<Vec<_>>().join(" | ");
     let table: String = LINES.iter().map(|(head, of)| format!("| {head} | {} |\n", cells(*of))).collect();
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/scale.md");

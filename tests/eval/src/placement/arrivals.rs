@@ -9,8 +9,8 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 
 /// Number of jobs that arrive at each machine.
 pub const COUNT: usize = 10_000;
-/// The seed of the random numbers.
-const SEED: u64 = 1;
+/// The seeds of the random numbers in the evaluation.
+pub const SEEDS: [u64; 1] = [1];
 
 /// Shares of jobs with a part of a GPU, percent.
 const PARTS: [u32; 6] = [10, 20, 25, 30, 40, 50];
@@ -45,10 +45,10 @@ impl Arrival {
     }
 }
 
-/// Draws the jobs for a machine with this number of GPUs. Together they ask for as much time as the
-/// machine has.
-pub fn draw(gpus: usize, count: usize) -> Vec<Arrival> {
-    let mut random = ChaCha8Rng::seed_from_u64(SEED);
+/// Draws the jobs for a machine with this number of GPUs from random numbers with this seed.
+/// Together the jobs ask for as much time as the machine has.
+pub fn draw(gpus: usize, count: usize, seed: u64) -> Vec<Arrival> {
+    let mut random = ChaCha8Rng::seed_from_u64(seed);
     let mut below = |bound: u32| random.next_u32() % bound;
     let gangs: Vec<usize> = GANGS.into_iter().filter(|gang| *gang <= gpus).collect();
     let mut arrivals: Vec<Arrival> = (0..count)

@@ -84,7 +84,9 @@ pub fn run(path: &Path) -> Result<Report> {
     let mut report = Report::default();
     for matrix in matrices(path)? {
         match matrix {
-            Ok(matrix) => report.rows.extend(evaluate(&matrix, arrivals::COUNT, &Policy::ALL)),
+            Ok(matrix) => {
+                report.rows.extend(evaluate(&matrix, arrivals::COUNT, &arrivals::SEEDS, &Policy::ALL));
+            }
             Err(skipped) => report.skipped.push(skipped),
         }
     }
@@ -121,14 +123,18 @@ fn files(path: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Returns the figures of policies on a machine, for the first `count` arrivals.
-pub fn evaluate(matrix: &Matrix, count: usize, policies: &[Policy]) -> Vec<Row> {
+/// Returns the figures of policies on a machine. Random numbers with each of these seeds give
+/// `count` arrivals at the idle machine.
+pub fn evaluate(matrix: &Matrix, count: usize, seeds: &[u64], policies: &[Policy]) -> Vec<Row> {
     let topology = &matrix.topology;
-    let arrivals = arrivals::draw(topology.len(), count);
+    let drawn: Vec<_> = seeds.iter().map(|seed| arrivals::draw(topology.len(), count, *seed)).collect();
     let mut reference = Reference::new(topology);
     let mut row = |policy: &Policy| {
-        let placer = policy.placer(topology);
-        let figures = Machine::new(placer, topology.len()).serve(&arrivals, &mut reference);
+        let mut figures = Figures::default();
+        for arrivals in &drawn {
+            let machine = Machine::new(policy.placer(topology), topology.len());
+            machine.serve(arrivals, &mut reference, &mut figures);
+        }
         Row {
             matrix: matrix.name.clone(),
             gpus: topology.len(),
@@ -185,8 +191,7 @@ impl<'a> Machine<'a> {
         Self { placer, rooms: vec![whole; gpus], free_ppm, ends: BTreeMap::new() }
     }
 
-    fn serve(mut self, arrivals: &[Arrival], reference: &mut Reference) -> Figures {
-        let mut figures = Figures::default();
+    fn serve(mut self, arrivals: &[Arrival], reference: &mut Reference, figures: &mut Figures) {
         for (now, arrival) in arrivals.iter().enumerate() {
             while let Some(first) = self.ends.first_entry().filter(|first| *first.key() <= now) {
                 for held in first.remove() {
@@ -214,7 +219,6 @@ impl<'a> Machine<'a> {
             take(&mut self.rooms, &held);
             self.ends.entry(now + arrival.stays).or_default().push(held);
         }
-        figures
     }
 }
 

@@ -26,7 +26,7 @@ pub fn page() -> Result<String> {
         "---|".repeat(names.len())
     );
     for matrix in matrices(&ours())?.into_iter().filter_map(Result::ok) {
-        let rows = evaluate(&matrix, arrivals::COUNT, &POLICIES);
+        let rows = evaluate(&matrix, arrivals::COUNT, &arrivals::SEEDS, &POLICIES);
         write!(page, "| {} | {} |", matrix.name, matrix.topology.len())?;
         for row in rows {
             write!(page, " {:.3} |", row.bandwidth_vs_best_mean)?;
