@@ -9,7 +9,7 @@ use core::{cmp, fmt};
 pub const MAJOR: u16 = 2;
 /// The minor version of the layout. A change that adds a field raises the minor version. New fields
 /// use reserved space, which was zero before, or the end of a page or frame.
-pub const MINOR: u16 = 12;
+pub const MINOR: u16 = 13;
 
 /// The bytes `deepres\0` as a little-endian word.
 const MAGIC: u64 = u64::from_le_bytes(*b"deepres\0");

@@ -9,6 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
+use deepres_abi::PPM;
+use deepres_abi::fallback::Fallback;
 use deepres_abi::wire::{self, Hello, Refusal, RefusalKind, Role, Welcome};
 use deepres_e2e::calls::Calls;
 use deepres_e2e::clients::c_library_on;
@@ -190,6 +192,31 @@ fn in_each_way_a_process_without_a_session_keeps_its_memory_limit_and_its_share(
         let had = tally.percent_of_time(&[way.backlog.pid()]);
         println!("{}: had {had:.1} % of the time", way.what);
         assert!(had > 0.0 && had <= MOST_PERCENT, "{}: had {had:.1} % of the time", way.what);
+    }
+}
+
+#[test]
+fn a_refused_process_keeps_the_lower_ones_of_its_limits_and_of_those_that_the_refusal_tells() {
+    let mut refusal = Refusal::new(RefusalKind::Request, "as the test says");
+    let (share_ppm, memory_bytes) = (Some(PPM / 4), Some(LIMIT_BYTES));
+    refusal.set_fallback(&Fallback { share_ppm, memory_bytes, ..Fallback::default() });
+    let host = Host::new();
+    let _daemon = Answering::start(&host, Some(refusal.as_bytes().to_vec()));
+    // An empty variable asks for nothing.
+    for (share, memory, kept, kept_bytes) in [
+        ("", "", "25%", LIMIT_BYTES),
+        ("50%", "512MiB", "25%", LIMIT_BYTES / 2),
+        ("10%", "2GiB", "10%", LIMIT_BYTES),
+    ] {
+        let mut command = preloaded(&host, "view");
+        command.env("DEEPRES_SHARE", share).env("DEEPRES_MEMORY", memory).env("DEEPRES_LOG", "info");
+        let mut view = host.spawn(command);
+        let total = view.await_json_within(BEGINS_WITHIN)["total"].as_u64();
+        let said = view.stderr();
+        assert_eq!(total, Some(kept_bytes), "{said}");
+        assert!(said.contains("as the test says; the job keeps its limits by itself"), "{said}");
+        assert!(said.contains(&format!("GPU 0: {kept}, {kept_bytes} bytes")), "{said}");
+        view.finish().success();
     }
 }
 
