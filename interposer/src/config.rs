@@ -219,10 +219,11 @@ impl Config {
 
     /// Returns the limits that the daemon granted to the job before the job began, and whether
     /// launches pass or fail if the process gets no session. `deepres run` tells the fail mode to
-    /// the process, or the mark of an earlier daemon does.
+    /// the process. So does the mark of an earlier daemon, in each place where the process looks
+    /// for a daemon.
     pub fn fallback(&self) -> Fallback {
         let is_marked = |socket: &PathBuf| socket.with_file_name(CLOSED_MARK).exists();
-        match self.is_asked_for && self.believed_sockets().iter().any(is_marked) {
+        match self.believed_sockets().iter().any(is_marked) {
             true => Fallback { fail_mode: FailMode::Closed, ..self.fallback },
             false => self.fallback,
         }

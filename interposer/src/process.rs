@@ -244,8 +244,9 @@ fn begin() -> Result<(), Unheld> {
     }
     uuids.truncate(count);
     let greeting = Greeting::send(&config, &uuids);
-    if greeting.is_to_nobody() && !config.is_asked_for {
-        // The environment does not mention deepres, and no daemon runs.
+    if greeting.is_to_nobody() && !config.is_asked_for && !config.fallback().is_shut() {
+        // The environment does not mention deepres, no daemon runs, and no earlier daemon left the
+        // mark of a closed fail mode.
         return Ok(());
     }
     check_look_ups(&config)?;
