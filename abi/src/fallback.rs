@@ -1,13 +1,14 @@
 //! The limits that a job keeps by itself while it has no session.
 //!
 //! `deepres run` learns the limits from the daemon, and hands the limits on to the job's processes
-//! in one variable of the environment. A process with a session ignores the variable, because the
-//! daemon's record is newer.
+//! in one variable of the environment. A process that the daemon refuses learns them from the
+//! refusal too. A process with a session ignores both, because the daemon's record is newer.
 
 use core::fmt;
 
+use crate::PPM;
 use crate::grant::FailMode;
-use crate::quantity::{parse_bytes, parse_share};
+use crate::quantity::{MAX_BYTES, MIN_SHARE_PPM, parse_bytes, parse_share};
 use crate::wish::{Key, Value};
 
 /// The environment variable with the limits, as [`Fallback`] writes and reads them.
@@ -30,6 +31,45 @@ pub struct Fallback {
 }
 
 impl Fallback {
+    /// Returns the limits in the fields of a frame: the share (parts per million), the memory
+    /// (bytes) and the number of a [`FailMode`]. 0 stands for no limit. For any other number, the
+    /// nearest limit that a job can have counts.
+    pub(crate) fn of_fields((share_ppm, memory_bytes, fail_mode): (u32, u64, u32)) -> Self {
+        Self {
+            share_ppm: (share_ppm != 0).then(|| share_ppm.clamp(MIN_SHARE_PPM, PPM)),
+            memory_bytes: (memory_bytes != 0).then(|| memory_bytes.min(MAX_BYTES)),
+            fail_mode: FailMode::from_number(fail_mode),
+        }
+    }
+
+    /// Returns the limits as the fields of a frame, for [`Self::of_fields`].
+    pub(crate) fn fields(&self) -> (u32, u64, u32) {
+        // A limit of 0 bytes must not look like no limit.
+        let memory_bytes = self.memory_bytes.map_or(0, |bytes| bytes.max(1));
+        (self.share_ppm.unwrap_or(0), memory_bytes, self.fail_mode as u32)
+    }
+
+    /// Returns the lower of the two shares and of the two memory limits. The fail mode is closed if
+    /// one of the two is.
+    #[must_use]
+    pub fn within(self, other: &Self) -> Self {
+        Self {
+            share_ppm: self.share_ppm.into_iter().chain(other.share_ppm).min(),
+            memory_bytes: self.memory_bytes.into_iter().chain(other.memory_bytes).min(),
+            fail_mode: if self.is_shut() { self.fail_mode } else { other.fail_mode },
+        }
+    }
+
+    /// Returns whether there is a limit.
+    pub fn is_limited(&self) -> bool {
+        self.share_ppm.is_some() || self.memory_bytes.is_some()
+    }
+
+    /// Returns whether launches fail without a daemon.
+    pub fn is_shut(&self) -> bool {
+        self.fail_mode == FailMode::Closed
+    }
+
     /// Reads the text that [`fmt::Display`] wrote. Ignores names that a newer release wrote.
     /// Returns `None` if a part of the text makes no sense.
     pub fn parse(text: &str) -> Option<Self> {
@@ -93,6 +133,19 @@ mod tests {
         ] {
             assert_eq!((fallback.to_string().as_str(), Fallback::parse(text)), (text, Some(fallback)));
         }
+    }
+
+    #[test]
+    fn of_two_fallbacks_the_lower_limits_and_the_closed_fail_mode_hold() {
+        let open = Fallback { share_ppm: Some(300_000), ..Fallback::default() };
+        let closed =
+            Fallback { share_ppm: Some(200_000), memory_bytes: Some(1 << 30), fail_mode: FailMode::Closed };
+        let smaller = Fallback { memory_bytes: Some(1 << 20), ..open };
+        assert_eq!((open.within(&closed), closed.within(&open)), (closed, closed));
+        assert_eq!(closed.within(&smaller), Fallback { memory_bytes: Some(1 << 20), ..closed });
+        assert_eq!(open.within(&Fallback::default()), open);
+        assert!(open.is_limited() && smaller.is_limited() && !Fallback::default().is_limited());
+        assert!(closed.is_shut() && !open.is_shut());
     }
 
     #[test]

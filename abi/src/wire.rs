@@ -13,7 +13,6 @@
 
 use crate::MAX_GPUS;
 use crate::fallback::Fallback;
-use crate::grant::FailMode;
 use crate::page::{MAJOR, MINOR};
 use crate::wish::WISHES_BYTES;
 use core::cmp::Ordering;
@@ -223,7 +222,7 @@ pub struct Welcome {
     memory_bytes: u64,
     /// The granted share, parts per million; 0 for no share.
     share_ppm: u32,
-    /// A [`FailMode`].
+    /// A [`crate::grant::FailMode`].
     fail_mode: u32,
     /// 1 if a `deepres run` started the daemon, else 0. If the daemon dies, any `deepres run` can
     /// then start the next daemon.
@@ -270,10 +269,15 @@ pub struct Refusal {
     head: FrameHead,
     /// A [`RefusalKind`].
     pub kind: u32,
-    /// The daemon's [`FailMode`].
-    pub fail_mode: u32,
+    /// A [`crate::grant::FailMode`].
+    fail_mode: u32,
     /// A sentence for people, UTF-8, zero-padded.
     pub reason: [u8; REASON_BYTES],
+    /// The memory that the process may hold on each GPU, bytes; 0 for no limit.
+    memory_bytes: u64,
+    /// The share of the process, parts per million; 0 for no share.
+    share_ppm: u32,
+    reserved: u32,
 }
 
 /// The frame by which the daemon tells a keeper about the keeper's job. In the answer to
@@ -411,29 +415,33 @@ impl Welcome {
 
     /// Returns the limits that the job keeps by itself while it has no session.
     pub fn fallback(&self) -> Fallback {
-        Fallback {
-            share_ppm: Some(self.share_ppm).filter(|ppm| *ppm != 0),
-            memory_bytes: Some(self.memory_bytes).filter(|bytes| *bytes != 0),
-            fail_mode: FailMode::from_number(self.fail_mode),
-        }
+        Fallback::of_fields((self.share_ppm, self.memory_bytes, self.fail_mode))
     }
 
     /// Sets the limits that the job keeps by itself while it has no session.
     pub fn set_fallback(&mut self, fallback: &Fallback) {
-        self.share_ppm = fallback.share_ppm.unwrap_or(0);
-        // A limit of 0 bytes must not look like no limit.
-        self.memory_bytes = fallback.memory_bytes.map_or(0, |bytes| bytes.max(1));
-        self.fail_mode = fallback.fail_mode as u32;
+        (self.share_ppm, self.memory_bytes, self.fail_mode) = fallback.fields();
     }
 }
 
 impl Refusal {
-    /// Returns a refusal with `reason` as its sentence, from a daemon with an open fail mode. Cuts
-    /// the sentence to [`REASON_BYTES`].
+    /// Returns a refusal with `reason` as its sentence, without limits and with an open fail mode.
+    /// Cuts the sentence to [`REASON_BYTES`].
     pub fn new(kind: RefusalKind, reason: &str) -> Self {
         let mut refusal = Self { head: FrameHead::of::<Self>(), kind: kind as u32, ..Self::new_zeroed() };
         set_text(&mut refusal.reason, reason);
         refusal
+    }
+
+    /// Returns the limits that the process keeps by itself while it has no session. An older daemon
+    /// tells only its fail mode.
+    pub fn fallback(&self) -> Fallback {
+        Fallback::of_fields((self.share_ppm, self.memory_bytes, self.fail_mode))
+    }
+
+    /// Sets the limits that the process keeps by itself while it has no session.
+    pub fn set_fallback(&mut self, fallback: &Fallback) {
+        (self.share_ppm, self.memory_bytes, self.fail_mode) = fallback.fields();
     }
 }
 
@@ -543,7 +551,7 @@ const _: () = {
     assert!(core::mem::offset_of!(Hello, profile) == 832 && core::mem::offset_of!(Welcome, mps_pipes) == 136);
     assert!(size_of::<View>() == 936 && size_of::<View>() <= MAX_FRAME_BYTES);
     assert!(size_of::<Notice>() == 496);
-    assert!(size_of::<Refusal>() == 504);
+    assert!(size_of::<Refusal>() == 520 && core::mem::offset_of!(Refusal, memory_bytes) == 504);
     assert!(core::mem::offset_of!(Hello, wishes) == 496);
     assert!(size_of::<Hello>() <= MAX_FRAME_BYTES && size_of::<Refusal>() <= MAX_FRAME_BYTES);
 };
@@ -551,6 +559,9 @@ const _: () = {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::PPM;
+    use crate::grant::FailMode;
+    use crate::quantity::MAX_BYTES;
     use crate::wish::Wish;
 
     #[test]
@@ -648,6 +659,24 @@ mod tests {
         assert_eq!(decode::<Welcome>(welcome.as_bytes()).unwrap().fallback(), fallback);
         let older = resized(&welcome, MINOR - 1, Welcome::FIRST_BYTES);
         assert_eq!(decode::<Welcome>(&older).unwrap().fallback(), Fallback::default());
+    }
+
+    #[test]
+    fn a_refusal_names_the_limits_and_an_older_daemons_refusal_names_only_the_fail_mode() {
+        let fallback =
+            Fallback { share_ppm: Some(300_000), memory_bytes: Some(1 << 30), fail_mode: FailMode::Closed };
+        let mut refusal = Refusal::new(RefusalKind::Full, "no");
+        assert_eq!(refusal.fallback(), Fallback::default());
+        refusal.set_fallback(&fallback);
+        assert_eq!(decode::<Refusal>(refusal.as_bytes()).unwrap().fallback(), fallback);
+        let older = resized(&refusal, MINOR - 1, Refusal::FIRST_BYTES);
+        let told = decode::<Refusal>(&older).unwrap().fallback();
+        assert_eq!(told, Fallback { fail_mode: FailMode::Closed, ..Fallback::default() });
+        refusal.set_fallback(&Fallback { memory_bytes: Some(0), ..Fallback::default() });
+        assert_eq!(refusal.fallback().memory_bytes, Some(1), "it is a limit");
+        (refusal.share_ppm, refusal.memory_bytes) = (PPM + 1, u64::MAX);
+        let most = Fallback { share_ppm: Some(PPM), memory_bytes: Some(MAX_BYTES), ..Fallback::default() };
+        assert_eq!(refusal.fallback(), most);
     }
 
     #[test]

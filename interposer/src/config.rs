@@ -57,7 +57,7 @@ pub struct Limit {
 
 impl Limit {
     /// Returns, for each limit, the lower one of `self` and `fallback`.
-    fn within(self, fallback: &Fallback) -> Self {
+    pub fn within(self, fallback: &Fallback) -> Self {
         let lower = |asked: u64, granted: u64| match (asked, granted) {
             (0, limit) | (limit, 0) => limit,
             (asked, granted) => asked.min(granted),
@@ -217,12 +217,16 @@ impl Config {
         self.limits.get(ordinal).copied().unwrap_or_default().within(&self.fallback)
     }
 
-    /// Returns whether launches pass or fail if the process gets no session. `deepres run` tells
-    /// the process, or the mark of an earlier daemon does.
-    pub fn fail_mode(&self) -> FailMode {
-        let is_marked =
-            || self.believed_sockets().iter().any(|socket| socket.with_file_name(CLOSED_MARK).exists());
-        if self.is_asked_for && is_marked() { FailMode::Closed } else { self.fallback.fail_mode }
+    /// Returns the limits that the daemon granted to the job before the job began, and whether
+    /// launches pass or fail if the process gets no session. `deepres run` tells the fail mode to
+    /// the process. So does the mark of an earlier daemon, in each place where the process looks
+    /// for a daemon.
+    pub fn fallback(&self) -> Fallback {
+        let is_marked = |socket: &PathBuf| socket.with_file_name(CLOSED_MARK).exists();
+        match self.believed_sockets().iter().any(is_marked) {
+            true => Fallback { fail_mode: FailMode::Closed, ..self.fallback },
+            false => self.fallback,
+        }
     }
 
     /// Returns the wishes for a daemon. The daemon knows one limit for all GPUs, so the result has
@@ -240,7 +244,7 @@ impl Config {
     /// Returns whether the process must not use a GPU unless something holds it to its limits. The
     /// process has limits, or its launches are to fail without a daemon.
     pub fn is_held(&self) -> bool {
-        self.is_limited() || self.fail_mode() == FailMode::Closed
+        self.is_limited() || self.fallback().is_shut()
     }
 
     /// Returns whether the process has a limit to keep without a daemon, readable or not.

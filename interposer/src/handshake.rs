@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::{fmt, fs, mem};
 
 use deepres_abi::MAX_GPUS;
-use deepres_abi::grant::FailMode;
+use deepres_abi::fallback::Fallback;
 use deepres_abi::page::LayoutError;
 use deepres_abi::wire::{
     self, FrameError, FrameKind, Hello, MAX_FDS, MAX_FRAME_BYTES, PAGE_FDS, Refusal, RefusalKind, Role,
@@ -47,8 +47,9 @@ pub enum ConnectError {
     Io(io::Error),
     /// The answer is not a valid frame.
     Frame(FrameError),
-    /// The daemon refused: the number of a [`RefusalKind`], the reason, and the daemon's fail mode.
-    Refused(u32, String, FailMode),
+    /// The daemon refused: the number of a [`RefusalKind`], the reason, and the limits that the
+    /// process keeps by itself.
+    Refused(u32, String, Fallback),
     /// The process cannot use a page of the welcome.
     Page(PageError),
     /// The daemon numbers this process's GPUs differently from the daemon before.
@@ -83,10 +84,10 @@ impl ConnectError {
         matches!(self, Self::Refused(kind, ..) if *kind == RefusalKind::Full as u32)
     }
 
-    /// Returns the fail mode that a refusing daemon sent, or `None` if no daemon sent a refusal.
-    pub fn fail_mode(&self) -> Option<FailMode> {
+    /// Returns the limits that a refusing daemon sent, or `None` if no daemon sent a refusal.
+    pub fn fallback(&self) -> Option<&Fallback> {
         match self {
-            Self::Refused(.., fail_mode) => Some(*fail_mode),
+            Self::Refused(.., fallback) => Some(fallback),
             _ => None,
         }
     }
@@ -528,8 +529,7 @@ impl Received {
         if wire::kind(&packet).map_err(ConnectError::Frame)? == FrameKind::Refusal as u16 {
             let refusal = wire::decode::<Refusal>(&packet).map_err(ConnectError::Frame)?;
             let reason = wire::text(&refusal.reason).unwrap_or("it gave no readable reason");
-            let fail_mode = FailMode::from_number(refusal.fail_mode);
-            return Err(ConnectError::Refused(refusal.kind, reason.to_owned(), fail_mode));
+            return Err(ConnectError::Refused(refusal.kind, reason.to_owned(), refusal.fallback()));
         }
         let welcome = wire::decode::<Welcome>(&packet).map_err(ConnectError::Frame)?;
         let managed = welcome.gpu_index.iter().take(gpus).filter(|index| **index != UNMANAGED).count();

@@ -6,7 +6,8 @@ use std::{fmt, io, ptr};
 
 use deepres_abi::coverage::Bypass;
 use deepres_abi::driver::result::CUDA_ERROR_CONTEXT_IS_DESTROYED;
-use deepres_abi::grant::{FailMode, GrantSlot, NO_LIMIT};
+use deepres_abi::fallback::Fallback;
+use deepres_abi::grant::{GrantSlot, NO_LIMIT};
 use deepres_abi::oversubscribe::Oversubscribe;
 use deepres_abi::wire::Uuid;
 use deepres_abi::{MAX_GPUS, PPM};
@@ -210,13 +211,18 @@ pub fn for_context() -> Result<Option<&'static Process>, Unheld> {
 /// limits, or if launches are to fail without a daemon.
 fn give_up(config: &Config, reason: fmt::Arguments<'_>) -> Result<(), Unheld> {
     if config.is_held() {
-        say!(Error, "{reason}, so nothing can hold the job to its limits; the job may not use the GPU");
-        return Err(Unheld);
+        return Err(unheld(reason));
     }
     if config.is_asked_for {
         say!(Warn, "{reason}; the job runs unmetered");
     }
     Ok(())
+}
+
+/// Logs that the process must not use a GPU, because of `reason`.
+fn unheld(reason: fmt::Arguments<'_>) -> Unheld {
+    say!(Error, "{reason}, so nothing can hold the job to its limits; the job may not use the GPU");
+    Unheld
 }
 
 fn begin() -> Result<(), Unheld> {
@@ -238,8 +244,9 @@ fn begin() -> Result<(), Unheld> {
     }
     uuids.truncate(count);
     let greeting = Greeting::send(&config, &uuids);
-    if greeting.is_to_nobody() && !config.is_asked_for {
-        // The environment does not mention deepres, and no daemon runs.
+    if greeting.is_to_nobody() && !config.is_asked_for && !config.fallback().is_shut() {
+        // The environment does not mention deepres, no daemon runs, and no earlier daemon left the
+        // mark of a closed fail mode.
         return Ok(());
     }
     check_look_ups(&config)?;
@@ -295,7 +302,13 @@ fn begin() -> Result<(), Unheld> {
     if let Err(error) = started {
         session.end();
         process.dismiss_meter();
-        return give_up(config, format_args!("there is no thread for metering ({error})"));
+        let reason = format_args!("there is no thread for metering ({error})");
+        let is_held = |told: Fallback| told.is_limited() || told.is_shut();
+        return if session.standalone().is_some_and(|local| is_held(local.told)) {
+            Err(unheld(reason))
+        } else {
+            give_up(config, reason)
+        };
     }
     if let Some(path) = config.record.as_deref() {
         record::start(path);
@@ -343,7 +356,8 @@ type Begun = (Session, [u8; MAX_GPUS]);
 
 /// Begins a session without a daemon if the process needs one, because no daemon accepted the
 /// process. This function alone decides about a process without a daemon: **limits that a job was
-/// given hold, whatever the reason.** Returns `None` if the process needs no session.
+/// given hold, whatever the reason.** If the environment and the refusal of a daemon differ, the
+/// lower limits hold. Returns `None` if the process needs no session.
 ///
 /// # Errors
 /// [`Unheld`] if a limit makes no sense, or if there is no memory for a session that the process
@@ -353,39 +367,44 @@ fn begin_alone(config: &Config, uuids: &[Uuid], error: &ConnectError) -> Result<
         let unreadable = config.unreadable().join(", ");
         return give_up(config, format_args!("{error}, and {unreadable}")).map(|()| None);
     }
-    let keeps_limits = config.is_limited();
-    let is_shut = [Some(config.fail_mode()), error.fail_mode()].contains(&Some(FailMode::Closed));
+    let fallback = config.fallback().within(error.fallback().unwrap_or(&Fallback::default()));
+    let (keeps_limits, is_shut) = (config.is_limited() || fallback.is_limited(), fallback.is_shut());
     // The process waits for a daemon that hangs, has no room, or is about to come back. If the
     // process keeps its limits by itself and nothing names a socket, it does not wait for an absent
     // daemon.
     let is_absent = matches!(error, ConnectError::Absent(..));
     let is_content = is_absent && keeps_limits && !is_shut && !config.is_socket_named;
     let is_waiting = error.may_pass() && !is_content;
-    let until = if is_waiting { " until a daemon takes it up" } else { "" };
-    match (is_shut, keeps_limits) {
-        (true, _) => {
-            say!(Error, "{error}; the launches of the job fail{until}, because of fail_mode = \"closed\"")
-        }
-        (false, true) if is_content => {}
-        (false, true) => say!(Warn, "{error}; the job keeps its limits by itself{until}"),
-        (false, false) if is_waiting => say!(Warn, "{error}; the job runs unshared{until}"),
-        (false, false) => {
-            say!(Warn, "{error}; the job runs unmetered");
-            return Ok(None);
-        }
+    let is_held = keeps_limits || is_shut;
+    if !is_held && !is_waiting {
+        say!(Warn, "{error}; the job runs unmetered");
+        return Ok(None);
     }
-    let local = match keeps_limits || is_shut {
-        true => Local::begin(config, uuids, if is_shut { FailMode::Closed } else { FailMode::Open }),
-        false => Local::unlimited(uuids),
-    };
+    if !is_content {
+        tell(error, is_shut, keeps_limits, is_waiting);
+    }
+    let local = if is_held { Local::begin(config, uuids, fallback) } else { Local::unlimited(uuids) };
     match local {
         Ok(local) => {
             let index = local.gpu_index;
             Ok(Some((Session::local(local, is_waiting), index)))
         }
+        Err(error) if is_held => Err(unheld(format_args!("there is no memory for a session ({error})"))),
         Err(error) => {
             give_up(config, format_args!("there is no memory for a session ({error})")).map(|()| None)
         }
+    }
+}
+
+/// Logs how the job goes on without a session.
+fn tell(error: &ConnectError, is_shut: bool, keeps_limits: bool, is_waiting: bool) {
+    let until = if is_waiting { " until a daemon takes it up" } else { "" };
+    match (is_shut, keeps_limits) {
+        (true, _) => {
+            say!(Error, "{error}; the launches of the job fail{until}, because of fail_mode = \"closed\"")
+        }
+        (false, true) => say!(Warn, "{error}; the job keeps its limits by itself{until}"),
+        (false, false) => say!(Warn, "{error}; the job runs unshared{until}"),
     }
 }
 
@@ -489,6 +508,28 @@ impl Process {
         let sessions = self.session().map_or(0, Session::sessions);
         let age_ns = if sessions == 0 { os::now_ns().saturating_sub(self.began_ns) } else { 0 };
         Pending::begin(&self.config, &self.uuids, sessions, age_ns)
+    }
+
+    /// Keeps the limits that a refusal tells, if the process has had no session with a daemon yet.
+    /// `told` are the limits of the refusal before, if there was one.
+    pub fn heed(&self, _meter: MeterThread, error: &ConnectError, told: &mut Option<Fallback>) {
+        let Some((local, refusal)) = self.session().and_then(Session::standalone).zip(error.fallback())
+        else {
+            return;
+        };
+        let fallback = self.config.fallback().within(refusal);
+        let before = told.replace(fallback).unwrap_or(local.told);
+        if fallback != before {
+            local.keep(&self.config, &fallback);
+        }
+        let ways = [fallback, before].map(|fallback| {
+            let keeps_limits = self.config.is_limited() || fallback.is_limited();
+            (fallback.is_shut(), keeps_limits)
+        });
+        let [(is_shut, keeps_limits), before] = ways;
+        if (is_shut, keeps_limits) != before {
+            tell(error, is_shut, keeps_limits, true);
+        }
     }
 
     /// Continues with a daemon that came back. Moves the held memory to the daemon's ledger, and

@@ -1,6 +1,8 @@
 //! Finds the daemon again after the connection to the daemon ended. The meter thread takes one step
 //! between two looks, and never waits for the daemon.
 
+use deepres_abi::fallback::Fallback;
+
 use super::thread::MeterThread;
 use crate::descriptor::OwnDescriptor;
 use crate::handshake::{ConnectError, Pending};
@@ -30,11 +32,13 @@ pub struct Reconnect {
     pending: Option<Pending>,
     /// Whether the interposer has logged, since the last session, why the process has no session.
     is_told: bool,
+    /// The limits that the last refusal told, in a process that had no session with a daemon yet.
+    told: Option<Fallback>,
 }
 
 impl Default for Reconnect {
     fn default() -> Self {
-        Self { due_ns: 0, pause_ns: PAUSE_NS.0, pending: None, is_told: false }
+        Self { due_ns: 0, pause_ns: PAUSE_NS.0, pending: None, is_told: false, told: None }
     }
 }
 
@@ -79,11 +83,12 @@ impl Reconnect {
         };
         match answer {
             Ok(()) => *self = Self::default(),
-            Err(error) => self.refused(process, &error, now_ns),
+            Err(error) => self.refused(meter, process, &error, now_ns),
         }
     }
 
-    fn refused(&mut self, process: &Process, error: &ConnectError, now_ns: u64) {
+    fn refused(&mut self, meter: MeterThread, process: &Process, error: &ConnectError, now_ns: u64) {
+        process.heed(meter, error, &mut self.told);
         if !error.is_lasting() {
             return self.pause(process, now_ns);
         }

@@ -25,6 +25,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::{fmt, io, ptr};
 
 use deepres_abi::beat::BeatPage;
+use deepres_abi::fallback::Fallback;
 use deepres_abi::grant::{FailMode, GateState, GrantPage, GrantSlot, LeaseTerms, NO_LIMIT, ONE_LAUNCH};
 use deepres_abi::meter::{MeterPage, MeterSlot, Reading};
 use deepres_abi::standalone::{StandaloneGpu, StandalonePage};
@@ -77,6 +78,8 @@ pub struct Local {
     pub file: Option<&'static TenantFile>,
     /// The place of each GPU in the pages, by ordinal in this process, or [`UNMANAGED`].
     pub gpu_index: [u8; MAX_GPUS],
+    /// The limits that the daemon had told when the process began, and the fail mode of then.
+    pub told: Fallback,
     /// The turns with the tenant's other processes, by the GPU's place in the pages.
     turns: [Turns; MAX_GPUS],
     /// This process's ranks, by the GPU's place in the pages.
@@ -90,13 +93,14 @@ pub struct Local {
 }
 
 impl Local {
-    /// Returns a session with the limits of the environment, and logs the limits. With a closed
-    /// fail mode, all gates of the session stay closed.
+    /// Returns a session with the lower of the limits of the environment and of `told`, and logs
+    /// the limits. With a closed fail mode, all gates of the session stay closed.
     ///
     /// # Errors
     /// The system's error, if there is no memory for the pages.
-    pub fn begin(config: &Config, uuids: &[Uuid], fail_mode: FailMode) -> io::Result<Self> {
-        let local = Self::make(open_file(config, uuids), uuids, fail_mode, |ordinal| config.limit(ordinal))?;
+    pub fn begin(config: &Config, uuids: &[Uuid], told: Fallback) -> io::Result<Self> {
+        let local =
+            Self::make(open_file(config, uuids), uuids, told, |ordinal| config.limit(ordinal).within(&told))?;
         if config.wish.charge_copies == Some(true) {
             let grants = (0..MAX_GPUS).filter_map(|index| local.grant.slot(index));
             grants.for_each(|grant| grant.set_charge_copies(true));
@@ -110,7 +114,12 @@ impl Local {
     /// # Errors
     /// The system's error, if there is no memory for the pages.
     pub fn unlimited(uuids: &[Uuid]) -> io::Result<Self> {
-        Self::make(None, uuids, FailMode::Open, |_| Limit::default())
+        Self::make(None, uuids, Fallback::default(), |_| Limit::default())
+    }
+
+    /// Keeps the lower of the limits of the environment and of `told` from the next turn on.
+    pub fn keep(&self, config: &Config, told: &Fallback) {
+        self.set(told.fail_mode, |ordinal| config.limit(ordinal).within(told));
     }
 
     /// Returns a stand-in for the daemon of a session, which has no limits until
@@ -120,7 +129,7 @@ impl Local {
     /// The system's error, if there is no memory for the pages.
     pub fn stand_in(file: Option<&'static TenantFile>, gpus: &[Gpu]) -> io::Result<Self> {
         let uuids: Vec<Uuid> = gpus.iter().map(|gpu| *gpu.uuid()).collect();
-        let local = Self::make(file, &uuids, FailMode::Open, |_| Limit::default())?;
+        let local = Self::make(file, &uuids, Fallback::default(), |_| Limit::default())?;
         Ok(Self { is_stand_in: true, ..local })
     }
 
@@ -173,7 +182,7 @@ impl Local {
     fn make(
         file: Option<&'static TenantFile>,
         uuids: &[Uuid],
-        fail_mode: FailMode,
+        told: Fallback,
         limit_of: impl Fn(usize) -> Limit,
     ) -> io::Result<Self> {
         let page = match file {
@@ -189,16 +198,8 @@ impl Local {
         };
         let mut gpu_index = [UNMANAGED; MAX_GPUS];
         for (ordinal, uuid) in uuids.iter().enumerate().take(MAX_GPUS) {
-            let Some(place) = page.place(uuid) else { continue };
-            let (Some(index), Some(gpu)) = (gpu_index.get_mut(ordinal), page.gpu(place)) else { continue };
-            *index = place as u8;
-            let limit = limit_of(ordinal);
-            // If this process asks for no limit, the limit of another process of the tenant stays.
-            if limit.share_ppm != 0 {
-                gpu.set_share_ppm(limit.share_ppm, os::now_ns());
-            }
-            if limit.memory_bytes != 0 {
-                gpu.set_memory_bytes(limit.memory_bytes);
+            if let (Some(place), Some(index)) = (page.place(uuid), gpu_index.get_mut(ordinal)) {
+                *index = place as u8;
             }
         }
         let local = Self {
@@ -208,18 +209,34 @@ impl Local {
             page,
             file,
             gpu_index,
+            told,
             turns: Default::default(),
             ranks: Default::default(),
             is_stand_in: false,
             since_ns: AtomicU64::new(0),
         };
-        local.grant.set_session(SESSION_ID, HEARTBEAT_LIMIT_NS, fail_mode);
+        local.set(told.fail_mode, limit_of);
         if let Some(file) = file {
             file.set_alone(true);
             file.bury_dead();
         }
         local.turn(&[], os::now_ns());
         Ok(local)
+    }
+
+    /// Sets the fail mode, and the limits by ordinal in this process. If this process has no limit,
+    /// the limit of another process of the tenant stays.
+    fn set(&self, fail_mode: FailMode, limit_of: impl Fn(usize) -> Limit) {
+        for (ordinal, place) in self.places() {
+            let (limit, Some(gpu)) = (limit_of(ordinal), self.page.gpu(place)) else { continue };
+            if limit.share_ppm != 0 {
+                gpu.set_share_ppm(limit.share_ppm, os::now_ns());
+            }
+            if limit.memory_bytes != 0 {
+                gpu.set_memory_bytes(limit.memory_bytes);
+            }
+        }
+        self.grant.set_session(SESSION_ID, HEARTBEAT_LIMIT_NS, fail_mode);
     }
 
     /// Returns the ordinal in this process and the place in the pages of each GPU that has a place.
@@ -257,8 +274,9 @@ impl Local {
     }
 
     fn announce(&self, config: &Config) {
+        let limit = |ordinal: usize| config.limit(ordinal).within(&self.told);
         let limits: Vec<String> =
-            self.places().map(|(ordinal, _)| format!("GPU {ordinal}: {}", config.limit(ordinal))).collect();
+            self.places().map(|(ordinal, _)| format!("GPU {ordinal}: {}", limit(ordinal))).collect();
         let with = match &self.file {
             Some(_) => format!(" for all processes of tenant `{}`", config.tenant),
             None => String::new(),

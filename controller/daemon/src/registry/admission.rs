@@ -17,7 +17,7 @@ use deepres_abi::ledger::{LedgerPage, MAX_SESSIONS};
 use deepres_abi::meter::MeterPage;
 use deepres_abi::oversubscribe::Oversubscribe;
 use deepres_abi::wire::{self, Hello, RefusalKind, Role, UNMANAGED, Welcome};
-use deepres_model::authority::{self, Wish};
+use deepres_model::authority::{self, Granted, Wish};
 use deepres_model::clock::monotonic_ns;
 use deepres_model::peer::Peer;
 use deepres_model::process::ProcessKey;
@@ -160,13 +160,36 @@ impl Registry {
             let chosen = self.tenancy.gpus().number_of(uuid).filter(|gpu| placed.contains(*gpu));
             *index = chosen.and_then(|gpu| u8::try_from(gpu).ok()).unwrap_or(UNMANAGED);
         }
-        welcome.set_fallback(&Fallback {
+        welcome.set_fallback(&self.fallback(&granted));
+        let membership = Membership::Keeper(keeper);
+        Ok(Admitted { tenant: name.to_owned(), membership, welcome, pages: None, ready: Vec::new() })
+    }
+
+    /// Returns the limits of this grant, which a process keeps by itself while it has no session.
+    fn fallback(&self, granted: &Granted) -> Fallback {
+        Fallback {
             share_ppm: granted.share_ppm.value,
             memory_bytes: granted.memory_bytes.value,
             fail_mode: self.config().fail_mode.mode(),
+        }
+    }
+
+    /// Returns the limits that a refused process keeps by itself: those of its tenant. If the
+    /// process would begin a tenant, these are the limits that the tenant would get.
+    pub fn fallback_of(&self, guest: &Guest, hello: &Hello) -> Fallback {
+        let key = self.finder().identify(guest, hello).key;
+        let known = self.tenancy.tenants().of_key(&key).map(|(_, tenant)| tenant);
+        let is_back = hello.sessions_before > 0;
+        if let Some(tenant) = known.filter(|tenant| is_back || !tenant.members.are_gone()) {
+            return self.fallback(&tenant.terms.granted());
+        }
+        // Wishes that make no sense count as none.
+        let asked = wish(hello).unwrap_or_default();
+        let terms = self.terms(guest, &key, asked, false).map(|terms| match known {
+            Some(tenant) => self.tenancy.terms_anew(tenant, guest, terms),
+            None => terms,
         });
-        let membership = Membership::Keeper(keeper);
-        Ok(Admitted { tenant: name.to_owned(), membership, welcome, pages: None, ready: Vec::new() })
+        terms.map_or_else(|_| Fallback::default(), |terms| self.fallback(&terms.granted()))
     }
 
     fn admit_session(&mut self, name: &str, guest: &Guest, hello: &Hello) -> Result<Admitted, Refused> {

@@ -170,22 +170,28 @@ impl Tenancy {
         self.tenants.add(name, tenant);
     }
 
-    /// Gives a tenant without living members to the new job of a process, with these terms. A
-    /// tenant must not lose its limits by ending and beginning anew, so it usually keeps its
-    /// administrator's settings, a pause included. The tenant loses the settings if the process
-    /// belongs to another user, or if there is no room for the guarantees.
-    pub(super) fn begin_anew(
-        &mut self,
-        name: &str,
-        guest: &Guest,
-        mut terms: Terms,
-        oversubscribe: Option<Oversubscribe>,
-    ) {
-        let Some(tenant) = self.tenants.get(name) else { return };
+    /// Returns the terms of a tenant without living members for the new job of a process that asks
+    /// for `terms`. A tenant must not lose its limits by ending and beginning anew, so it usually
+    /// keeps its administrator's settings, a pause included. The tenant loses the settings if the
+    /// process belongs to another user, or if there is no room for the guarantees.
+    pub(super) fn terms_anew(&self, tenant: &Tenant, guest: &Guest, mut terms: Terms) -> Terms {
         let wish = tenant.terms.settings_over(&terms);
         if tenant.owner.user == guest.facts.owner && self.has_room(&wish, &tenant.owner.key) {
             terms.keep_settings_of(&tenant.terms);
         }
+        terms
+    }
+
+    /// Gives a tenant without living members to the new job of a process that asks for `terms`.
+    pub(super) fn begin_anew(
+        &mut self,
+        name: &str,
+        guest: &Guest,
+        terms: Terms,
+        oversubscribe: Option<Oversubscribe>,
+    ) {
+        let Some(tenant) = self.tenants.get(name) else { return };
+        let terms = self.terms_anew(tenant, guest, terms);
         let Some(tenant) = self.tenants.get_mut(name) else { return };
         tenant.owner.user = guest.facts.owner;
         tenant.owner.groups.clone_from(&guest.groups);

@@ -33,8 +33,8 @@ const TURNS_AT_ONCE: u64 = 2048;
 /// The time between two turns of a source that has had more than [`TURNS_AT_ONCE`] turns. A turn
 /// takes some tenths of a millisecond.
 const TURN_NS: u64 = Duration::from_millis(10).as_nanos() as u64;
-/// The most connections beyond the limit to which the daemon listens until it can refuse them. The
-/// daemon closes further connections without an answer.
+/// The most connections beyond the limit to which the daemon listens until it can refuse them. No
+/// source takes the places of all others. The daemon closes further connections without an answer.
 const TURNED_AWAY_AT_A_TIME: usize = 64;
 
 /// Returns the number of descriptors that `connections` need, with a bell for each of `gpus` in
@@ -58,6 +58,13 @@ struct Has {
     turns: Turns,
 }
 
+impl Has {
+    /// Returns the state of a source without connections.
+    fn none(source: &Source) -> Self {
+        Self { connections: 0, turns: Turns::of(source) }
+    }
+}
+
 /// The counts of the connections to the tenant socket, with the limit for each source.
 #[derive(Debug)]
 pub struct Connections {
@@ -65,9 +72,12 @@ pub struct Connections {
     room: Cell<usize>,
     /// The sources that have connections, or whose next turns are still delayed.
     by_source: RefCell<BTreeMap<Source, Has>>,
-    arriving: Rc<RefCell<BTreeMap<Source, usize>>>,
-    turned_away: Rc<Cell<usize>>,
+    arriving: Places,
+    turned_away: Places,
 }
+
+/// The number of places that each source has taken.
+type Places = Rc<RefCell<BTreeMap<Source, usize>>>;
 
 /// The turns of a source. The daemon admits the connections of a source one after another. So a
 /// source with a hundred waiting connections delays other sources by one connection only.
@@ -113,30 +123,37 @@ impl Turns {
         earned_ns.saturating_sub(now_ns).saturating_sub(TURNS_AT_ONCE * TURN_NS)
     }
 
-    /// Returns whether past turns no longer delay the next turn.
+    /// Returns whether past turns no longer delay the next turn, and no connection waits for its
+    /// turn.
     fn is_as_new(&self, now_ns: u64) -> bool {
-        self.earned_ns.as_ref().is_none_or(|earned| earned.get() <= now_ns)
+        Rc::strong_count(&self.one) == 1
+            && self.earned_ns.as_ref().is_none_or(|earned| earned.get() <= now_ns)
     }
 }
 
-/// A place among the connections that the daemon is refusing. The drop frees the place.
+/// A place among the connections that the daemon is refusing, or among the processes that are about
+/// to begin a session. The drop frees the place.
 #[derive(Debug)]
-pub struct TurnedAway(Rc<Cell<usize>>);
-
-impl Drop for TurnedAway {
-    fn drop(&mut self) {
-        self.0.set(self.0.get().saturating_sub(1));
-    }
-}
-
-/// A place among the processes that are about to begin a session. The drop frees the place.
-#[derive(Debug)]
-pub struct Arriving {
-    all: Rc<RefCell<BTreeMap<Source, usize>>>,
+pub struct Taken {
+    all: Places,
     source: Source,
 }
 
-impl Drop for Arriving {
+impl Taken {
+    /// Takes one of `most` places for this source. Returns `None` if the source has too many.
+    fn new(all: &Places, source: &Source, most: usize) -> Option<Self> {
+        let mut taken = all.borrow_mut();
+        let count = taken.get(source).copied().unwrap_or(0);
+        let others = taken.values().sum::<usize>() - count;
+        if count >= half_of_the_rest(most, others) {
+            return None;
+        }
+        taken.insert(source.clone(), count + 1);
+        Some(Self { all: Rc::clone(all), source: source.clone() })
+    }
+}
+
+impl Drop for Taken {
     fn drop(&mut self) {
         let mut all = self.all.borrow_mut();
         match all.get_mut(&self.source) {
@@ -165,11 +182,11 @@ impl Connections {
         self.room.set(room);
     }
 
-    /// Adds one connection of this source. Returns the turns of the source.
+    /// Adds one connection of this source.
     ///
     /// # Errors
     /// [`Refused`] if the source or the daemon has too many connections.
-    pub fn enter(&self, source: &Source, config: &Config) -> Result<Turns, Refused> {
+    pub fn enter(&self, source: &Source, config: &Config) -> Result<(), Refused> {
         let mut by_source = self.by_source.borrow_mut();
         let limit = config.max_connections.min(self.room.get());
         let full = |reason| Err(Refused::new(RefusalKind::Full, reason));
@@ -201,11 +218,15 @@ impl Connections {
                 ));
             }
         }
-        let has = by_source
-            .entry(source.clone())
-            .or_insert_with(|| Has { connections: 0, turns: Turns::of(source) });
-        has.connections += 1;
-        Ok(has.turns.clone())
+        by_source.entry(source.clone()).or_insert_with(|| Has::none(source)).connections += 1;
+        Ok(())
+    }
+
+    /// Returns the turns of this source. A refused connection takes its turn too, because the
+    /// refusal tells the process the limits of its tenant.
+    pub fn turns(&self, source: &Source) -> Turns {
+        let mut by_source = self.by_source.borrow_mut();
+        by_source.entry(source.clone()).or_insert_with(|| Has::none(source)).turns.clone()
     }
 
     /// Subtracts one connection of this source.
@@ -217,27 +238,15 @@ impl Connections {
 
     /// Counts a process that is about to begin a session. Returns `None` if there are too many such
     /// processes. The session's own connection counts separately.
-    pub fn arrive(&self, source: &Source) -> Option<Arriving> {
-        let mut arriving = self.arriving.borrow_mut();
-        let count = arriving.get(source).copied().unwrap_or(0);
-        let others = arriving.values().sum::<usize>() - count;
-        if count
-            >= half_of_the_rest(ARRIVING_AT_A_TIME.min(self.room.get() / CONNECTIONS_PER_ARRIVAL), others)
-        {
-            return None;
-        }
-        arriving.insert(source.clone(), count + 1);
-        Some(Arriving { all: Rc::clone(&self.arriving), source: source.clone() })
+    pub fn arrive(&self, source: &Source) -> Option<Taken> {
+        let most = ARRIVING_AT_A_TIME.min(self.room.get() / CONNECTIONS_PER_ARRIVAL);
+        Taken::new(&self.arriving, source, most)
     }
 
     /// Counts a connection that the daemon is refusing. Returns `None` if the daemon is refusing
     /// too many connections. The caller then closes the connection without an answer.
-    pub fn turn_away(&self) -> Option<TurnedAway> {
-        let before = self.turned_away.get();
-        (before < TURNED_AWAY_AT_A_TIME).then(|| {
-            self.turned_away.set(before + 1);
-            TurnedAway(Rc::clone(&self.turned_away))
-        })
+    pub fn turn_away(&self, source: &Source) -> Option<Taken> {
+        Taken::new(&self.turned_away, source, TURNED_AWAY_AT_A_TIME)
     }
 }
 
@@ -260,7 +269,7 @@ mod tests {
             connections.leave(&greedy);
             connections.enter(&greedy, &config).unwrap();
         }
-        (0..10).for_each(|_| drop(connections.enter(&root, &config).unwrap()));
+        (0..10).for_each(|_| connections.enter(&root, &config).unwrap());
     }
 
     #[test]
@@ -273,7 +282,7 @@ mod tests {
             let mut count = 0;
             loop {
                 match connections.enter(&user, &config).map_err(reason) {
-                    Ok(_) => count += 1,
+                    Ok(()) => count += 1,
                     Err(reason) => break (count, reason),
                 }
             }
@@ -296,7 +305,8 @@ mod tests {
         let [greedy, other] = [4711, 4712].map(Source::User);
         let order = Rc::new(RefCell::new(Vec::new()));
         let come = |source: &Source, uid: u32| {
-            let (turns, order) = (connections.enter(source, &config).unwrap(), Rc::clone(&order));
+            connections.enter(source, &config).unwrap();
+            let (turns, order) = (connections.turns(source), Rc::clone(&order));
             tokio::task::spawn_local(async move {
                 let _turn = turns.next(|| false).await;
                 order.borrow_mut().push(uid);
@@ -336,22 +346,25 @@ mod tests {
     fn a_source_that_leaves_and_comes_back_has_had_its_turns() {
         let connections = Connections::new(10);
         let source = Source::User(4711);
-        let turns = connections.enter(&source, &Config::default()).unwrap();
+        connections.enter(&source, &Config::default()).unwrap();
         for _ in 0..2 * TURNS_AT_ONCE {
-            turns.take(monotonic_ns());
+            connections.turns(&source).take(monotonic_ns());
         }
         connections.leave(&source);
-        let again = connections.enter(&source, &Config::default()).unwrap();
-        assert!(again.take(monotonic_ns()) > 0);
+        connections.enter(&source, &Config::default()).unwrap();
+        assert!(connections.turns(&source).take(monotonic_ns()) > 0);
     }
 
     #[test]
-    fn those_who_are_turned_away_are_bounded() {
+    fn those_who_are_turned_away_are_bounded_and_no_user_keeps_the_others_from_an_answer() {
         let connections = Connections::new(1);
-        let mut turned_away: Vec<_> = std::iter::from_fn(|| connections.turn_away()).collect();
-        assert_eq!(turned_away.len(), TURNED_AWAY_AT_A_TIME);
-        drop(turned_away.pop());
-        assert!(connections.turn_away().is_some());
+        let [user, other] = [4711, 4712].map(Source::User);
+        let all_of = |source| std::iter::from_fn(|| connections.turn_away(source)).collect::<Vec<_>>();
+        let mut of_user = all_of(&user);
+        let of_other = all_of(&other);
+        assert_eq!([of_user.len(), of_other.len()], [32, 16], "each leaves as much as it took");
+        drop((of_user.pop(), of_other));
+        assert!(connections.turn_away(&user).is_some());
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::memory;
 use crate::probes::Announced;
 use crate::probes::metering::{self, Purpose};
 use crate::registry::{Admitted, Guest, Membership, Refused, Registry};
-use connections::{Turn, TurnedAway, Turns};
+use connections::{Taken, Turn};
 use deepres_abi::grant::FailMode;
 use deepres_abi::wire::{self, FrameError, Hello, Notice, Refusal, RefusalKind, Role};
 use deepres_model::clock::monotonic_ns;
@@ -108,7 +108,7 @@ fn admit(connection: OwnedFd, shared: &Rc<Shared>) {
     // This line counts the connection before the daemon accepts the next.
     let place = match Counted::enter(&source, shared) {
         Ok(counted) => Place::Counted(counted),
-        Err(_) => match shared.connections.turn_away() {
+        Err(_) => match shared.connections.turn_away(&source) {
             Some(turned_away) => Place::None(turned_away),
             None => return,
         },
@@ -135,20 +135,19 @@ fn is_end_of_peer(error: &io::Error) -> bool {
 /// The answer of the limits to a new connection: a place, or no room.
 enum Place {
     Counted(Counted),
-    None(TurnedAway),
+    None(Taken),
 }
 
 /// A connection that the limits count. The drop ends the counting.
 struct Counted {
     shared: Rc<Shared>,
     source: Source,
-    turns: Turns,
 }
 
 impl Counted {
     fn enter(source: &Source, shared: &Rc<Shared>) -> Result<Self, Refused> {
-        let turns = shared.connections.enter(source, shared.registry.borrow().config())?;
-        Ok(Self { shared: Rc::clone(shared), source: source.clone(), turns })
+        shared.connections.enter(source, shared.registry.borrow().config())?;
+        Ok(Self { shared: Rc::clone(shared), source: source.clone() })
     }
 }
 
@@ -174,8 +173,7 @@ async fn attend(
 }
 
 /// Serves one connection: reads the hello, and then admits the peer or refuses it. Without room,
-/// the refusal also waits for the hello. If the daemon closed the connection earlier, the peer
-/// would see an error and not the reason.
+/// the refusal also waits for the hello, which says whose limits the refusal has to tell.
 async fn hear(
     connection: OwnedFd,
     peer: Peer,
@@ -185,25 +183,26 @@ async fn hear(
 ) -> io::Result<()> {
     let connection = watched(connection)?;
     let received = timeout(HELLO_LIMIT, receive(&connection)).await;
-    let counted = match place {
-        Place::Counted(counted) => counted,
+    let (place, full) = match place {
         // Processes that are about to begin a session may have taken the room, and no longer count
         // now.
-        Place::None(_turned_away) => match Counted::enter(source, shared) {
-            Ok(counted) => counted,
-            Err(full) => {
-                refuse(connection.as_fd(), &full, shared);
-                return Ok(());
-            }
+        Place::None(turned_away) => match Counted::enter(source, shared) {
+            Ok(counted) => (Place::Counted(counted), None),
+            Err(full) => (Place::None(turned_away), Some(full)),
         },
+        counted => (counted, None),
     };
-    let Ok(packet) = received else { return Ok(()) };
-    let (role, hello) = match packet? {
-        Some(packet) => heard(packet.bytes(), peer),
-        None => return Ok(()),
+    let Some(packet) = received.unwrap_or(Ok(None))? else { return Ok(()) };
+    let (hello, unseen) = match heard(packet.bytes(), peer) {
+        Ok(heard) => heard,
+        Err(refused) => {
+            turn_down(connection.as_fd(), (peer, source), &refused, None, shared);
+            return Ok(());
+        }
     };
-    if role != Some(Role::Arriving) {
-        let turn = counted.turns.next(|| has_hung_up(connection.as_fd())).await;
+    if hello.role() != Some(Role::Arriving) {
+        let turns = shared.connections.turns(source);
+        let turn = turns.next(|| has_hung_up(connection.as_fd())).await;
         // The yield lets the waiting connections of other sources go before the next connection of
         // this source.
         tokio::task::yield_now().await;
@@ -211,11 +210,13 @@ async fn hear(
             // The daemon does not spend time on a peer that no longer waits.
             return Ok(());
         }
-        return converse(connection, (role, hello), (peer, source), (death, turn), shared).await;
+        return converse(connection, (&hello, unseen.or(full)), (peer, source), (death, turn), shared).await;
     }
     // The drop frees the place for the session that follows.
-    drop(counted);
-    if let Some(_counted) = shared.connections.arrive(source).filter(|_| peer.pid != 0) {
+    drop(place);
+    if full.is_none()
+        && let Some(_counted) = shared.connections.arrive(source).filter(|_| peer.pid != 0)
+    {
         expect(&connection, peer, death, shared).await?;
     }
     Ok(())
@@ -248,29 +249,22 @@ fn has_hung_up(connection: BorrowedFd<'_>) -> bool {
     poll(&mut polled, Some(&at_once)).is_ok_and(|ready| ready > 0)
 }
 
-/// Serves one connection of a tenant, from the hello to its end. `turn` ends when the daemon has
+/// Serves one connection of a tenant, from the hello to its end. `refused` is the reason for which
+/// the daemon answers no hello of the peer, if there is one. `turn` ends when the daemon has
 /// admitted or refused the peer. The next connection of the source then gets its turn.
 async fn converse(
     connection: AsyncFd<OwnedFd>,
-    (role, hello): (Option<Role>, Result<Hello, Refused>),
+    (hello, refused): (&Hello, Option<Refused>),
     (peer, source): (Peer, &Source),
     (death, turn): (Option<OwnedFd>, Option<Turn<'_>>),
     shared: &Rc<Shared>,
 ) -> io::Result<()> {
-    let hello = match hello {
-        Ok(hello) => hello,
-        Err(refused) => {
-            // A program can ask for its view many times a second, so the log leaves out these
-            // roles.
-            match role {
-                Some(Role::Viewer | Role::Appraised | Role::Owner) => {
-                    refuse(connection.as_fd(), &refused, shared);
-                }
-                _ => turn_down(connection.as_fd(), (peer, source), &refused, shared),
-            }
-            return Ok(());
-        }
-    };
+    let role = hello.role();
+    if let (Some(refused), Some(Role::Viewer | Role::Appraised | Role::Owner)) = (&refused, role) {
+        // A program can ask for its view many times a second, so the log leaves out these roles.
+        refuse(connection.as_fd(), refused, None, shared);
+        return Ok(());
+    }
     // The watch begins before the session exists, so that the daemon does not miss the death of the
     // process.
     let death = death.map(watched).transpose()?;
@@ -284,7 +278,8 @@ async fn converse(
     groups.retain(|group| shared.registry.borrow().config().groups.contains_key(&group.to_string()));
     groups.sort_unstable();
     groups.dedup();
-    let joins = matches!(role, Some(Role::Session | Role::Keeper));
+    // A refused process must not make the daemon ask Slurm again and again.
+    let joins = refused.is_none() && matches!(role, Some(Role::Session | Role::Keeper));
     let allotment = shared.slurm.allotment(&facts, &shared.registry, joins).await;
     if death.as_ref().is_some_and(|death| is_dead(death.get_ref().as_fd())) {
         // The process died while Slurm answered.
@@ -294,22 +289,25 @@ async fn converse(
     match role {
         Some(Role::Viewer | Role::Appraised) => {
             drop(turn);
-            return viewer::answer(connection.as_fd(), &guest, &hello, shared).await;
+            return viewer::answer(connection.as_fd(), &guest, hello, shared).await;
         }
         // The turn lasts, so that the questions of one user come one after another.
-        Some(Role::Owner) => return owner::answer(connection.as_fd(), &guest, &hello, shared).await,
+        Some(Role::Owner) => return owner::answer(connection.as_fd(), &guest, hello, shared).await,
         _ => {}
     }
-    let introduced = if shared.is_stopping.get() {
-        Err(Refused::new(RefusalKind::Stopping, "the daemon is stopping; try again once a daemon runs again"))
-    } else {
-        introduce(&guest, &hello, &mut shared.registry.borrow_mut())
+    let introduced = match refused {
+        Some(refused) => Err(refused),
+        None if shared.is_stopping.get() => {
+            let reason = "the daemon is stopping; try again once a daemon runs again";
+            Err(Refused::new(RefusalKind::Stopping, reason))
+        }
+        None => introduce(&guest, hello, &mut shared.registry.borrow_mut()),
     };
     drop(turn);
     let admitted = match introduced {
         Ok(admitted) => admitted,
         Err(refused) => {
-            turn_down(connection.as_fd(), (peer, source), &refused, shared);
+            turn_down(connection.as_fd(), (peer, source), &refused, Some((&guest, hello)), shared);
             return Ok(());
         }
     };
@@ -327,7 +325,7 @@ async fn converse(
     let ready = shared.registry.borrow_mut().tenancy.share_out_anew(&tenant);
     let _ = answers(ready).await;
     memory::host::share_out(shared);
-    if let Some(pid) = wants_metering(&hello)
+    if let Some(pid) = wants_metering(hello)
         && let Err(reason) = meter(peer, pid, &tenant, shared).await
     {
         if shared.lines.allows(source) {
@@ -338,7 +336,7 @@ async fn converse(
                 "the daemon does not meter a process from outside"
             );
         }
-        refuse(connection.as_fd(), &Refused::new(RefusalKind::Request, reason), shared);
+        refuse(connection.as_fd(), &Refused::new(RefusalKind::Request, reason), None, shared);
         depart(shared, &tenant, membership);
         return Ok(());
     }
@@ -433,27 +431,28 @@ async fn meter(peer: Peer, named: Option<u32>, tenant: &str, shared: &Rc<Shared>
     }
 }
 
-/// Returns the role that the hello in a packet states, `None` without one, and the hello. Instead
-/// of the hello, returns the reason for which the daemon answers no hello of its sender, whatever
-/// the role. If the daemon does not see the sender's pid namespace, it knows only the user of the
-/// sender. The sender may then be in any container of this user.
-fn heard(packet: &[u8], peer: Peer) -> (Option<Role>, Result<Hello, Refused>) {
-    let hello: Hello = match wire::decode(packet) {
-        Ok(hello) => hello,
-        Err(error) => {
-            let kind = match error {
-                FrameError::Major(_) => RefusalKind::Version,
-                FrameError::Malformed | FrameError::Kind(_) => RefusalKind::Malformed,
-            };
-            return (None, Err(Refused::new(kind, error.to_string())));
-        }
-    };
-    let role = hello.role();
-    if peer.pid == 0 {
-        let reason = "the daemon cannot see the pid namespace of the process; run the daemon in the host's";
-        return (role, Err(Refused::new(RefusalKind::Namespace, reason)));
+/// Returns the hello in a packet, and the reason for which the daemon answers no hello of its
+/// sender, whatever the role. If the daemon does not see the sender's pid namespace, it knows only
+/// the user of the sender. The sender may then be in any container of this user, so the name in its
+/// hello says nothing.
+///
+/// # Errors
+///
+/// Returns [`Refused`] if the packet is no hello.
+fn heard(packet: &[u8], peer: Peer) -> Result<(Hello, Option<Refused>), Refused> {
+    let mut hello: Hello = wire::decode(packet).map_err(|error| {
+        let kind = match error {
+            FrameError::Major(_) => RefusalKind::Version,
+            FrameError::Malformed | FrameError::Kind(_) => RefusalKind::Malformed,
+        };
+        Refused::new(kind, error.to_string())
+    })?;
+    if peer.pid != 0 {
+        return Ok((hello, None));
     }
-    (role, Ok(hello))
+    hello.tenant.fill(0);
+    let reason = "the daemon cannot see the pid namespace of the process; run the daemon in the host's";
+    Ok((hello, Some(Refused::new(RefusalKind::Namespace, reason))))
 }
 
 /// Admits the sender of a hello, or returns the reason of the refusal.
@@ -465,11 +464,12 @@ fn introduce(guest: &Guest, hello: &Hello, registry: &mut Registry) -> Result<Ad
     registry.admit(guest, hello)
 }
 
-/// Refuses a process, and logs the reason.
+/// Refuses a process, and logs the reason. `whom` is as for [`refuse`].
 fn turn_down(
     connection: BorrowedFd<'_>,
     (peer, source): (Peer, &Source),
     refused: &Refused,
+    whom: Option<(&Guest, &Hello)>,
     shared: &Shared,
 ) {
     if shared.lines.allows_refusal(source, peer.pid, &refused.reason) {
@@ -480,14 +480,20 @@ fn turn_down(
             "the daemon refused a process"
         );
     }
-    refuse(connection, refused, shared);
+    refuse(connection, refused, whom, shared);
 }
 
-/// Sends a refusal. If the peer does not read, the refusal is lost.
-fn refuse(connection: BorrowedFd<'_>, refused: &Refused, shared: &Shared) {
+/// Sends a refusal. The refusal tells the process `whom` its limits, because it runs on without a
+/// session. If the peer does not read, the refusal is lost.
+fn refuse(connection: BorrowedFd<'_>, refused: &Refused, whom: Option<(&Guest, &Hello)>, shared: &Shared) {
+    let registry = shared.registry.borrow();
+    let mut fallback = whom.map(|(guest, hello)| registry.fallback_of(guest, hello)).unwrap_or_default();
+    fallback.fail_mode = match refused.is_shut {
+        true => FailMode::Closed,
+        false => registry.config().fail_mode.mode(),
+    };
     let mut refusal = Refusal::new(refused.kind, &refused.reason);
-    let fail_mode = shared.registry.borrow().config().fail_mode.mode();
-    refusal.fail_mode = if refused.is_shut { FailMode::Closed } else { fail_mode } as u32;
+    refusal.set_fallback(&fallback);
     let _ = packet::send(connection, refusal.as_bytes(), &[]);
 }
 
@@ -527,13 +533,14 @@ mod tests {
         let unseen = Peer { pid: 0, uid: 0, gid: 0 };
         let seen = Peer { pid: std::process::id(), ..unseen };
         for role in [Role::Session, Role::Keeper, Role::Viewer, Role::Appraised, Role::Owner] {
-            let sent = Hello::new(role);
-            let (told, hello) = heard(sent.as_bytes(), seen);
-            assert_eq!((told, hello.unwrap().role()), (Some(role), Some(role)));
-            let (told, hello) = heard(sent.as_bytes(), unseen);
-            assert_eq!((told, hello.unwrap_err().kind), (Some(role), RefusalKind::Namespace));
+            let mut sent = Hello::new(role);
+            wire::set_text(&mut sent.tenant, "train");
+            for (peer, name, kind) in [(seen, "train", None), (unseen, "", Some(RefusalKind::Namespace))] {
+                let (hello, refused) = heard(sent.as_bytes(), peer).unwrap();
+                assert_eq!((hello.role(), wire::text(&hello.tenant)), (Some(role), Some(name)));
+                assert_eq!(refused.map(|refused| refused.kind), kind);
+            }
         }
-        let (told, hello) = heard(b"nonsense", seen);
-        assert_eq!((told, hello.unwrap_err().kind), (None, RefusalKind::Malformed));
+        assert_eq!(heard(b"nonsense", seen).unwrap_err().kind, RefusalKind::Malformed);
     }
 }

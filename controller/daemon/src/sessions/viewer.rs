@@ -38,7 +38,7 @@ pub async fn answer(
     match viewed {
         Ok(view) => packet::send(connection, view.as_bytes(), &[]),
         Err(refused) => {
-            refuse(connection, &refused, shared);
+            refuse(connection, &refused, None, shared);
             Ok(())
         }
     }

@@ -96,7 +96,7 @@ fn the_launches_of_a_refused_process_fail() {
         let refusal = wire::decode::<Refusal>(&answer).unwrap();
         let reason = wire::text(&refusal.reason).unwrap();
         assert!(reason.contains(word), "{reason}");
-        assert_eq!(refusal.fail_mode, FailMode::Closed as u32, "its variables may claim any share");
+        assert_eq!(refusal.fallback().fail_mode, FailMode::Closed, "its variables may claim any share");
     }
     assert!(daemon.status().tenants.is_empty());
 }

@@ -1,9 +1,9 @@
 //! The daemon over its real sockets, with tenants made by hand.
 
 use deepres_abi::grant::{GateState, NO_LIMIT};
-use deepres_abi::wire::{RefusalKind, Role, UNMANAGED};
+use deepres_abi::wire::{self, Refusal, RefusalKind, Role, UNMANAGED};
 use deepres_daemon::Options;
-use deepres_daemon_harness::{Daemon, MS, Tenant, hello, shake_hands, wait_until};
+use deepres_daemon_harness::{Daemon, MS, Tenant, hello, say, shake_hands, wait_until};
 use deepres_model::admin::client::ClientError;
 use deepres_model::admin::{Reply, Request, ShareStatus};
 use deepres_model::authority::{Rule, Wish};
@@ -14,6 +14,7 @@ use deepres_model::packet;
 use deepres_model::wish::Key;
 use deepres_policy::class::Class;
 use deepres_policy::priority::Criticality;
+use std::cell::OnceCell;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
@@ -259,6 +260,41 @@ fn connections_beyond_the_limit_are_refused() {
     assert_eq!(kind, RefusalKind::Full as u32, "{reason}");
     drop((held, announced));
     wait_until(PATIENCE, || Tenant::connect(&daemon.directory.tenant_socket(), &hello).is_ok());
+}
+
+#[test]
+fn a_refusal_tells_the_limits_of_the_tenant_or_those_that_it_would_get() {
+    const HALF_BYTES: u64 = 1 << 29;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("deepres.toml");
+    let toml = "max_connections = 1\n[caps]\nmemory = \"1GiB\"\n[defaults]\nshare = \"30%\"\n";
+    std::fs::write(&file, toml).unwrap();
+    let daemon = Daemon::start_from(&file);
+    let session = daemon.join("a", 0, HALF_BYTES);
+    let told = |name, wish: Wish| {
+        let mut hello = daemon.hello(Role::Session, name);
+        hello.wishes = wish.encode();
+        let (_, answer, _) = say(&daemon.directory.tenant_socket(), hello.as_bytes());
+        let fallback = wire::decode::<Refusal>(&answer).unwrap().fallback();
+        (fallback.share_ppm, fallback.memory_bytes)
+    };
+    let greedy = Wish { share_ppm: Some(900_000), memory_bytes: Some(1 << 40), ..Wish::default() };
+    let modest = Wish { share_ppm: Some(200_000), memory_bytes: Some(1 << 20), ..Wish::default() };
+    for wish in [Wish::default(), greedy] {
+        assert_eq!(told("a", wish), (Some(300_000), Some(HALF_BYTES)), "the tenant has so much");
+    }
+    assert_eq!(told("b", Wish::default()), (Some(300_000), Some(HALF_BYTES)), "`a` leaves half of the cap");
+    assert_eq!(told("b", modest), (Some(200_000), Some(1 << 20)));
+    let set = Wish { share_ppm: Some(500_000), memory_bytes: Some(4_096), ..Wish::default() };
+    daemon.client().ask(&Request::set("a", set)).unwrap();
+    assert_eq!(told("a", greedy), (Some(500_000), Some(4_096)));
+    // The settings hold for the tenant's next job too.
+    drop(session);
+    let hello = daemon.hello(Role::Session, "c");
+    let join = || Tenant::connect(&daemon.directory.tenant_socket(), &hello).ok();
+    let other = OnceCell::new();
+    wait_until(PATIENCE, || join().is_some_and(|joined| other.set(joined).is_ok()));
+    assert_eq!(told("a", greedy), (Some(500_000), Some(4_096)));
 }
 
 #[test]

@@ -88,21 +88,41 @@ fn a_job_that_starts_between_two_daemons_belongs_to_the_next_one() {
 }
 
 #[test]
-fn jobs_that_find_no_room_are_taken_up_when_there_is_some() {
-    let toml = "max_connections = 1\n[caps]\nmemory = \"1GiB\"\n";
+fn jobs_that_find_no_room_keep_their_limits_and_are_taken_up_when_there_is_some() {
+    /// The part of the cap for which the first tenant asks, and so the rest of the cap.
+    const HALF_BYTES: u64 = LIMIT_BYTES / 2;
+    let toml = "max_connections = 1\n[caps]\nmemory = \"1GiB\"\n[defaults]\nshare = \"30%\"\n";
     let (host, _daemon) = Host::new().config(toml).with_daemon();
-    let mut first = job(&host, c_client("view"), &[], &[("DEEPRES_TENANT", "first")]);
-    total(&mut first);
+    let asks = [("DEEPRES_TENANT", "first"), ("DEEPRES_MEMORY", "512MiB")];
+    let mut first = job(&host, c_client("view"), &[], &asks);
+    assert_eq!(total(&mut first), HALF_BYTES);
     let mut second = job(&host, c_client("view"), &[], &[("DEEPRES_TENANT", "second")]);
-    assert_ne!(total(&mut second), LIMIT_BYTES);
+    assert_eq!(total(&mut second), HALF_BYTES);
     let said = second.stderr();
-    assert!(said.contains("(max_connections); the job runs unshared until a daemon takes it up"), "{said}");
-    let mut third = host.spawn(with(host.alone(c_client("view")), &[], &[("DEEPRES_MEMORY", "1GiB")]));
-    assert_eq!(total(&mut third), LIMIT_BYTES);
-    assert!(third.stderr().contains("the job keeps its limits by itself until"), "{}", third.stderr());
+    for told in [
+        "(max_connections); the job keeps its limits by itself until a daemon takes it up".to_owned(),
+        format!("GPU 0: 30%, {HALF_BYTES} bytes"),
+    ] {
+        assert!(said.contains(&told), "{said}");
+    }
+    let asks = [("DEEPRES_MEMORY", "1GiB"), ("DEEPRES_SHARE", "20%")];
+    let mut third = host.spawn(with(host.alone(c_client("view")), &[], &asks));
+    assert_eq!(total(&mut third), HALF_BYTES, "it asked for more than the cap leaves");
+    let said = third.stderr();
+    assert!(said.contains("the job keeps its limits by itself until"), "{said}");
+    assert!(said.contains(&format!("GPU 0: 20%, {HALF_BYTES} bytes")), "{said}");
     third.finish().success();
+    // A process of the first tenant has the tenant's limit, also after the limit has changed.
+    let mut member = job(&host, c_client("view"), &[], &[("DEEPRES_TENANT", "first")]);
+    assert_eq!(total(&mut member), HALF_BYTES);
+    host.call(&["set", "first", "--memory", "256MiB"]).success();
+    let halved = format!("\"total\":{},", HALF_BYTES / 2);
+    member.await_line(|line| line.contains(&halved));
+    member.finish().success();
     first.finish().success();
     await_limit(&mut second);
+    let is_here = |ps: &Ps| ps.find("second").is_some_and(|second| second.sessions.len() == 1);
+    host.await_ps_within(is_here, TAKEN_UP_WITHIN);
     let said = second.stderr();
     second.finish().success();
     assert_eq!(said.matches("max_connections").count(), 1, "it is said once");

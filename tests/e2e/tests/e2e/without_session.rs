@@ -3,17 +3,21 @@
 
 use std::fs;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
+use deepres_abi::PPM;
+use deepres_abi::fallback::Fallback;
 use deepres_abi::wire::{self, Hello, Refusal, RefusalKind, Role, Welcome};
 use deepres_e2e::calls::Calls;
 use deepres_e2e::clients::c_library_on;
 use deepres_e2e::host::mute_socket;
 use deepres_e2e::prelude::*;
+use deepres_e2e::skip::root_or_skipped;
+use deepres_e2e::users::AS_NOBODY;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, SendFlags, accept, recv, send};
 use zerocopy::IntoBytes;
@@ -171,6 +175,31 @@ fn all_ways(make: impl Fn() -> Host) -> Vec<Clients> {
     ways
 }
 
+#[test]
+fn a_refused_process_keeps_the_lower_ones_of_its_limits_and_of_those_that_the_refusal_tells() {
+    let mut refusal = Refusal::new(RefusalKind::Request, "as the test says");
+    let (share_ppm, memory_bytes) = (Some(PPM / 4), Some(LIMIT_BYTES));
+    refusal.set_fallback(&Fallback { share_ppm, memory_bytes, ..Fallback::default() });
+    let host = Host::new();
+    let _daemon = Answering::start(&host, Some(refusal.as_bytes().to_vec()));
+    // An empty variable asks for nothing.
+    for (share, memory, kept, kept_bytes) in [
+        ("", "", "25%", LIMIT_BYTES),
+        ("50%", "512MiB", "25%", LIMIT_BYTES / 2),
+        ("10%", "2GiB", "10%", LIMIT_BYTES),
+    ] {
+        let mut command = preloaded(&host, "view");
+        command.env("DEEPRES_SHARE", share).env("DEEPRES_MEMORY", memory).env("DEEPRES_LOG", "info");
+        let mut view = host.spawn(command);
+        let total = view.await_json_within(BEGINS_WITHIN)["total"].as_u64();
+        let said = view.stderr();
+        assert_eq!(total, Some(kept_bytes), "{said}");
+        assert!(said.contains("as the test says; the job keeps its limits by itself"), "{said}");
+        assert!(said.contains(&format!("GPU 0: {kept}, {kept_bytes} bytes")), "{said}");
+        view.finish().success();
+    }
+}
+
 /// Starts a `deepres run` whose first process waits for a line of input, and then becomes a C
 /// client. The client's environment has the granted limits (`DEEPRES_FALLBACK`), and not the limits
 /// for which the job asked.
@@ -308,10 +337,28 @@ fn a_session_and_a_process_that_the_daemon_refuses_share_their_tenants_memory_li
     }
 }
 
+/// Returns the command by which a plain user runs a C client. The client has the library, and no
+/// variable of deepres: the user's runtime directory has the daemon's directory. If the test may
+/// not become a plain user, reports this part of the test as skipped and returns `None`.
+fn bare(host: &Host, client: &str) -> Option<Command> {
+    if !root_or_skipped() {
+        return None;
+    }
+    let runtime = host.path().join("runtime");
+    fs::create_dir(&runtime).expect("a folder of our own");
+    symlink(host.deepres_dir(), runtime.join("deepres")).expect("a folder of our own");
+    let mut command = host.alone("setpriv");
+    command.args(AS_NOBODY).arg(c_client(client));
+    command.env_remove("DEEPRES_DIR").env("XDG_RUNTIME_DIR", runtime);
+    Some(command)
+}
+
 #[test]
 fn a_new_process_launches_nothing_without_a_daemon_if_launches_are_to_fail() {
     const CLOSED: &str = "fail_mode = \"closed\"\n";
-    let (host, mut daemon) = Host::new().config(CLOSED).with_daemon();
+    let host = Host::new().config(CLOSED);
+    host.let_all_users_in();
+    let mut daemon = host.daemon();
     let options = ["--name", "a", "--memory", "1GiB"];
     let mut view = later(&host, &options, "view", &[]);
     let mut launcher = later(&host, &["--name", "b"], "backlog", &["--kernel", "quick"]);
@@ -323,10 +370,15 @@ fn a_new_process_launches_nothing_without_a_daemon_if_launches_are_to_fail() {
     let done = launcher.finish();
     done.refused("launches of the job fail until a daemon takes it up");
     done.refused("800");
-    // The daemon's mark tells a job that no `deepres run` started.
-    let done = host.finish(host.preloaded(c_client("backlog")));
-    done.refused("launches of the job fail until a daemon takes it up");
-    done.refused("800");
+    // The daemon's mark tells a job that no `deepres run` started, whether a variable names the
+    // socket, the directory, or neither.
+    let mut jobs = vec![host.preloaded(c_client("backlog")), host.alone(c_client("backlog"))];
+    jobs.extend(bare(&host, "backlog"));
+    for job in jobs {
+        let done = host.finish(job);
+        done.refused("launches of the job fail until a daemon takes it up");
+        done.refused("800");
+    }
 
     // A daemon that has no room says that launches are to fail.
     let (host, _daemon) = Host::new().config(&format!("max_connections = 1\n{CLOSED}")).with_daemon();

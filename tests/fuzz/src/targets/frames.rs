@@ -1,6 +1,7 @@
 //! Frames of the tenant socket, read as either side reads them.
 
 use deepres_abi::MAX_GPUS;
+use deepres_abi::fallback::Fallback;
 use deepres_abi::wire::{self, Frame, FrameError, Hello, Refusal, Role, Welcome};
 
 /// Bytes are at most one kind of frame. A frame reads back as it was written. Texts stay inside
@@ -15,6 +16,13 @@ pub fn run(data: &[u8]) {
         for field in [&hello.tenant[..], &hello.client] {
             assert!(wire::text(field).is_none_or(|text| text.len() <= field.len() && !text.contains('\0')));
         }
+    }
+    let fallbacks = [
+        wire::decode::<Welcome>(data).map(|welcome| welcome.fallback()),
+        wire::decode::<Refusal>(data).map(|refusal| refusal.fallback()),
+    ];
+    for fallback in fallbacks.into_iter().flatten() {
+        assert_eq!(Fallback::parse(&fallback.to_string()), Some(fallback), "a job can hand it on");
     }
     if let Ok(text) = std::str::from_utf8(data) {
         let mut field = [0xFF; 64];
