@@ -19,8 +19,8 @@ pub const EXCERPT_BYTES: usize = 1 << 19;
 #[cfg(loom)]
 pub const EXCERPT_BYTES: usize = 2;
 
-/// The place for an excerpt in a meter page. The kernel gives the place memory when the session
-/// first writes it.
+/// The place for an excerpt in a meter page. The Linux kernel gives the place memory when the
+/// session first writes it.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Excerpt {

@@ -529,8 +529,8 @@ impl MeterSlot {
         }
     }
 
-    /// Counts a thread that is about to read the gate, and to launch if the gate permits. Returns a
-    /// value. Until the drop of this value, the meter shows the thread as work in flight.
+    /// Counts the calling thread, which reads the gate next, and launches if the gate permits.
+    /// Until the drop of the returned value, the meter shows the thread as work in flight.
     pub fn start_launching(&self) -> Launching<'_> {
         self.launching.fetch_add(1, Ordering::SeqCst);
         fence_after_exchange();

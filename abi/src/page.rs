@@ -161,7 +161,7 @@ pub unsafe fn view<'a, P: Page>(address: *const u8, bytes: usize) -> Result<&'a 
 /// passes the memory on.
 ///
 /// # Safety
-/// As for [`view`], and the bytes are zero and writable.
+/// The same requirements as for [`view`]. Also, the bytes are zero and writable.
 ///
 /// # Errors
 /// [`LayoutError::Short`] if the mapping is too small.
@@ -173,7 +173,7 @@ pub unsafe fn create<'a, P: Page>(address: *mut u8, bytes: usize) -> Result<&'a 
 }
 
 /// # Safety
-/// As for [`view`].
+/// The same requirements as for [`view`].
 unsafe fn overlay<'a, P: Page>(address: *const u8, bytes: usize) -> Result<&'a P, LayoutError> {
     if bytes < size_of::<P>() || !(address as usize).is_multiple_of(align_of::<P>()) {
         return Err(LayoutError::Short(bytes, size_of::<P>()));

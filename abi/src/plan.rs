@@ -126,8 +126,8 @@ pub struct PlanHead {
     pub wait_limit_ns: u64,
 }
 
-/// The plan of a session in its grant page. Only the daemon writes it. The kernel gives the plan
-/// memory when the daemon first writes it.
+/// The plan of a session in its grant page. Only the daemon writes it. The Linux kernel gives the
+/// plan memory when the daemon first writes it.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct PlanSlot {

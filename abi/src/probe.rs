@@ -281,12 +281,12 @@ pub mod heap {
     pub const STATUS_WORD: usize = 2;
     /// The function number NVOS32_FUNCTION_ALLOC_SIZE: the program asks for memory.
     pub const ALLOC_SIZE: u32 = 2;
-    /// The position of the size for NVOS32_FUNCTION_ALLOC_SIZE.
+    /// The word with the size, if the function number is NVOS32_FUNCTION_ALLOC_SIZE.
     pub const SIZE_WORD: usize = 11;
     /// The function number NVOS32_FUNCTION_ALLOC_SIZE_RANGE: the program asks for memory within a
     /// range of addresses.
     pub const ALLOC_SIZE_RANGE: u32 = 14;
-    /// The position of the size for NVOS32_FUNCTION_ALLOC_SIZE_RANGE.
+    /// The word with the size, if the function number is NVOS32_FUNCTION_ALLOC_SIZE_RANGE.
     pub const RANGE_SIZE_WORD: usize = 10;
 }
 

@@ -16,7 +16,7 @@ pub unsafe fn add(counter: *mut u64, amount: u64) {
 /// before. If `place` holds another value, changes nothing.
 ///
 /// # Safety
-/// As for [`add`].
+/// The same requirements as for [`add`].
 #[inline(always)]
 pub unsafe fn exchange_if(place: *mut u64, expected: u64, new: u64) -> u64 {
     let found: u64;

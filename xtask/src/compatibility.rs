@@ -65,7 +65,7 @@ struct Row {
     run: &'static str,
     result: &'static str,
     reach: Reach,
-    /// Beginning of the names of the end-to-end tests that show the row.
+    /// The prefix of the names of the end-to-end tests that show the row.
     test: &'static str,
 }
 

@@ -39,7 +39,7 @@ const WORK: [&str; 2] = ["train", "infer"];
 const PAUSE_NS: u64 = 900_000_000;
 /// The most bytes of all traces together.
 const MOST_BYTES: usize = 5_000_000;
-/// The beginning of the names of the stand-ins' kernels.
+/// The prefix of the names of the stand-ins' kernels.
 const STAND_IN: &str = "standin_";
 
 /// Records all models, and writes the traces and their page.

@@ -18,7 +18,7 @@ const SOURCES: usize = 1024;
 /// The pid of processes that are not visible in the daemon's pid namespace.
 const UNKNOWN: u32 = 0;
 /// The most refusals that the daemon remembers. A process that waits for admission asks twice a
-/// second, and causes one line.
+/// second. The daemon remembers the refusal, and so logs only one line about the process.
 const REFUSALS: usize = 64;
 /// The time between two looks for periods that are over.
 const LOOK_EVERY: Duration = Duration::from_secs(1);

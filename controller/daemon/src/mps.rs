@@ -61,8 +61,8 @@ const OWN_LOGS: &str = "mps-log";
 const OPTION_HINT: &str = "; if the driver is too old for `mps_users = \"all\"`, set \"one\"";
 /// Variables of this daemon that are not for MPS.
 const NOT_FOR_MPS: [&str; 4] = ["LD_PRELOAD", "NOTIFY_SOCKET", "WATCHDOG_USEC", "LISTEN_FDS"];
-/// The beginning of the variables of CUDA. These variables can come from the first job, and would
-/// bind the clients of all jobs. For example, they limit the visible GPUs.
+/// The prefix of the names of CUDA's variables. These variables can come from the first job, and
+/// would bind the clients of all jobs. For example, they limit the visible GPUs.
 const OF_CUDA: &str = "CUDA_";
 /// A directory that only its user can read.
 const PRIVATE: u32 = 0o700;

@@ -17,13 +17,13 @@ use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// The beginning and the ending of the files' names.
+/// The prefix and the ending of the files' names.
 const FILE_PREFIX: &str = "deepres-k8s-";
 const FILE_ENDING: &str = ".json";
-/// The beginning of the name of a file that is not complete. No runtime reads it, because it lacks
-/// the ending.
+/// The prefix of the name of a file that is not complete. No runtime reads it, because it lacks the
+/// ending.
 const UNFINISHED_PREFIX: &str = ".deepres-k8s-";
-/// The beginning of the devices' names.
+/// The prefix of the devices' names.
 const DEVICE_PREFIX: &str = "k8s-";
 /// Random bytes in the name of a device.
 const NAME_BYTES: usize = 8;
@@ -125,7 +125,8 @@ fn random<const BYTES: usize>() -> Result<[u8; BYTES]> {
 
 impl Record {
     /// Returns the record of a new allocation: shares of one GPU, or whole GPUs. `memory_bytes` is
-    /// the memory of the GPU, or the least memory of the GPUs.
+    /// the memory of the GPU. For several GPUs, `memory_bytes` is the memory of the GPU with the
+    /// least memory.
     ///
     /// # Errors
     /// The kernel gives no random bytes.

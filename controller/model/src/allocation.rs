@@ -10,7 +10,7 @@ use deepres_abi::wire::{TENANT_NAME_BYTES, Uuid};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// The beginning of each token. A tenant's name with this beginning is a token.
+/// The prefix of each token. A tenant's name with this prefix is a token.
 pub const TOKEN_PREFIX: &str = "allocation:";
 /// Hexadecimal digits of a token after its beginning.
 pub const TOKEN_DIGITS: usize = 32;

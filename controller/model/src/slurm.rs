@@ -18,26 +18,26 @@ use std::ops::RangeInclusive;
 pub const SHARDS_OF_GPU: u32 = 100;
 /// Most digits of a job's number.
 const MAX_JOB_DIGITS: usize = 10;
-/// Beginning of the name of a cgroup that has a job's number.
+/// The prefix of the name of a cgroup that has a job's number.
 const JOB_PREFIX: &str = "job_";
 /// The first letter of a SLUID, and the number of the digits behind it.
 const SLUID_PREFIX: char = 's';
 const SLUID_DIGITS: usize = 13;
 /// The letters that no digit of a SLUID is, because they look like others.
 const NO_SLUID_DIGITS: &str = "ILOU";
-/// Beginning of the line with which a job's record begins.
+/// The prefix of the first line of a job's record.
 const RECORD: &str = "JobId=";
-/// Beginning of the word with a job's name.
+/// The prefix of the word with a job's name.
 const NAME: &str = "JobName=";
-/// Beginning of the line before the lines about the nodes of a job.
+/// The prefix of the line before the lines about the nodes of a job.
 const BEFORE_NODES: &str = "JOB_GRES=";
-/// Beginning of a line about nodes of a job.
+/// The prefix of a line about some of the nodes of a job.
 const NODES: &str = "Nodes=";
-/// Beginning of the word with the resources of a job on these nodes.
+/// The prefix of the word with the resources of a job on these nodes.
 const RESOURCES: &str = "GRES=";
-/// Beginning of the line with the resources of a node.
+/// The prefix of the line with the resources of a node.
 const OF_NODE: &str = "Gres=";
-/// Beginning of the list of a resource's GPUs.
+/// The prefix of the list of a resource's GPUs.
 const PLACES: &str = "IDX:";
 /// The resource that is a whole GPU.
 const WHOLE: &str = "gpu";

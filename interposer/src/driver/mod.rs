@@ -23,7 +23,7 @@ const SYMBOL_BYTES: usize = 128;
 const NEWEST_VARIANT: u32 = 9;
 /// The beginning of the soname of the driver's library, up to its version.
 const SONAME_START: &[u8] = b"libcuda.so";
-/// The beginning of the sonames of libraries that come with the driver. One of these is NVML, which
+/// The prefix of the sonames of libraries that come with the driver. One of these is NVML, which
 /// looks up the driver's version in the driver.
 const BESIDE_DRIVER: &[u8] = b"libnvidia-";
 

@@ -33,7 +33,8 @@ use crate::process::Process;
 const PERIOD_NS: u64 = 500_000_000;
 /// The number of classes of widths.
 const CLASSES: u32 = 16;
-/// The bits of a word that hold a class. The other bits hold a key or a handle.
+/// The bits that hold the class in a word of the table of classes. The other bits hold a key or a
+/// handle.
 const CLASS_BITS: u64 = 0x1f;
 /// The number of places of the table of classes. If two launches share a place, the interposer asks
 /// the driver again.

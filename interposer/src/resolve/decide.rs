@@ -11,9 +11,9 @@ use crate::coverage;
 use crate::driver::{self as real, Found};
 use crate::hooks::{self, nvml};
 
-/// The beginning of every driver function's name.
+/// The prefix of every driver function's name.
 const DRIVER: &[u8; 2] = b"cu";
-/// The beginning of every NVML function's name, cut to the same length.
+/// The prefix of every NVML function's name, cut to the same length.
 const MANAGEMENT: &[u8; 2] = b"nv";
 
 /// A function with a hook: of the driver, or of NVML.

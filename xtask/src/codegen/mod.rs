@@ -24,7 +24,7 @@ use crate::{build, command};
 
 /// Wheel with `cuda.h` and the `*Typedefs.h` headers.
 const WHEEL: &str = "nvidia-cuda-runtime==13.5.37";
-/// Beginning of the wheel's file name.
+/// The prefix of the wheel's file name.
 const WHEEL_FILE: &str = "nvidia_cuda_runtime-13.5.37-";
 /// Folder of the headers inside the wheel.
 const INCLUDE: &str = "nvidia/cu13/include";

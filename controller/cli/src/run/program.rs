@@ -26,7 +26,7 @@ const SET_GROUP: u32 = 0o2000;
 const GROUP_EXECUTE: u32 = 0o010;
 /// Attribute in which the kernel keeps a file's capabilities.
 const CAPABILITIES: &str = "security.capability";
-/// Beginning of the file names of musl's dynamic linkers.
+/// The prefix of the file names of musl's dynamic linkers.
 const MUSL: &[u8] = b"ld-musl";
 
 /// The reason for which the interposer is not loaded into a program.

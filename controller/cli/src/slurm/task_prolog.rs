@@ -33,7 +33,7 @@ const PLACES_VARIABLES: [&str; 2] = ["SLURM_STEP_GPUS", "SLURM_JOB_GPUS"];
 const STEP_VARIABLE: &str = "SLURM_STEP_ID";
 /// Variable with the name by which Slurm knows this node.
 const NODE_VARIABLE: &str = "SLURMD_NODENAME";
-/// Beginning of the names of Slurm jobs' tenants.
+/// The prefix of the names of the tenants of Slurm jobs.
 const TENANT_PREFIX: &str = "slurm-";
 /// Variable in which this command keeps `LD_PRELOAD` of the task.
 const TASK_PRELOAD_VARIABLE: &str = "DEEPRES_TASK_PRELOAD";

@@ -354,7 +354,8 @@ pub mod tests {
 
     const NS_PER_S: u64 = 1_000_000_000;
     const MIB: u64 = 1 << 20;
-    /// The widths of the recorded screens of [`status`]. The failing test prints the new screen.
+    /// The widths of the recorded screens of [`status`], columns. If a screen differs from its
+    /// record, the test prints the new screen.
     const WIDTHS: [u16; 2] = [80, 200];
     const HEIGHT: u16 = 16;
 

@@ -11,9 +11,9 @@ use tokio::time::sleep;
 
 /// The least time between two lines about the same memory of a tenant.
 const PERIOD: Duration = Duration::from_secs(1);
-/// The difference between an account and NVML, for each process of the tenant, above which the log
-/// names the difference. A smaller difference is no error, because the driver takes some hundreds
-/// of MiB for lazily loaded code.
+/// If NVML's figure exceeds an account by more than this amount for each process of the tenant, the
+/// log names the difference. A smaller difference is no error, because the driver takes some
+/// hundreds of MiB for lazily loaded code.
 const TOLD_BYTES_PER_PROCESS: u64 = 1 << 30;
 
 /// The state of each tenant on each GPU at its last log line.

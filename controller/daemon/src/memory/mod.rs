@@ -151,7 +151,8 @@ impl Memory {
         }
     }
 
-    /// Guarantees a tenant more memory than before, on those of its GPUs that have room.
+    /// Guarantees a tenant its memory anew, after its terms changed. On a GPU without room, the
+    /// tenant gets no guarantee.
     pub fn promise_more(&self, tenants: &mut Tenants, gpus: &Gpus, name: &str) {
         let Some(tenant) = tenants.get_mut(name) else { return };
         tenant.memory.promise_everywhere();

@@ -109,7 +109,7 @@ impl Late {
 #[derive(Debug, Clone, Copy, Default)]
 struct Burst {
     began_ns: u64,
-    /// The end of the work; `None` while the tenant wants the GPU.
+    /// The time at which the work ended, ns; `None` while the tenant wants the GPU.
     ended_ns: Option<u64>,
     waited_ns: u64,
     worked_ns: u64,

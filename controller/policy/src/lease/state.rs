@@ -569,8 +569,9 @@ impl Tenant {
         self.short_pauses_ppm >= PPM / 2
     }
 
-    /// Returns whether the tenant is owed more and more GPU time, because its returns to the GPU
-    /// after short pauses take too long.
+    /// Returns whether the tenant is owed more than `QUANTA_BEHIND` quanta, and its mean pause is
+    /// short. Each return to the GPU after a short pause takes so long that the tenant is owed more
+    /// and more.
     pub fn falls_behind(&self, clock: VirtualTime, tuning: &Tuning) -> bool {
         let is_far_behind = self.lag_ns(clock) > signed(tuning.quantum_ns.saturating_mul(QUANTA_BEHIND));
         let most_ns = longest_patience_ns(tuning) / PAUSES_PER_PATIENCE;

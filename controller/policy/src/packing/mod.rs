@@ -14,10 +14,10 @@
 //! - its part of the SMs, so that the set fills the GPU;
 //! - a little, if the run is in the present set, because each change of the set costs a hand-off.
 //!
-//! With parts of 100 %, each set has one run. The rule is then that of [`crate::lease`]: lag and
-//! deadline decide, and a small difference moves no run. A large run does not starve, because the
-//! lag of its tenant grows until the run is worth more than all smaller runs together. The rule has
-//! two exceptions, for runs with deadlines:
+//! If each part is 100 %, each set has one run. The rule then does the same as the rule of
+//! [`crate::lease`]: lag and deadline decide. A run keeps its place if another run is only slightly
+//! more urgent. A large run does not starve, because the lag of its tenant grows until the run is
+//! worth more than all smaller runs together. The rule has two exceptions, for runs with deadlines:
 //!
 //! - A run without slack gets a place before all other runs, the earliest deadline first.
 //! - If the tenants owe more work than the GPU can do, the GPU accepts new runs while all accepted

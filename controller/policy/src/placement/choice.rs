@@ -6,9 +6,10 @@
 //! 1. All GPUs of the set can copy to each other directly, if any set can.
 //! 2. The pairs of the set have the most bandwidth together.
 //! 3. The weakest pair has the most bandwidth.
-//! 4. The least is free on the GPUs of the set. So a share goes where it fits best, and whole GPUs
-//!    stay whole.
-//! 5. The fewest GPUs hold jobs of the other kind. So gangs keep apart from fragments.
+//! 4. The GPUs of the set have the least free time together. With equal free time, they have the
+//!    least free memory. So a share goes where it fits best, and whole GPUs stay whole.
+//! 5. For a gang, the fewest GPUs of the set have jobs with one GPU. For a job with one GPU, the
+//!    fewest have gangs. So gangs keep apart from fragments.
 //! 6. The GPUs are nearest to each other, by NUMA node and common ancestor. Behind an NVSwitch all
 //!    pairs have the same bandwidth, and this criterion keeps a job on one NUMA node.
 //! 7. The whole GPUs that are left lose the least: the sum of bandwidth and nearness between them

@@ -319,7 +319,7 @@ impl Scenario {
     /// Reads a scenario from a file. Returns the complete scenario.
     ///
     /// # Errors
-    /// The fault of the scenario, with line and key.
+    /// The error in the scenario, with its line and key.
     pub fn read(file: &Path) -> Result<Self> {
         let text = read_text(file).with_context(|| format!("cannot read the scenario {}", file.display()))?;
         let folder = file.parent().unwrap_or(Path::new("."));
@@ -337,7 +337,7 @@ impl Scenario {
     /// Reads a scenario from its text.
     ///
     /// # Errors
-    /// The fault of the scenario, with line and key.
+    /// The error in the scenario, with its line and key.
     pub fn parse(text: &str) -> Result<Self> {
         Self::parse_in(Path::new("."), text)
     }

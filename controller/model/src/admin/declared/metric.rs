@@ -4,7 +4,7 @@
 use super::{Declared, Unit, paragraph};
 use crate::identity::Container;
 
-/// The beginning of all names of metrics.
+/// The prefix of the names of all metrics.
 const PREFIX: &str = "deepres";
 /// The ending of a counter's name.
 const TOTAL: &str = "_total";
