@@ -206,9 +206,12 @@ impl JobGpus {
 /// A text in an unknown form.
 struct Unreadable;
 
+/// A resource: its name, its count and its detail.
+type CountedResource<'a> = (&'a str, u32, Option<&'a str>);
+
 /// Reads a resource such as `gpu:h100:2(IDX:0-1)`. Returns its name, its count and its detail;
 /// `None` if the resource is neither GPUs nor shards.
-fn counted(resource: &str) -> Result<Option<(&str, u32, Option<&str>)>, Unreadable> {
+fn counted(resource: &str) -> Result<Option<CountedResource<'_>>, Unreadable> {
     let (counted, detail) = match resource.split_once('(') {
         Some((counted, detail)) => (counted, Some(detail.strip_suffix(')').ok_or(Unreadable)?)),
         None => (resource, None),
