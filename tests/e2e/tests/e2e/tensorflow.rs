@@ -29,7 +29,7 @@ fn keras_trains_as_without_deepres_and_survives_its_own_out_of_memory() {
         let launches = tenant.kernel_launches;
         launches > 1000 && launches < kernels && tenant.graph_launches > 0
     };
-    assert_trains_as_without(&python, client, CLIENT_LIMIT, "ResourceExhaustedError", counts);
+    assert_trains_as_without(&python, client, CLIENT_LIMIT, ("ResourceExhaustedError", 0), counts);
 }
 
 /// Tests that measure. Each test runs alone on the machine.
