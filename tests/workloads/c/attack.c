@@ -23,6 +23,7 @@
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -130,16 +131,36 @@ static void start_launchers(void) {
     }
 }
 
-/* Stops the launchers while each waits at its gate or has work in flight. */
+static volatile sig_atomic_t stopping, was_in_the_way;
+
+static void go_on(int number) {
+    (void)number;
+    was_in_the_way = 1;
+    kill(launchers[stopping], SIGCONT);
+}
+
+/* Stops the launchers while each waits at its gate or has work in flight. If a launcher stops while
+ * it holds the lock of the simulated GPU, nobody can use the GPU. Such a launcher goes on, and stops
+ * again. */
 static void stop_launchers(void) {
     const struct timespec pause = {.tv_nsec = 100 * MS_NS};
+    const struct itimerval off = {0}, patience = {.it_value.tv_usec = 50000, .it_interval.tv_usec = 50000};
     char begun;
     for (int i = 0; i < STOPPED; i++)
         if (read(launches[0], &begun, 1) != 1) exit(1);
     nanosleep(&pause, NULL);
-    for (int i = 0; i < STOPPED; i++) {
-        kill(launchers[i], SIGSTOP);
-        waitpid(launchers[i], NULL, WUNTRACED);
+    signal(SIGALRM, go_on);
+    for (stopping = 0; stopping < STOPPED; stopping++) {
+        do {
+            CUdeviceptr memory;
+            was_in_the_way = 0;
+            kill(launchers[stopping], SIGSTOP);
+            waitpid(launchers[stopping], NULL, WUNTRACED);
+            setitimer(ITIMER_REAL, &patience, NULL);
+            CHECK(cu(cuMemAlloc_v2)(&memory, 4096));
+            CHECK(cu(cuMemFree_v2)(memory));
+            setitimer(ITIMER_REAL, &off, NULL);
+        } while (was_in_the_way);
     }
 }
 
