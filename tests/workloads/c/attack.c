@@ -8,7 +8,7 @@
  *   threads    has THREADS threads that sleep
  *   mappings   has MAPPINGS mappings, so its files in /proc are long
  *   mounts     has MOUNTS mounts in namespaces of its own
- *   stopped    starts STOPPED further processes that launch, and stops each with SIGSTOP
+ *   stopped    starts STOPPED further processes, and stops each with SIGSTOP while its work is in flight
  *   backlog    keeps the GPU backlogged with kernels that are longer than a lease
  *
  * Prints `ready` and runs until it is killed. */
@@ -104,13 +104,6 @@ static void start_sessions(char *self) {
     }
 }
 
-static void launch_for_ever(CUfunction kernel) {
-    for (;;) {
-        CHECK(launch_on(kernel, NULL));
-        CHECK(cu(cuCtxSynchronize)());
-    }
-}
-
 /* The driver works only in children that are forked before it starts. */
 static void start_launchers(void) {
     int failed = pipe(launches);
@@ -119,8 +112,8 @@ static void start_launchers(void) {
         if (launchers[i] == 0) {
             prctl(PR_SET_PDEATHSIG, SIGKILL);
             open_context();
-            CUfunction kernel = load_kernel("busy_1000us");
-            if (write(launches[1], "", 1) == 1) launch_for_ever(kernel);
+            CHECK(launch_on(load_kernel("busy_20000us"), NULL));
+            if (write(launches[1], "", 1) == 1) pause();
             _exit(1);
         }
         failed = launchers[i] < 0;
@@ -139,16 +132,14 @@ static void go_on(int number) {
     kill(launchers[stopping], SIGCONT);
 }
 
-/* Stops the launchers while each waits at its gate or has work in flight. If a launcher stops while
+/* Stops the launchers while their work is in flight. If a launcher stops while
  * it holds the lock of the simulated GPU, nobody can use the GPU. Such a launcher goes on, and stops
  * again. */
 static void stop_launchers(void) {
-    const struct timespec pause = {.tv_nsec = 100 * MS_NS};
     const struct itimerval off = {0}, patience = {.it_value.tv_usec = 50000, .it_interval.tv_usec = 50000};
     char begun;
     for (int i = 0; i < STOPPED; i++)
         if (read(launches[0], &begun, 1) != 1) exit(1);
-    nanosleep(&pause, NULL);
     signal(SIGALRM, go_on);
     for (stopping = 0; stopping < STOPPED; stopping++) {
         do {
@@ -207,6 +198,9 @@ int main(int argc, char **argv) {
         }
     }
     say("ready");
-    if (has_backlog) launch_for_ever(lasting);
+    while (has_backlog) {
+        CHECK(launch_on(lasting, NULL));
+        CHECK(cu(cuCtxSynchronize)());
+    }
     sleep_on(context);
 }
