@@ -34,14 +34,14 @@ enum {
     STACK_BYTES = 64 << 10,
     MAPPINGS = 20000,
     MOUNTS = 5000,
-    STOPPED = 220,
-    LAUNCHES = 4
+    STOPPED = 220
 };
 
 static int bells[MAX_BELLS];
 static int bell_count;
 static pid_t launchers[STOPPED];
-static int launches[2];
+/* Pipes from the launchers and to them. */
+static int told[2], goes[2];
 
 /* Finds the eventfds of the process. The bells of its session are among them. */
 static void find_bells(void) {
@@ -107,16 +107,18 @@ static void start_sessions(char *self) {
 
 /* The driver works only in children that are forked before it starts. */
 static void start_launchers(void) {
-    int failed = pipe(launches);
+    int failed = pipe(told) || pipe(goes);
     for (int i = 0; i < STOPPED && !failed; i++) {
         launchers[i] = fork();
         if (launchers[i] == 0) {
             prctl(PR_SET_PDEATHSIG, SIGKILL);
             open_context();
-            /* The kernels are as long as those of `backlog`, so the job's window is the same. */
+            /* The kernel is as long as those of `backlog`, so the job's window is the same. */
             CUfunction kernel = load_kernel("busy_5000us");
-            for (int launch = 0; launch < LAUNCHES; launch++) CHECK(launch_on(kernel, NULL));
-            if (write(launches[1], "", 1) == 1) pause();
+            char go;
+            if (write(told[1], "", 1) != 1 || read(goes[0], &go, 1) != 1) _exit(1);
+            CHECK(launch_on(kernel, NULL));
+            if (write(told[1], "", 1) == 1) pause();
             _exit(1);
         }
         failed = launchers[i] < 0;
@@ -135,14 +137,22 @@ static void go_on(int number) {
     kill(launchers[stopping], SIGCONT);
 }
 
+/* Waits until each launcher has told that it has come one step further. */
+static void await_launchers(void) {
+    char step;
+    for (int i = 0; i < STOPPED; i++)
+        if (read(told[0], &step, 1) != 1) exit(1);
+}
+
 /* Stops the launchers while their work is in flight. If a launcher stops while
  * it holds the lock of the simulated GPU, nobody can use the GPU. Such a launcher goes on, and stops
  * again. */
 static void stop_launchers(void) {
     const struct itimerval off = {0}, patience = {.it_value.tv_usec = 50000, .it_interval.tv_usec = 50000};
-    char begun;
-    for (int i = 0; i < STOPPED; i++)
-        if (read(launches[0], &begun, 1) != 1) exit(1);
+    char all[STOPPED] = {0};
+    await_launchers();
+    if (write(goes[1], all, STOPPED) != STOPPED) exit(1);
+    await_launchers();
     signal(SIGALRM, go_on);
     for (stopping = 0; stopping < STOPPED; stopping++) {
         do {
