@@ -606,12 +606,18 @@ impl MeterSlot {
     /// wait or refusal since `earlier`. Held memory may have changed, because the call reads less
     /// than [`Self::read`].
     pub fn rests_since(&self, earlier: &Reading) -> bool {
-        let same = |counter: &AtomicU64, earlier: u64| counter.load(Ordering::Relaxed) == earlier;
         // These reads have the same order as the reads of `read`.
         self.waiters.load(Ordering::SeqCst) == 0
             && self.launching.load(Ordering::SeqCst) == 0
             && self.in_flight().is_none()
-            && same(&self.compute_ns, earlier.compute_ns)
+            && self.stands_still_since(earlier)
+    }
+
+    /// Returns whether the slot has counted no work, wait or refusal since `earlier`. Work can be in
+    /// flight, and threads can wait.
+    pub fn stands_still_since(&self, earlier: &Reading) -> bool {
+        let same = |counter: &AtomicU64, earlier: u64| counter.load(Ordering::Relaxed) == earlier;
+        same(&self.compute_ns, earlier.compute_ns)
             && same(&self.copy_ns, earlier.copy_ns)
             && same(&self.occupied_ns, earlier.occupied_ns)
             && same(&self.wait_ns, earlier.wait_ns)

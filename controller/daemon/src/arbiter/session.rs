@@ -29,7 +29,8 @@ impl Session {
         Self { tenant, seat, intervals: 0, part: (0, 0) }
     }
 
-    /// Reads the session's meter. Adds the reading to `readings`, unless the session is at rest.
+    /// Reads the session's meter. Adds the reading to `readings`, unless the session is at rest, or
+    /// its process is stopped and there is no answer about it.
     pub fn read(
         &mut self,
         gpu: usize,
@@ -44,7 +45,9 @@ impl Session {
         let mps_server = self.seat.mps.server(page, gpu);
         let part = (page.part_ppm(gpu), mps_server);
         let is_new = mem::replace(&mut self.part, part) != part;
-        if !is_new && watched.at_rest.is_some_and(|last| slot.rests_since(last)) {
+        let rests = || watched.at_rest.is_some_and(|last| slot.rests_since(last));
+        let stands_still = || watched.stopped.is_some_and(|last| slot.stands_still_since(last));
+        if !is_new && is_stopped.is_none() && (rests() || stands_still()) {
             return;
         }
         // This line reads the flag before the counters, because the counters are complete once the

@@ -76,7 +76,10 @@ impl Core {
             let (mut ends, mut occupied_ns, mut ended_ns) = (0u64, 0u64, None);
             for (number, session) in &mut tenant.sessions {
                 let Some(told) = told.of(*number) else {
-                    session.stopped.rest(now_ns);
+                    if session.stopped.is_still(may_ask, now_ns) {
+                        actions.asks.push(*number);
+                    }
+                    is_unsettled |= session.stopped.is_stopped();
                     tenant.seen.push(turns::Seen { session: *number, wants: false, used_ns: 0 });
                     continue;
                 };

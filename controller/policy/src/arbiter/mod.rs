@@ -184,6 +184,10 @@ pub struct Watched<'a> {
     /// The last reading, if the session was at rest: no thread waited, and no work was in flight.
     /// While the meter still shows this reading, the caller leaves the session out of the readings.
     pub at_rest: Option<&'a Reading>,
+    /// The last reading, if the process is stopped. While the meter's counters are still the same,
+    /// the caller may leave the session out of the readings, except to answer a question about the
+    /// process. So hundreds of stopped processes of a tenant make no turn longer.
+    pub stopped: Option<&'a Reading>,
     /// Whether the core needs the intervals in which the session's kernels and graphs ran on the
     /// GPU. The field is true if several sessions of the tenant launch.
     pub tells_intervals: bool,
@@ -486,6 +490,7 @@ impl Core {
             tenant.sessions.iter().map(move |(id, session)| Watched {
                 session: *id,
                 at_rest: session.is_at_rest().then_some(&session.last),
+                stopped: session.stands_still().then_some(&session.last),
                 tells_intervals,
             })
         })

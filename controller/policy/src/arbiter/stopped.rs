@@ -55,6 +55,16 @@ impl Stopped {
         self.quiet_since_ns = now_ns;
     }
 
+    /// Records that the meter page has not changed. If the process is not stopped, it is idle.
+    /// Returns whether the caller is to ask the system now. `may_ask` says whether this look may
+    /// have questions.
+    pub fn is_still(&mut self, may_ask: bool, now_ns: u64) -> bool {
+        if !self.is_stopped {
+            self.rest(now_ns);
+        }
+        self.is_stopped && self.asks(may_ask, now_ns)
+    }
+
     /// Compares the previous and the present reading of the process's meter. `may_launch` says
     /// whether the process may launch, and `may_ask` whether this look may have questions. `answer`
     /// is the system's answer to the last question: whether the process is stopped.
@@ -85,6 +95,13 @@ impl Stopped {
             return (now, false);
         }
         self.has_changed |= gets_on;
+        let asks = self.asks(may_ask, now_ns);
+        let without_wishes = Reading { waiters: 0, in_flight: false, in_flight_ns: 0, ..now };
+        (if self.is_stopped { without_wishes } else { now }, asks)
+    }
+
+    /// Returns whether the caller is to ask the system now. If so, counts the question.
+    fn asks(&mut self, may_ask: bool, now_ns: u64) -> bool {
         let quiet_ns = self.asked_ns.saturating_sub(self.quiet_since_ns);
         let pause_ns = quiet_ns.clamp(QUIET_NS, LONGEST_PAUSE_NS);
         let is_due = now_ns.saturating_sub(self.asked_ns.max(self.quiet_since_ns)) >= pause_ns;
@@ -93,8 +110,7 @@ impl Stopped {
         if asks {
             (self.asked_ns, self.has_changed, self.asked_by_change) = (now_ns, false, !is_due);
         }
-        let without_wishes = Reading { waiters: 0, in_flight: false, in_flight_ns: 0, ..now };
-        (if self.is_stopped { without_wishes } else { now }, asks)
+        asks
     }
 }
 

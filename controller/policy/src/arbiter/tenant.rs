@@ -108,6 +108,11 @@ impl Session {
         !self.last.wants() && self.awaited.is_none() && !self.stopped.is_stopped()
     }
 
+    /// Returns whether the session's process is stopped, and the core has used all its counters.
+    pub(super) fn stands_still(&self) -> bool {
+        self.stopped.is_stopped() && self.awaited.is_none()
+    }
+
     /// Returns whether the session ever launched anything. Many processes that see a GPU never use
     /// this GPU.
     fn launches(&self) -> bool {

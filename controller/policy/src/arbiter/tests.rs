@@ -57,6 +57,13 @@ fn session(id: SessionId) -> SessionSeat {
     SessionSeat { id, process: Some((id as u32, 0)), user: None, continues: false }
 }
 
+/// Returns whether two readings differ at most in the work in flight and the waiting threads, which
+/// a stopped process goes on to show.
+fn has_the_counters_of(one: &Reading, other: &Reading) -> bool {
+    let (waiters, in_flight, in_flight_ns) = (other.waiters, other.in_flight, other.in_flight_ns);
+    Reading { waiters, in_flight, in_flight_ns, ..*one } == *other
+}
+
 impl Bench {
     /// Returns a GPU with one session of each of these tenants. The session has the tenant's
     /// number.
@@ -110,7 +117,9 @@ impl Bench {
         let Self { core, readings, meters, parts_ppm, servers, asked, answers, .. } = self;
         for watched in core.sessions() {
             let meter = meters[&watched.session];
-            if watched.at_rest != Some(&meter) {
+            let stands_still = watched.stopped.is_some_and(|last| has_the_counters_of(&meter, last));
+            let is_left_out = watched.at_rest == Some(&meter) || stands_still;
+            if !is_left_out || asked.contains(&watched.session) {
                 let answer = || answers.get(&watched.session).copied().unwrap_or(false);
                 readings.sessions.push(SessionReading {
                     session: watched.session,
