@@ -9,6 +9,10 @@
 //! | says that it is launching ([`MeterSlot::start_launching`]), then reads the gate | closes the gate ([`GrantSlot::set_gate`]), then reads the meter |
 //! | says that nothing is in flight ([`MeterSlot::settle`]), then checks whether to ring | sets the gate, then reads the meter |
 //!
+//! A third pair saves system calls: the thread says that it waits ([`MeterSlot::enter_wait`]), then
+//! reads the gate. The daemon sets the gate, and then wakes the session only if a thread of it waits
+//! ([`MeterSlot::has_waiters`]).
+//!
 //! By the first rule, a daemon that closes the gate sees each thread that passed the gate as in
 //! flight. By the second rule, the daemon misses no thread that finishes after the gate closed.
 //! Either the daemon sees the thread as finished, or the thread rings the bell.

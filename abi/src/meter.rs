@@ -509,9 +509,19 @@ impl Default for MeterSlot {
 }
 
 impl MeterSlot {
-    /// Counts a thread that begins to wait at the gate. The caller rings the bell afterwards.
+    /// Counts a thread that begins to wait at the gate. The caller then reads the gate, and rings
+    /// the bell afterwards.
     pub fn enter_wait(&self) {
         self.waiters.fetch_add(1, Ordering::SeqCst);
+        fence_after_exchange();
+    }
+
+    /// Returns whether a thread waits at the gate, or is about to read it. If the caller has changed
+    /// the gate before ([`GrantSlot::set_gate`]), each thread that sleeps at the old gate counts.
+    ///
+    /// [`GrantSlot::set_gate`]: crate::grant::GrantSlot::set_gate
+    pub fn has_waiters(&self) -> bool {
+        self.waiters.load(Ordering::SeqCst) != 0
     }
 
     /// Counts a thread that no longer waits at the gate. A thread that is about to launch calls

@@ -55,8 +55,12 @@ impl World {
     }
 
     fn set_gate(&self, tenant: usize, state: GateState, terms: LeaseTerms) {
-        self.tenants[tenant].slot.set_gate(state, terms);
-        self.tenants[tenant].futex.wake();
+        let Tenant { slot, meter, futex, .. } = &self.tenants[tenant];
+        slot.set_gate(state, terms);
+        // As the arbiter does, the model wakes nobody if no thread waits.
+        if meter.has_waiters() {
+            futex.wake();
+        }
     }
 
     /// Starts a tenant's work on the GPU. Panics if another tenant has work there.

@@ -87,12 +87,14 @@ impl Session {
     }
 
     /// Sets the session's gate on a GPU. Wakes the threads that wait at the gate, unless only the
-    /// terms of an open gate are new.
+    /// terms of an open gate are new. A tenant can have hundreds of sessions, so a session without
+    /// waiting threads costs no system call.
     pub fn set_gate(&self, gpu: usize, gate: &Gate) {
         let Some(slot) = self.seat.grant.page().slot(gpu) else { return };
         gate.show(slot);
+        let has_waiters = self.seat.meter.page().slot(gpu).is_none_or(MeterSlot::has_waiters);
         // A session with an open gate reads the new terms by itself.
-        if !gate.renews || gate.grant != Grant::Open {
+        if has_waiters && (!gate.renews || gate.grant != Grant::Open) {
             wake(slot);
         }
     }
