@@ -144,9 +144,8 @@ static void await_launchers(void) {
         if (read(told[0], &step, 1) != 1) exit(1);
 }
 
-/* Stops the launchers while their work is in flight. If a launcher stops while
- * it holds the lock of the simulated GPU, nobody can use the GPU. Such a launcher goes on, and stops
- * again. */
+/* Stops the launchers while their work is in flight. If a launcher stops while it holds the lock of
+ * the simulated GPU, nobody can use the GPU. Such a launcher goes on, and stops again. */
 static void stop_launchers(void) {
     const struct itimerval off = {0}, patience = {.it_value.tv_usec = 50000, .it_interval.tv_usec = 50000};
     char all[STOPPED] = {0};
