@@ -69,7 +69,7 @@ type Line = (&'static str, fn(&Row) -> String);
 #[test]
 #[ignore = "deep: a day on a thousand nodes"]
 fn the_page_has_the_figures_of_a_day_on_a_thousand_nodes() {
-    const LINES: [Line; 12] = [
+    const LINES: [Line; 13] = [
         ("writes a second that the API server sees (`api_writes_per_s`)", |row| {
             format!("{:.1}", row.api_writes_per_s)
         }),
@@ -87,6 +87,10 @@ fn the_page_has_the_figures_of_a_day_on_a_thousand_nodes() {
             grouped(row.pending_though_room as f64)
         }),
         ("containers that waited on their node (`waited_on_node`)", |row| grouped(row.waited_on_node as f64)),
+        (
+            "containers that waited on their node although a GPU of the cluster had room (`waited_though_room`)",
+            |row| grouped(row.waited_though_room as f64),
+        ),
         ("wait from a job's arrival to its start, mean, s (`wait_s_mean`)", |row| grouped(row.wait_s_mean)),
         ("wait from a job's arrival to its start, 99th percentile, s (`wait_s_p99`)", |row| {
             grouped(row.wait_s_p99)

@@ -425,10 +425,14 @@ fn jobs_arrive_and_leave() {
 #[test]
 #[ignore = "deep: fifty thousand arrivals on each machine"]
 fn deepres_refuses_the_fewest_jobs_for_which_enough_was_free() {
+    let mut table = String::new();
     for matrix in all().into_iter().chain(made_up()) {
         let rows = evaluate(&matrix, arrivals::COUNT, &SEEDS, &Policy::ALL);
-        let refused: Vec<String> = rows.iter().map(|row| row.refused_though_free.to_string()).collect();
-        println!("| {} | {} | {} |", matrix.name, matrix.topology.len(), refused.join(" | "));
         check_rows(&rows);
+        let refused: Vec<String> = rows.iter().map(|row| row.refused_though_free.to_string()).collect();
+        table += &format!("| {} | {} | {} |\n", matrix.name, matrix.topology.len(), refused.join(" | "));
     }
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/placement.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    assert!(page.contains(&table), "docs/placement.md lacks these figures:\n{table}");
 }
