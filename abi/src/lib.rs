@@ -15,7 +15,7 @@
 //! | [`ledger`] | the tenant's sessions | the tenant's sessions and the daemon | tenant |
 //! | [`standalone`] | the tenant's processes, without a daemon | the tenant's processes | tenant |
 //!
-//! The kernel programs and the daemon share [`probe`]. The kernel programs compile no other file of
+//! The eBPF programs and the daemon share [`probe`]. The eBPF programs compile no other file of
 //! this crate.
 #![cfg_attr(not(any(test, loom)), no_std)]
 

@@ -1,4 +1,4 @@
-//! The interface between the kernel programs (`ebpf/`) and the daemon: the keys, values and records
+//! The interface between the eBPF programs (`ebpf/`) and the daemon: the keys, values and records
 //! of their maps, and the programs' globals. The daemon sets the globals before it loads the
 //! programs.
 //!
@@ -416,7 +416,7 @@ pub struct CommandKey {
     pub command: u32,
 }
 
-/// The daemon's knowledge about a command, for the kernel programs.
+/// The daemon's knowledge about a command, for the eBPF programs.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct CommandValue {
@@ -605,7 +605,7 @@ pub struct Event {
     pub payload: [u8; PAYLOAD_BYTES],
 }
 
-/// A hash of this file. The kernel programs contain the hash of the file with which they were
+/// A hash of this file. The eBPF programs contain the hash of the file with which they were
 /// built. So the daemon recognises programs of another build.
 pub const LAYOUT: u64 = hash(include_bytes!("probe.rs"));
 

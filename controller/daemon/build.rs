@@ -1,11 +1,11 @@
-//! Embeds the kernel programs into the daemon, if they are built. The variable DEEPRES_EBPF names
+//! Embeds the eBPF programs into the daemon, if they are built. The variable DEEPRES_EBPF names
 //! their file. Without the variable, the file is at the place where `cargo xtask ebpf` puts it.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-/// The warning of a build without the kernel programs.
-pub const WITHOUT: &str = "building deepres without its kernel programs: it will neither see the ioctls of unmanaged processes nor trace; `cargo xtask ebpf` builds the programs";
+/// The warning of a build without the eBPF programs.
+pub const WITHOUT: &str = "building deepres without its eBPF programs: it will neither see the ioctls of unmanaged processes nor trace; `cargo xtask ebpf` builds the programs";
 
 fn main() {
     println!("cargo::rerun-if-env-changed=DEEPRES_EBPF");

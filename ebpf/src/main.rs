@@ -1,4 +1,4 @@
-//! The kernel programs of deepres. The programs watch ioctls on the GPU's devices and count them in
+//! The eBPF programs of deepres. The programs watch ioctls on the GPU's devices and count them in
 //! maps. If the daemon asks for it, they report each ioctl. The module `probe`, from `abi`, has the
 //! layouts of all data that leaves the kernel.
 //!

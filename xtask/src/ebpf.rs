@@ -1,4 +1,4 @@
-//! `cargo xtask ebpf`: builds the kernel programs, and installs the tools that the build needs.
+//! `cargo xtask ebpf`: builds the eBPF programs, and installs the tools that the build needs.
 //!
 //! The target is `bpfel-unknown-none`. No toolchain has a compiled `core` for this target, so cargo
 //! builds `core` from the toolchain's own source. bpf-linker links with the LLVM of the first
@@ -15,7 +15,7 @@ use deepres_e2e::cache;
 
 use crate::{build, command};
 
-/// Target of the kernel programs.
+/// Target of the eBPF programs.
 const TARGET: &str = "bpfel-unknown-none";
 /// Version of bpf-linker. A later version needs a later LLVM than the stable toolchain has.
 const LINKER_VERSION: &str = "0.10.1";
@@ -67,7 +67,7 @@ pub fn compile(folder: &Path) -> Result<PathBuf> {
         .env("RUSTC_BOOTSTRAP", "1")
         .env("CARGO_ENCODED_RUSTFLAGS", FLAGS.join(FLAG_SEPARATOR))
         .env_remove("RUSTFLAGS");
-    // The environment must not change the profile of the kernel programs.
+    // The environment must not change the profile of the eBPF programs.
     for (name, _) in env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("CARGO_PROFILE_")) {
         cargo.env_remove(name);
     }
@@ -75,7 +75,7 @@ pub fn compile(folder: &Path) -> Result<PathBuf> {
     Ok(folder.join(TARGET).join("release/deepres-ebpf"))
 }
 
-/// Returns the path at which the controller's build looks for the kernel programs.
+/// Returns the path at which the controller's build looks for the eBPF programs.
 pub fn embedded() -> PathBuf {
     crate::workspace().join("target/deepres-ebpf/programs.o")
 }
@@ -112,7 +112,7 @@ fn toolchain() -> Result<Toolchain> {
     let packages = DEBIAN_PACKAGES.join(" ");
     if !rustix::process::geteuid().is_root() {
         bail!(
-            "the kernel programs need the source of Rust's core; run `rustup component add rust-src`, or on Debian `apt-get install {packages}`"
+            "the eBPF programs need the source of Rust's core; run `rustup component add rust-src`, or on Debian `apt-get install {packages}`"
         );
     }
     command::prepare(Command::new("apt-get").arg("update"))?;

@@ -102,8 +102,9 @@ layouts! {
         textureAlign: i32 = 52,
     }
 
-    /// A place of memory. `id` is a device ordinal, or a NUMA node for the host kinds. For the
-    /// localized kinds, the low byte of `id` is the device, and the next byte the locality domain.
+    /// A location of memory: a device, or a NUMA node of the host. `id` is a device ordinal, or a
+    /// NUMA node for the host kinds. For the localized kinds, the low byte of `id` is the device,
+    /// and the next byte the locality domain.
     struct CUmemLocation: 8, 4 {
         r#type: CUmemLocationType = 0,
         id: i32 = 4,
@@ -126,7 +127,7 @@ layouts! {
         allocFlags: CUmemAllocationProp_allocFlags = 24,
     }
 
-    /// The access of one place to a mapping.
+    /// The access (`flags`) that the device or host at `location` has to a mapping.
     struct CUmemAccessDesc: 12, 4 {
         location: CUmemLocation = 0,
         flags: CUmemAccess_flags = 8,

@@ -81,7 +81,8 @@ pub struct Args {
     /// Print everything as one JSON object
     #[arg(long)]
     json: bool,
-    /// Show for each tenant its requests, its grants with their reasons, and how it was found
+    /// Show for each tenant its requests, its grants with their reasons, and how the daemon found
+    /// the tenant
     #[arg(short, long)]
     verbose: bool,
     /// Show all columns, also beyond 80 columns of the screen

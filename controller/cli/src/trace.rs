@@ -99,7 +99,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     }
     let asked = if args.all { Asked::All(RING_BYTES) } else { Asked::Some(RING_BYTES) };
     let mut kernel = Kernel::attach(&devices, asked, None)?;
-    let mut ring = kernel.take_events().context("the kernel programs have no ring of events")?;
+    let mut ring = kernel.take_events().context("the eBPF programs have no ring of events")?;
     for signal in [libc::SIGINT, libc::SIGTERM] {
         // SAFETY: the handler only stores to an atomic.
         unsafe { libc::signal(signal, stop as *const () as libc::sighandler_t) };

@@ -1,4 +1,4 @@
-//! Measures the cost of the kernel programs for an ioctl in the real kernel. `cargo xtask bench
+//! Measures the cost of the eBPF programs for an ioctl in the real kernel. `cargo xtask bench
 //! trace` runs this program, one part after the other.
 //!
 //! One thread makes calls in batches. A figure is the mean of the least disturbed batch. The
@@ -38,7 +38,7 @@ const COMMAND: u64 = 0xc020_462a;
 const MAP_MEMORY: u64 = 0xc038_464e;
 /// The ioctl number of the command NV_ESC_RM_ALLOC.
 const ALLOC: u64 = 0xc030_462b;
-/// The ioctl number of a command that the kernel programs do not know. So the programs do not look
+/// The ioctl number of a command that the eBPF programs do not know. So the programs do not look
 /// at the command's argument.
 const UNKNOWN: u64 = 0xc000_46ff;
 /// In NV_ESC_RM_ALLOC's argument: the index of the word of 8 bytes whose upper half is the class.
@@ -59,7 +59,7 @@ const BATCHES: u32 = 600;
 const CALLS: u32 = 200;
 const ROUNDS: u32 = 12;
 const RING_BYTES: u32 = 16 << 20;
-/// Time between two calls. At this pace, the kernel programs must lose no event.
+/// Time between two calls. At this pace, the eBPF programs must lose no event.
 const PACE: Duration = Duration::from_micros(10);
 /// Number of calls in a measurement of lost events.
 const PACED_CALLS: u64 = 200_000;

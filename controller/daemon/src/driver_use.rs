@@ -1,4 +1,4 @@
-//! Each second, adds up the calls to the kernel driver that the kernel programs counted for a
+//! Each second, adds up the calls to the kernel driver that the eBPF programs counted for a
 //! tenant's processes.
 
 use super::Shared;

@@ -29,7 +29,7 @@
 //! | [`plans`] | iterations of tenants, and plans for tenants that run at once |
 //! | [`identity`] | which tenant a process belongs to |
 //! | `driver_use` | the calls of a tenant's processes to the kernel driver |
-//! | [`probes`] | the kernel programs, and the processes that use a GPU without being tenants |
+//! | [`probes`] | the eBPF programs, and the processes that use a GPU without being tenants |
 //! | [`trace`] | ioctls of the GPU's devices, by name |
 
 mod administrators;

@@ -162,7 +162,7 @@ pub async fn serve(shared: Rc<Shared>) {
 }
 
 impl NoAnswer {
-    /// Returns the reason of an answer that does not come in time.
+    /// Returns the reason for a question that Slurm does not answer within [`ANSWER_LIMIT`].
     fn late() -> Self {
         Self::Silent(format!("{SCONTROL} gives no answer within {ANSWER_LIMIT:?}"))
     }

@@ -46,8 +46,8 @@ pub struct Timing {
     /// The time for which a surplus of healthy devices stays. Within it, the scheduler learns of
     /// all containers that came or went.
     pub surplus: Duration,
-    /// The time that the kubelet takes at most from the plugin's answer until its own record has
-    /// what the kubelet gives to a container.
+    /// The longest time from the plugin's answer until the kubelet's own record has the devices
+    /// that the kubelet gives to a container.
     pub giving: Duration,
     /// The time for which a container's start waits for room before the kubelet tries again. The
     /// kubelet allows 30 s.

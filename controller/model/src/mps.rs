@@ -58,7 +58,7 @@ pub fn control_program() -> io::Result<PathBuf> {
     }
     let folders = env::var_os("PATH").unwrap_or_default();
     roots_program(&folders).ok_or_else(|| {
-        io::Error::new(io::ErrorKind::NotFound, "no folder of PATH has such a program of root")
+        io::Error::new(io::ErrorKind::NotFound, "no folder of PATH has this program with root as its owner")
     })
 }
 

@@ -1,4 +1,5 @@
-//! This process's part in the turns on one GPU with the tenant's other processes.
+//! Without a daemon, the processes of a tenant take turns on each GPU. This module decides when
+//! this process takes and gives back the turn on one GPU.
 //!
 //! The meter thread polls the turn. A process that ends its turn does not wake other processes.
 

@@ -78,7 +78,7 @@ fn memfd<P: Page>() -> (OwnedFd, &'static P) {
     (fd, page)
 }
 
-/// A controller with one GPU and room for one session.
+/// The tests' replacement for the daemon, with one GPU and room for one session.
 pub struct Controller {
     listener: OwnedFd,
     directory: tempfile::TempDir,
@@ -93,7 +93,7 @@ pub struct Controller {
     pub beat: &'static BeatPage,
 }
 
-/// A connection that the controller has accepted.
+/// A connection that a [`Controller`] has accepted, with the client's hello.
 pub struct Connection {
     pub socket: OwnedFd,
     pub hello: Hello,

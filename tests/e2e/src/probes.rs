@@ -1,4 +1,4 @@
-//! The parts that tests of the kernel programs share: the requirements of the tests, and a real
+//! The parts that tests of the eBPF programs share: the requirements of the tests, and a real
 //! device in place of the GPU's devices.
 
 use std::path::Path;
@@ -27,7 +27,7 @@ fn are_possible() -> bool {
     is_there && skip::root_or_skipped()
 }
 
-/// Returns a host for a test of the kernel programs, with this configuration of the daemon unless
+/// Returns a host for a test of the eBPF programs, with this configuration of the daemon unless
 /// it is empty. If the machine cannot run the test, reports the test as skipped and returns `None`.
 pub fn host(config: &str) -> Option<Host> {
     are_possible().then(|| configured(Host::new(), config))

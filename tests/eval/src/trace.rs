@@ -112,8 +112,10 @@ impl Trace {
     }
 }
 
-/// Returns the part of the SMs of an H200 that a kernel's blocks can use, percent. Only the threads
-/// of the blocks count, because such a trace has no registers. A graph has an unknown width.
+/// Returns the part of the SMs of an H200 that a kernel's blocks can use, percent. The function
+/// serves kernels for which the trace does not tell how many blocks run at once. It counts only
+/// blocks and their threads, because the trace does not have the kernel's registers. Returns `None`
+/// for a graph.
 fn width_percent(shape: &Shape) -> Option<f64> {
     /// SMs of the GPU, and the most threads and blocks on each of them.
     const SMS: f64 = 132.0;

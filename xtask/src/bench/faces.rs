@@ -35,10 +35,11 @@ const BETWEEN_MANY_SCRAPES: Duration = Duration::from_millis(100);
 /// Time between two looks at the latest turns. This time is no multiple of
 /// [`BETWEEN_MANY_SCRAPES`], so the looks come at all moments between two scrapes.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(330);
-/// The looks with scrapes, or without, before the other side's next looks.
+/// The number of looks that count, in each time with or without scrapes.
 const LOOKS: u32 = 20;
-/// The first looks of a side, which do not count. For 1.4 s after the last scrape, the daemon makes
-/// pages for further scrapes.
+/// The number of looks that do not count, at the beginning of each time with or without scrapes.
+/// For 1.4 s after the last scrape, the daemon still makes pages, because it expects further
+/// scrapes.
 const UNCOUNTED_LOOKS: u32 = 5;
 /// The most bytes of the page's files.
 const LIMIT_PAGE_BYTES: usize = 60 << 10;

@@ -158,7 +158,7 @@ enum Bench {
     /// An unmodified PyTorch trains on the simulated GPU, alone and two at once, with large kernels
     /// and with small ones. Runs with deepres and without alternate. The output shows the medians.
     Torch(torch::Options),
-    /// Measure what the kernel programs cost an ioctl, and whether they lose events (needs root)
+    /// Measure what the eBPF programs cost an ioctl, and whether they lose events (needs root)
     ///
     /// Compares the programs of deepres with empty programs on the same device, watched or not, and
     /// on another system call.

@@ -1,4 +1,4 @@
-//! `cargo xtask bench trace`: measures the cost of the kernel programs for an ioctl, and whether
+//! `cargo xtask bench trace`: measures the cost of the eBPF programs for an ioctl, and whether
 //! they lose events.
 
 use std::process::Command;

@@ -76,7 +76,7 @@ pub fn run(options: &Options) -> Result<()> {
 
 /// Builds `dist/` with its packages, and checks it.
 pub fn build() -> Result<Artefacts> {
-    ebpf::build().context("cannot make dist/ without the kernel programs")?;
+    ebpf::build().context("cannot make dist/ without the eBPF programs")?;
     let (target, dist) = (build::target().join("dist"), crate::workspace().join("dist"));
     let artefacts = make(&target, &dist)?;
     // By a build of its own, the simulated GPU does not change the features of the product's
@@ -88,13 +88,13 @@ pub fn build() -> Result<Artefacts> {
     Ok(artefacts)
 }
 
-/// Builds the kernel programs and the product again, packs it, and compares all bytes with `first`.
+/// Builds the eBPF programs and the product again, packs it, and compares all bytes with `first`.
 pub fn verify(first: &Artefacts) -> Result<()> {
     let again = build::target().join("dist-again");
     let programs = ebpf::compile(&again.join("ebpf"))?;
     ensure!(
         fs::read(&programs)? == fs::read(ebpf::embedded())?,
-        "the kernel programs in {} differ from those of the first build",
+        "the eBPF programs in {} differ from those of the first build",
         programs.display()
     );
     let second = make(&again.join("target"), &again.join("dist"))?;

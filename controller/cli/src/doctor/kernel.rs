@@ -41,7 +41,7 @@ fn release() -> Check {
             "kernel",
             release,
             format!(
-                "use kernel {}.{} or newer for the kernel programs; without them, the daemon finds unmanaged processes by NVML and /proc alone",
+                "use kernel {}.{} or newer for the eBPF programs; without them, the daemon finds unmanaged processes by NVML and /proc alone",
                 OLDEST.0, OLDEST.1
             ),
         ),
@@ -66,11 +66,11 @@ fn types() -> Check {
 
 fn programs() -> Check {
     if are_built() {
-        Check::good("programs", "deepres was built with its kernel programs")
+        Check::good("programs", "deepres was built with its eBPF programs")
     } else {
         Check::limited(
             "programs",
-            "deepres was built without its kernel programs",
+            "deepres was built without its eBPF programs",
             "run `cargo xtask ebpf` and build deepres again, or take a released build",
         )
     }
@@ -104,7 +104,7 @@ fn capabilities() -> Check {
     let status = read("/proc/self/status").unwrap_or_default();
     let missing = missing_capabilities(&status);
     if missing.is_empty() {
-        return Check::good("capabilities", "all that the kernel programs and `hold` need");
+        return Check::good("capabilities", "all that the eBPF programs and `hold` need");
     }
     Check::limited(
         "capabilities",

@@ -25,7 +25,7 @@ use std::process::ExitCode;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The command changes nothing. To try the kernel programs, it attaches them for a moment. The verdict \
+The command changes nothing. To try the eBPF programs, it attaches them for a moment. The verdict \
 `limited` means that a part of deepres is missing or weaker and the rest works. The verdict `bad` means that \
 programs cannot share a GPU on this machine. The exit status is 1 if any verdict is `bad`.
 

@@ -118,8 +118,8 @@ fn held(tenant: &TenantStatus, account: &AccountStatus) -> String {
     line
 }
 
-/// Returns a text about the tenant's memory beyond its limit, with the part that no allocation of
-/// the tenant took. Returns `None` without memory beyond the limit.
+/// Returns a text about the memory that the tenant holds beyond its limit. The text also names the
+/// memory that the driver took by itself, if any. Returns `None` without memory beyond the limit.
 fn excess(tenant: &TenantStatus, account: &AccountStatus) -> Option<String> {
     let more = Bytes(over(tenant.memory_limit_bytes, account)?);
     let own = account.memory_by_kind.get(MemoryKind::Driver.name()).filter(|bytes| **bytes > 0);

@@ -35,13 +35,13 @@ pub struct App {
 /// A text that the user enters.
 #[derive(Debug)]
 pub struct Prompt {
-    /// The use of the text.
+    /// The purpose of the text: a filter of the tenants, or the value of a tenant's wish.
     pub about: About,
     /// The text.
     pub text: String,
 }
 
-/// The use of a text.
+/// The purpose of a text that the user enters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum About {
     /// The filter.

@@ -14,7 +14,7 @@ pub struct GangBoard(Mutex<State>);
 
 /// The board, as the arbiter of one GPU uses it.
 pub struct OfGpu<'a> {
-    /// The board on which all arbiters of the host agree.
+    /// The board by which all arbiters of the host agree on the turns of gangs.
     pub board: &'a GangBoard,
     /// The daemon's number for the GPU.
     pub gpu: usize,

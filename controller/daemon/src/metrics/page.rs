@@ -104,7 +104,7 @@ impl Collector for Page {
 }
 
 impl Page {
-    /// Writes all metrics of a struct, for each of its rows.
+    /// Writes all metrics of the type `T`. A row is a value of this type, with its labels.
     fn rows<T: Declared>(&self, encoder: &mut DescriptorEncoder<'_>, rows: &[(Labels, &T)]) -> fmt::Result {
         if rows.is_empty() {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Calls of processes to the driver, added up from the kernel programs' counters.
+//! Calls of processes to the driver, added up from the eBPF programs' counters.
 
 use crate::trace::decode::{Numbers, command_name, family_name};
 use deepres_abi::probe::{Family, REST, StatKey, StatValue, TICK_NS};
@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 use zerocopy::FromZeros;
 
-/// Name of the sum of the commands that the kernel programs do not count separately.
+/// Name of the sum of the commands that the eBPF programs do not count separately.
 const OTHERS: &str = "others";
 
 /// The most rows of one process. These rows suffice for the commands of three families on one

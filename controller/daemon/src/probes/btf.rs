@@ -51,7 +51,7 @@ pub enum BtfError {
     },
 }
 
-/// The globals of the kernel programs that hold offsets. Each global holds the sum of the offsets
+/// The globals of the eBPF programs that hold offsets. Each global holds the sum of the offsets
 /// of these fields.
 const OFFSETS: [(&str, &[(&str, &str)]); 12] = [
     ("TASK_FILES", &[("task_struct", "files")]),

@@ -99,7 +99,7 @@ impl Devices {
         families.collect::<BTreeSet<_>>().into_iter().collect()
     }
 
-    /// Returns the devices in the form of the kernel programs.
+    /// Returns the devices in the form of the eBPF programs.
     pub fn table(&self) -> [Watch; MAX_WATCHES] {
         let mut table = [Watch::NOTHING; MAX_WATCHES];
         for (place, (_, watch)) in table.iter_mut().zip(&self.watches) {

@@ -1,4 +1,4 @@
-//! Loads and attaches the kernel programs, and reads their maps. When a `Kernel` is dropped, its
+//! Loads and attaches the eBPF programs, and reads their maps. When a `Kernel` is dropped, its
 //! programs are detached.
 
 pub use super::attach_point::AttachPoint;
@@ -50,15 +50,15 @@ pub enum Asked {
 /// The reason for which the kernel has no programs of the daemon.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
-    /// This binary does not contain the kernel programs.
-    #[error("deepres was built without its kernel programs; run `cargo xtask ebpf` and build deepres again")]
+    /// This binary does not contain the eBPF programs.
+    #[error("deepres was built without its eBPF programs; run `cargo xtask ebpf` and build deepres again")]
     NotBuilt,
     /// This binary contains programs with other layouts of records.
     #[error(
-        "deepres was built with kernel programs of another build; run `cargo xtask ebpf` and build deepres again"
+        "deepres was built with eBPF programs of another build; run `cargo xtask ebpf` and build deepres again"
     )]
     Stale,
-    /// This user may not load kernel programs.
+    /// This user may not load eBPF programs.
     #[error(
         "the kernel does not let this user load programs ({0}); run deepres as root, or with CAP_BPF and CAP_PERFMON"
     )]
@@ -83,7 +83,7 @@ impl KernelError {
     }
 }
 
-/// The kernel programs, attached, and the maps that they share with the daemon.
+/// The eBPF programs, attached, and the maps that they share with the daemon.
 pub struct Kernel {
     ebpf: Ebpf,
     rows: Rows,
@@ -377,7 +377,7 @@ pub(super) fn bytes_of<T: IntoBytes + zerocopy::Immutable, const N: usize>(recor
     bytes
 }
 
-/// A ring through which the kernel programs pass records of one type to the daemon.
+/// A ring through which the eBPF programs pass records of one type to the daemon.
 pub struct Ring<T> {
     ring: RingBuf<MapData>,
     record: std::marker::PhantomData<T>,
@@ -392,7 +392,7 @@ impl<T: FromBytes> Ring<T> {
     pub fn pop(&mut self) -> Option<T> {
         loop {
             let item = self.ring.next()?;
-            // A shorter item does not come from the kernel programs.
+            // A shorter item does not come from the eBPF programs.
             if let Ok((record, _)) = T::read_from_prefix(&item) {
                 return Some(record);
             }
@@ -408,7 +408,7 @@ impl<T> std::os::fd::AsFd for Ring<T> {
     }
 }
 
-/// Returns whether this binary contains the kernel programs.
+/// Returns whether this binary contains the eBPF programs.
 pub fn are_built() -> bool {
     !PROGRAMS.is_empty()
 }
@@ -608,6 +608,6 @@ mod tests {
         let missing = usable(&[], LAYOUT).unwrap_err();
         assert!(matches!(missing, KernelError::NotBuilt));
         let told = missing.to_string();
-        assert!(told.contains("without its kernel programs") && told.contains("cargo xtask ebpf"), "{told}");
+        assert!(told.contains("without its eBPF programs") && told.contains("cargo xtask ebpf"), "{told}");
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! | module | job |
 //! |---|---|
-//! | [`kernel`] | loads and attaches the kernel programs, reads their maps |
+//! | [`kernel`] | loads and attaches the eBPF programs, reads their maps |
 //! | `btf` | finds the fields of the running kernel's structs |
 //! | [`devices`] | finds the GPU's devices |
 //! | [`attach_point`] | pure: chooses where the daemon attaches the probes |

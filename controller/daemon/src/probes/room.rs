@@ -1,4 +1,4 @@
-//! Computes the number of counters in the kernel programs. Each counter takes memory for every
+//! Computes the number of counters in the eBPF programs. Each counter takes memory for every
 //! possible CPU, so the number of CPUs decides.
 
 use aya::util::nr_cpus;
@@ -19,12 +19,12 @@ const PART: usize = 8;
 const LAUNCHES_BYTES: usize = 16 << 20;
 const MOST_LAUNCHES: usize = 4096;
 
-/// The numbers of counters for which the kernel programs get memory.
+/// The numbers of counters for which the eBPF programs get memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Room {
     /// Number of ioctl counters. A counter is for one process, device and command.
     pub rows: usize,
-    /// Number of commands that the kernel programs count separately for each process and family.
+    /// Number of commands that the eBPF programs count separately for each process and family.
     pub commands_apart: u32,
     /// Number of launch counters. A counter is for one process and function.
     pub launches: usize,

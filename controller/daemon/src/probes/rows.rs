@@ -1,4 +1,4 @@
-//! The kernel programs' counters of processes and commands. The kernel and the daemon share the
+//! The eBPF programs' counters of processes and commands. The kernel and the daemon share the
 //! memory that assigns rows to keys.
 
 use super::activity::join;

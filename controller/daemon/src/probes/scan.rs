@@ -117,7 +117,7 @@ fn identity(path: &str) -> Option<(u32, u32, u64)> {
 }
 
 /// Returns whether this user may not read the process's descriptors. If the result is true, only
-/// the reports of the kernel programs show the process's use.
+/// the reports of the eBPF programs show the process's use.
 pub fn is_hidden(pid: u32) -> bool {
     std::fs::read_dir(format!("/proc/{pid}/fd"))
         .is_err_and(|error| error.kind() == std::io::ErrorKind::PermissionDenied)

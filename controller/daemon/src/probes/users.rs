@@ -20,7 +20,7 @@ const LOOK_NS: u64 = 1_000_000_000;
 /// The way in which the daemon saw that a process uses a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Evidence {
-    /// The kernel programs reported an ioctl of the process on a GPU device.
+    /// The eBPF programs reported an ioctl of the process on a GPU device.
     Ioctl,
     /// NVML lists the process among the processes on a GPU.
     Nvml,

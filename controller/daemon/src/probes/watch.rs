@@ -1,4 +1,4 @@
-//! The watching thread. The thread reads the kernel programs' reports, NVML's lists and /proc, and
+//! The watching thread. The thread reads the eBPF programs' reports, NVML's lists and /proc, and
 //! keeps the list of unmanaged processes for the status. The thread treats unmanaged processes as
 //! the configuration says.
 
@@ -37,15 +37,15 @@ const MS: u64 = 1_000_000;
 const STATS_NS: u64 = 500 * MS;
 /// The time from the end of a session to the next reading of the counters.
 const STATS_SOON_NS: u64 = 100 * MS;
-/// The time between two questions to NVML while the kernel programs are attached, ns. The programs
+/// The time between two questions to NVML while the eBPF programs are attached, ns. The programs
 /// mostly report a process before NVML lists it.
 const NVML_NS: u64 = 5_000 * MS;
-/// The time between two questions to NVML without kernel programs, ns.
+/// The time between two questions to NVML without eBPF programs, ns.
 const NVML_ALONE_NS: u64 = 400 * MS;
-/// The time between two searches of /proc by another thread while the kernel programs are attached,
+/// The time between two searches of /proc by another thread while the eBPF programs are attached,
 /// ns.
 const SCAN_NS: u64 = 30_000 * MS;
-/// The time between two searches of /proc by another thread without kernel programs, ns.
+/// The time between two searches of /proc by another thread without eBPF programs, ns.
 const SCAN_ALONE_NS: u64 = 1_000 * MS;
 /// The time between two checks whether the driver's devices appeared or have new numbers. The
 /// status must list a process within a second, even if the process uses new devices at once.
@@ -362,7 +362,7 @@ impl Watch {
                 tracing::info!(attach_point = kernel.attach_point().name(), why = kernel.why(), devices = %self.devices, "the daemon watches ioctls");
                 self.kernel = Some((kernel, news));
             }
-            Ok((None, _)) => self.unavailable("the kernel programs have no ring".to_owned(), &told),
+            Ok((None, _)) => self.unavailable("the eBPF programs have no ring".to_owned(), &told),
             Err(error) => {
                 if !error.is_lasting() {
                     self.due.attach_ns = Some(monotonic_ns() + ATTACH_NS);

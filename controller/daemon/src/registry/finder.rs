@@ -11,7 +11,7 @@ use deepres_abi::wire::Hello;
 use deepres_model::config::Config;
 use deepres_model::identity::Found;
 
-/// The search for the tenant of a process.
+/// Finds the tenant of a process.
 #[derive(Debug, Clone, Copy)]
 pub struct Finder<'a> {
     config: &'a Config,
@@ -22,7 +22,8 @@ pub struct Finder<'a> {
 }
 
 impl<'a> Finder<'a> {
-    /// Returns the search among these tenants and allocations, for a daemon in the place `home`.
+    /// Returns a finder among these tenants and allocations. The daemon runs in the container or
+    /// pod `home`, if any.
     pub fn new(
         config: &'a Config,
         home: Option<&'a Place>,

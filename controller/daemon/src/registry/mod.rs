@@ -111,7 +111,7 @@ impl Registry {
         self.waiting.status(monotonic_ns())
     }
 
-    /// Returns the search for the tenant of a process.
+    /// Returns a [`Finder`], by which the caller finds the tenant of a process.
     pub fn finder(&self) -> Finder<'_> {
         Finder::new(self.config(), self.home.as_ref(), &self.allocations, self.tenancy.tenants())
     }

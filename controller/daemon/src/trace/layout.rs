@@ -391,7 +391,7 @@ mod tests {
                 });
                 assert!(
                     read.into_iter().all(|at| at % 4 == 0),
-                    "{}: the kernel programs read words",
+                    "{}: the eBPF programs read words",
                     command.name
                 );
                 for field in command.fields.iter().filter(|field| field.kind != Kind::Uuid) {

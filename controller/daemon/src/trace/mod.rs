@@ -15,7 +15,7 @@ pub mod summary;
 use deepres_abi::probe::{CommandKey, CommandValue, Family, facts};
 use layout::Amount;
 
-/// Returns the facts about the GPU driver's ioctl commands that the kernel programs need. An
+/// Returns the facts about the GPU driver's ioctl commands that the eBPF programs need. An
 /// example is the place of a status, or of an amount of memory, in a command's argument.
 pub fn commands() -> impl Iterator<Item = (CommandKey, CommandValue)> {
     [Family::Rm, Family::Uvm, Family::Modeset].into_iter().flat_map(|family| {

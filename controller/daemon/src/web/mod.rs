@@ -47,7 +47,7 @@ const JSON: &str = "application/json";
 const EVENT_STREAM: &str = "text/event-stream";
 /// The most time for a change or an explanation. A change that takes longer goes on.
 const ORDER_LIMIT: Duration = Duration::from_secs(8);
-/// The most open pages at a time.
+/// The most web pages that may be open at a time. Each open page has one stream of events.
 pub const MAX_STREAMS: usize = 8;
 const NS_PER_MS: u64 = 1_000_000;
 

@@ -1,6 +1,6 @@
-//! The build script. A build without the kernel programs succeeds, and says that they are missing.
+//! The build script. A build without the eBPF programs succeeds, and says that they are missing.
 //! If the environment names the programs and they are missing, the build fails. `probes::kernel`
-//! tests the message of a daemon without programs. The tests of the kernel programs check that they
+//! tests the message of a daemon without programs. The tests of the eBPF programs check that they
 //! do not accept such a build.
 
 #[expect(dead_code, reason = "cargo runs the rest")]
@@ -36,7 +36,7 @@ fn a_named_file_that_is_not_there_is_no_build_without_the_programs() {
 #[test]
 fn a_build_without_the_programs_says_how_to_get_them() {
     assert!(
-        script::WITHOUT.contains("without its kernel programs")
+        script::WITHOUT.contains("without its eBPF programs")
             && script::WITHOUT.contains("cargo xtask ebpf")
     );
 }

@@ -1,4 +1,4 @@
-//! Tests of the counters: the kernel programs count each ioctl on a watched device once, and no
+//! Tests of the counters: the eBPF programs count each ioctl on a watched device once, and no
 //! other ioctl.
 
 use super::support::*;
@@ -316,7 +316,7 @@ fn rows_that_were_taken_away_begin_at_zero_for_the_next() {
     let room = Room { rows: 8, commands_apart: COMMANDS_APART, launches: 1 };
     let Some(mut kernel) = probes_within(room, &[FUSE_KEY], Asked::None, None) else { return };
     let file = open(FUSE);
-    // All rounds together use as many commands as the kernel programs count separately.
+    // All rounds together use as many commands as the eBPF programs count separately.
     for round in 0..u64::from(COMMANDS_APART) / room.rows as u64 {
         let commands: Vec<u64> = (0..room.rows as u64).map(|index| number(index + 1)).collect();
         for _ in 0..=round {

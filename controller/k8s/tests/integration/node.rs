@@ -16,7 +16,7 @@ use tokio::time::sleep;
 pub const SECOND: Duration = Duration::from_millis(5);
 /// The time without a daemon after which the devices of a test are unhealthy.
 const DAEMON_TIMEOUT: Duration = Duration::from_secs(1);
-/// The time that the fake kubelet takes at most to record what it gives.
+/// The longest time that the fake kubelet takes to record the devices that it gives to a container.
 const GIVING: Duration = Duration::from_millis(10);
 /// The longest wait for anything.
 const PATIENCE: Duration = Duration::from_secs(20);

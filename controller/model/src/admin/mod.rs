@@ -637,7 +637,7 @@ status! {
         pub need_ppm: u32,
     }
 
-    /// The delays of about the latest hundred late requests of a tenant: the mean for one request.
+    /// The mean delays of a late request, over about the latest hundred late requests of a tenant.
     #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
     pub struct LateStatus {

@@ -101,7 +101,7 @@ impl fmt::Display for CapOf {
     }
 }
 
-/// Reads a share as people write it, in parts per million.
+/// Reads a share as users write it, for example `30%`. Returns parts per million.
 pub fn share<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
     parse_share(&String::deserialize(deserializer)?).map_err(serde::de::Error::custom)
 }

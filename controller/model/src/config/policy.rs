@@ -140,7 +140,7 @@ impl<'de> DeserializeSeed<'de> for ValueOf {
 /// The default of `max_harm`, parts per million.
 pub const MAX_HARM_PPM: u32 = DEFAULT_MAX_HARM_PPM;
 
-/// Reads a percentage from 0% to 100%, in parts per million.
+/// Reads a percentage from 0% to 100%. Returns parts per million.
 pub fn part<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
     let text = String::deserialize(deserializer)?;
     parse_part(&text)

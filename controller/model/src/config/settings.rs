@@ -87,7 +87,7 @@ impl Loaded {
         }
     }
 
-    /// Returns the configuration for a daemon of root, or of a plain user. Only root's daemon can
+    /// Returns the configuration for the daemon of root or of a plain user. Only root's daemon can
     /// start an MPS control daemon for all users. The system's file is for root's daemon. A plain
     /// user's daemon that reads the system's file starts its MPS control daemon for its user alone.
     ///
@@ -101,7 +101,7 @@ impl Loaded {
         let own = self.file.clone().filter(|file| file.as_path() != Path::new(SYSTEM_FILE));
         match (own, self.origins.remove("mps_users")) {
             (Some(path), Some(Origin::Line(line))) => {
-                let message = "only a daemon of root can have `mps_users = \"all\"`: the MPS control daemon of a plain user serves this user alone; leave the key out".to_owned();
+                let message = "only root's daemon can have `mps_users = \"all\"`: the MPS control daemon of a plain user serves this user alone; leave the key out".to_owned();
                 Err(ConfigError::Invalid { path, line, column: 1, message })
             }
             _ => {
@@ -203,7 +203,7 @@ mod tests {
         let roots = all();
         assert_eq!(roots.clone().for_daemon(true).unwrap(), roots);
         let refused = all().for_daemon(false).unwrap_err().to_string();
-        assert!(refused.contains("deepres.toml:2:1: only a daemon of root"), "{refused}");
+        assert!(refused.contains("deepres.toml:2:1: only root's daemon"), "{refused}");
         let systems = Loaded { file: Some(SYSTEM_FILE.into()), ..all() };
         let users = systems.for_daemon(false).unwrap();
         assert_eq!(setting(&users, "mps_users"), (Some("\"one\"".to_owned()), Origin::Default));

@@ -507,7 +507,8 @@ impl Core {
         [self.look_ns(), tick_ns].into_iter().flatten().min()
     }
 
-    /// Returns when the next turn is due, ns.
+    /// Returns the time at which the next call of [`Self::turn`] is due, ns. Returns `None` if the
+    /// core has no sessions and has planned no decision.
     fn look_ns(&self) -> Option<u64> {
         let regular_ns = if self.is_wanted || self.is_unsettled {
             self.ticked_ns.saturating_add(self.tick_ns)

@@ -35,7 +35,9 @@ pub struct Repetition {
     /// The place of the first launch of the last whole iteration that repeats the iteration before
     /// it. Each place of an iteration can count as its beginning.
     pub last: usize,
-    /// The number of launches that the repetition explains.
+    /// The number of launches that the repetition *explains*: launches that equal the launch
+    /// `length` places before or after them. A run of equal launches does not count if it is
+    /// shorter than both `length` and [`LEAST_RUN`].
     pub explained: usize,
 }
 

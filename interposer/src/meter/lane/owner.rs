@@ -167,10 +167,11 @@ pub struct Begun {
     pub ends: bool,
 }
 
-/// The reason why no segment counts a launch or copy.
+/// The reason why a launch or copy is not among the counted launches of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unmarked {
-    /// The open segment of kernels contains the copy, with the copy's estimate.
+    /// The lane added the copy's estimate to the open segment of kernels, so the copy needs no
+    /// segment of its own.
     TakenIn,
     /// The call is a bypass, for this reason.
     Bypass(Bypass),

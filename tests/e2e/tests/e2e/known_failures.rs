@@ -232,7 +232,7 @@ fn freeing_memory_that_was_never_counted_takes_nothing_from_the_account() {
 
 #[test]
 fn a_context_that_was_attached_to_keeps_what_is_in_it_until_its_last_user_leaves() {
-    /// Calls while the context has two users and one.
+    /// Calls while the context has one user, then two (after `cuCtxAttach`), and then one again.
     const USED: [&str; 5] = [
         "linear('part', 1 << 30)",
         "cuda.cuCtxAttach(byref(again), 0), again.value == context().value",

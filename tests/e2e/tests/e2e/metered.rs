@@ -1,7 +1,7 @@
 //! The daemon meters programs without the interposer from outside, by real kernel probes on their
 //! driver library.
 //!
-//! The tests need root and a daemon with kernel programs (`cargo xtask ebpf`).
+//! The tests need root and a daemon with eBPF programs (`cargo xtask ebpf`).
 
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};

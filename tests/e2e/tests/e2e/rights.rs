@@ -1,4 +1,4 @@
-//! The kernel forbids kernel programs, or the configuration switches them off. A message names the
+//! The kernel forbids eBPF programs, or the configuration switches them off. A message names the
 //! missing requirement. Only commands that need the programs fail, and tenants work.
 //!
 //! The tests need root, because they run programs with other rights than root's.
@@ -19,7 +19,7 @@ const ASKS: &str = "import fcntl,os,sys\n\
     try: fcntl.ioctl(f,0xc020462a,bytearray(32))\n\
     except OSError: pass";
 
-/// Returns a host for tests of kernel programs, or `None` if this machine cannot run them. All
+/// Returns a host for tests of eBPF programs, or `None` if this machine cannot run them. All
 /// users may use the host's folders. The user [`NOBODY`] owns the daemon's directory.
 fn open_host(config: &str) -> Option<Host> {
     let host = probes::host(config)?;

@@ -300,7 +300,7 @@ mod measured {
     #[ignore = "deep: runs a cluster of Slurm"]
     fn jobs_on_two_nodes_run_at_the_shares_that_slurm_gave_on_the_right_gpus() {
         let first = Host::measuring().simgpu(TWO_GPUS);
-        // Without kernel programs, the daemon asks NVML about unmanaged processes.
+        // Without eBPF programs, the daemon asks NVML about unmanaged processes.
         let second = Host::beside(&first).simgpu(TWO_GPUS).config("[probes]\nenabled = false\n");
         let Some(mut cluster) = Cluster::start(&[&first, &second]) else { return };
         let conf = cluster.conf();

@@ -1,7 +1,7 @@
 //! The daemon lists processes that use the GPU without a session, and no others. A real character
 //! device stands in for the driver's devices.
 //!
-//! The tests need root and a daemon with kernel programs (`cargo xtask ebpf`).
+//! The tests need root and a daemon with eBPF programs (`cargo xtask ebpf`).
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -339,7 +339,7 @@ fn tell(user: &mut Orders, order: &str) -> u64 {
     user.ask_json(order)["opened_ns"].as_u64().unwrap()
 }
 
-/// Waits until the kernel programs are in this state, with this part of a reason.
+/// Waits until the eBPF programs are in this state, with this part of a reason.
 #[track_caller]
 fn await_probes(host: &Host, within: Duration, state: &str, detail: &str) {
     let look = || {

@@ -1,4 +1,4 @@
-//! Records of the kernel programs. The records describe the data that any process passes to the
+//! Records of the eBPF programs. The records describe the data that any process passes to the
 //! driver.
 
 use deepres_daemon::trace::decode::{decode, event_of};

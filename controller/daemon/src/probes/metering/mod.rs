@@ -2,7 +2,7 @@
 //! the driver's library count the launches and allocations of such a process. The probes delay no
 //! call, so they limit nothing.
 //!
-//! The kernel programs follow a metered process and its children. The daemon probes a library's
+//! The eBPF programs follow a metered process and its children. The daemon probes a library's
 //! functions only in the metered processes that use the library. There is one exception: a probe at
 //! `cuInit` of each known library acts in all processes. When a metered process calls `cuInit`,
 //! this probe reports the process. So the daemon can probe a child of a metered process before the
@@ -14,7 +14,7 @@
 //! | `shares` | the number of probes that one source may have |
 //! | [`symbols`] | finds the functions in a file |
 //! | `libraries` | the files that a process has mapped |
-//! | [`programs`] | the kernel programs |
+//! | [`programs`] | the eBPF programs |
 //! | `worker` | the thread that attaches, reads and forgets |
 //! | `undertaker` | the thread that detaches |
 

@@ -1,4 +1,4 @@
-//! The kernel programs of metering: loads the programs, attaches them to a file's functions, and
+//! The eBPF programs of metering: loads the programs, attaches them to a file's functions, and
 //! reads their maps. A drop of [`Programs`] detaches the programs.
 
 use super::symbols::Point;
@@ -17,7 +17,7 @@ use zerocopy::FromBytes;
 
 /// The most processes that the daemon can meter, including children that use no GPU.
 pub const METERED_ENTRIES: u32 = 16_384;
-/// Maps that only the other kernel programs use, with their smallest sizes.
+/// Maps that only the other eBPF programs use, with their smallest sizes.
 const UNUSED: [(&str, u32); 7] =
     [("SETS", 1), ("ROWS", 1), ("FREE_ROWS", 1), ("SLOTS", 1), ("INFLIGHT", 1), ("TRACED", 1), ("SEEN", 16)];
 
@@ -25,7 +25,7 @@ type LaunchKeyBytes = [u8; size_of::<LaunchKey>()];
 type LaunchValueBytes = [u8; size_of::<LaunchValue>()];
 type MeteredBytes = [u8; size_of::<MeteredValue>()];
 
-/// The kernel programs of metering, loaded into the kernel.
+/// The eBPF programs of metering, loaded into the kernel.
 pub struct Programs {
     ebpf: Ebpf,
 }

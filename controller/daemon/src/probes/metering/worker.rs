@@ -246,13 +246,13 @@ impl Worker {
     fn load(&mut self) -> Result<&mut Programs, String> {
         if self.programs.is_none() {
             let mut programs = Programs::load().map_err(|error| error.to_string())?;
-            let ring = programs.take_begun().ok_or("the kernel programs have no ring")?;
+            let ring = programs.take_begun().ok_or("the eBPF programs have no ring")?;
             make_room();
             self.programs = Some((programs, ring));
         }
         match &mut self.programs {
             Some((programs, _)) => Ok(programs),
-            None => Err("the kernel programs are gone".to_owned()),
+            None => Err("the eBPF programs are gone".to_owned()),
         }
     }
 
