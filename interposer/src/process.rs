@@ -584,9 +584,10 @@ impl Process {
     /// heartbeat.
     pub fn leave_daemon(&self, meter: MeterThread) {
         self.count_in_file(meter);
-        self.set_alone(true);
         let Some(session) = self.session() else { return };
-        match session.keep_share(meter, &self.gpus, self.wake.get()) {
+        let kept = session.keep_share(meter, &self.gpus, self.wake.get());
+        self.set_alone(self.is_alone(session));
+        match kept {
             Ok(()) if session.any_stand_in(&self.gpus).is_none() => {}
             Ok(()) => say!(Info, "the job keeps its share by itself until a daemon is back"),
             Err(error) => say!(Warn, "there is no memory to keep the job's share without a daemon ({error})"),
@@ -613,7 +614,7 @@ impl Process {
     /// process cannot use the file. If this process has no session, does nothing.
     pub fn count_beside(&self, meter: MeterThread) -> bool {
         let Some(session) = self.session() else { return true };
-        if session.standalone().is_some() || session.is_gone() {
+        if self.is_alone(session) {
             return true;
         }
         let is_anyone_alone = match session.file().filter(|file| file.is_joined()) {
@@ -647,6 +648,11 @@ impl Process {
         session.count_in(file);
         self.memory.move_to(session, &self.gpus);
         true
+    }
+
+    /// Returns whether this process keeps its tenant's limits without a daemon on any GPU.
+    fn is_alone(&self, session: &Session) -> bool {
+        session.is_gone() || session.any_stand_in(&self.gpus).is_some()
     }
 
     /// Shows to the tenant's other processes, by the tenant's file, whether this process has no

@@ -184,7 +184,10 @@ impl Session {
         if !self.has_lost_share(gpus, now_ns) {
             return Ok(());
         }
-        let local: &'static Local = match self.stand_in.get().filter(|known| known.uses(self.file())) {
+        // A stand-in at whose gates GPUs wait must stay.
+        let stays =
+            |known: &&'static Local| known.uses(self.file()) || gpus.iter().any(|gpu| known.serves(gpu));
+        let local: &'static Local = match self.stand_in.get().filter(stays) {
             Some(known) => known,
             None => Box::leak(Box::new(Local::stand_in(self.file(), gpus)?)),
         };
@@ -477,10 +480,11 @@ impl Session {
     }
 
     /// If the fail mode is closed, lets no launch pass on GPUs whose arbiter is gone. On the other
-    /// GPUs, the arbiter's grant applies. Returns the time until the next check, ns.
+    /// GPUs, the arbiter's grant applies. Returns the time until the next check of the arbiters, ns.
     pub fn guard(&'static self, gpus: &[Gpu], now_ns: u64) -> u64 {
         if self.fail_mode() == FailMode::Open || self.local.is_some() {
-            return u64::MAX;
+            let may_return = self.local.is_none() && !self.is_gone() && self.any_stand_in(gpus).is_some();
+            return if may_return { GUARD_NAP_NS } else { u64::MAX };
         }
         let mut again_ns = self.heartbeat_limit_ns();
         for gpu in gpus {

@@ -738,8 +738,11 @@ impl Meter {
         }
         self.process.return_shares(self.here, now_ns);
         if now_ns >= self.keep_due_ns && self.process.has_lost_share(now_ns) {
-            self.keep_due_ns = now_ns.saturating_add(KEEP_AGAIN_NS);
             self.process.leave_daemon(self.here);
+            // The arbiters of other GPUs can go later, so only a failed attempt causes a pause.
+            if self.process.has_lost_share(now_ns) {
+                self.keep_due_ns = now_ns.saturating_add(KEEP_AGAIN_NS);
+            }
         }
         let Some(session) = self.process.session() else {
             os::sleep(TICK_ALONE_NS);

@@ -87,9 +87,9 @@ pub struct Local {
     /// Whether the process had a session, so that the memory limit is the limit of the daemon's
     /// record.
     is_stand_in: bool,
-    /// When the process took the gates over from a daemon, ns of `CLOCK_MONOTONIC`; 0 if there was
-    /// no daemon.
-    since_ns: AtomicU64,
+    /// When the process took each gate over from a daemon, ns of `CLOCK_MONOTONIC`, by the GPU's
+    /// place in the pages; 0 if there was no daemon.
+    since_ns: [AtomicU64; MAX_GPUS],
 }
 
 impl Local {
@@ -158,25 +158,31 @@ impl Local {
     ) {
         let found = |(ordinal, place): (usize, usize)| {
             let gpu = gpus.get(ordinal).filter(|gpu| !self.serves(gpu))?;
-            Some((gpu, record_of(gpu)?, self.grant.slot(place)?, self.page.gpu(place)?))
+            Some((gpu, place, record_of(gpu)?, self.grant.slot(place)?, self.page.gpu(place)?))
         };
-        let seats: Vec<_> = self.places().filter_map(found).collect();
-        for (_, record, own, tenant) in &seats {
+        // The daemon charged the time of earlier outages. A process of the tenant that already
+        // keeps the share has charged the time of this outage.
+        let is_first = self.file.is_none_or(|file| !file.is_used_alone());
+        for (gpu, place, record, own, tenant) in self.places().filter_map(found) {
             own.set_memory_limit(record.memory_limit());
             own.set_charge_copies(record.charge_copies());
             // The other tenants of the daemon launch too.
             own.set_beside(true);
             if let Some(share_ppm) = record.share_ppm() {
                 tenant.set_share_ppm(share_ppm, now_ns);
-                // The daemon charged the time of earlier outages.
-                tenant.allowance.end_pause(now_ns);
+                if is_first {
+                    tenant.allowance.end_pause(now_ns);
+                }
             }
-        }
-        self.since_ns.store(now_ns, Ordering::Relaxed);
-        self.turn(gpus, now_ns);
-        for (gpu, _, own, _) in seats {
+            if let Some(since_ns) = self.since_ns.get(place) {
+                since_ns.store(now_ns, Ordering::Relaxed);
+            }
+            // The first turn opens the gate.
+            set_gate(own, GateState::Closed, LeaseTerms::default());
+            self.beat.beat(place, now_ns);
             gpu.obey(own, wake);
         }
+        self.turn(gpus, now_ns);
     }
 
     fn make(
@@ -213,7 +219,7 @@ impl Local {
             turns: Default::default(),
             ranks: Default::default(),
             is_stand_in: false,
-            since_ns: AtomicU64::new(0),
+            since_ns: Default::default(),
         };
         local.set(told.fail_mode, limit_of);
         if let Some(file) = file {
@@ -310,8 +316,9 @@ impl Local {
     /// Returns the tenant's state and share on a GPU, if the tenant has to pay for launches of that
     /// time.
     fn charged(&self, gpu: &Uuid, launched_ns: u64) -> Option<(&StandaloneGpu, u32)> {
-        let is_own = launched_ns >= self.since_ns.load(Ordering::Relaxed);
-        self.page.place(gpu).filter(|_| is_own).and_then(|place| self.limited(place))
+        let place = self.page.place(gpu)?;
+        let is_own = launched_ns >= self.since_ns.get(place)?.load(Ordering::Relaxed);
+        self.limited(place).filter(|_| is_own)
     }
 
     fn limited(&self, index: usize) -> Option<(&StandaloneGpu, u32)> {
@@ -320,10 +327,15 @@ impl Local {
     }
 
     /// Takes the arbiter's turn: sets each gate by the meters of `gpus`, the GPUs of this process.
-    /// Returns the latest time of the next turn, or `None` if no gate needs another turn by itself.
+    /// A stand-in for a daemon sets only gates that a GPU obeys. Returns the latest time of the next
+    /// turn, or `None` if no gate needs another turn by itself.
     pub fn turn(&self, gpus: &[Gpu], now_ns: u64) -> Option<u64> {
         let mut next_ns = None;
+        let is_in_use = |ordinal: usize| gpus.get(ordinal).is_some_and(|gpu| self.serves(gpu));
         for (ordinal, index) in self.places() {
+            if self.is_stand_in && !is_in_use(ordinal) {
+                continue;
+            }
             let (Some(grant), Some(gpu)) = (self.grant.slot(index), self.page.gpu(index)) else { continue };
             self.beat.beat(index, now_ns);
             let memory_bytes = gpu.memory_bytes().unwrap_or(NO_LIMIT);
@@ -456,26 +468,34 @@ mod tests {
     const INDEX: u8 = 3;
     const LIMIT_BYTES: u64 = 1 << 30;
 
-    /// The pages from a daemon that is gone, and the process's only GPU.
+    const OTHER_GPU: Uuid = [8; size_of::<Uuid>()];
+
+    /// The pages from a daemon, and the process's two GPUs.
     struct Lost {
-        record: &'static GrantSlot,
-        meter: &'static MeterSlot,
-        gpus: [Gpu; 1],
+        grant: &'static GrantPage,
+        meter: &'static MeterPage,
+        gpus: [Gpu; 2],
     }
 
     impl Lost {
         fn new() -> Self {
-            let record = memory::page::<GrantPage>().unwrap().slot(INDEX.into()).unwrap();
-            let meter = memory::page::<MeterPage>().unwrap().slot(INDEX.into()).unwrap();
-            record.set_memory_limit(LIMIT_BYTES);
-            Self { record, meter, gpus: [Gpu::of(GPU, 0, 0)] }
+            let gpus = [Gpu::of(GPU, 0, 0), Gpu::of(OTHER_GPU, 0, 0)];
+            Self { grant: memory::page().unwrap(), meter: memory::page().unwrap(), gpus }
         }
 
-        /// Lets the GPU obey the daemon, and then lets `local` keep the share `share_ppm` of the
-        /// daemon's record.
+        /// Lets the first GPU obey the daemon, and then lets `local` keep the share `share_ppm` of
+        /// the daemon's record.
         fn lose(&self, local: &Local, share_ppm: u32, now_ns: u64) {
-            self.record.set_share_ppm(Some(share_ppm));
-            self.gpus[0].connect(INDEX, self.record, self.meter, None);
+            self.lose_gpu(0, local, share_ppm, now_ns);
+        }
+
+        /// Does what [`Self::lose`] does, for the GPU with this ordinal.
+        fn lose_gpu(&self, ordinal: usize, local: &Local, share_ppm: u32, now_ns: u64) {
+            let index = INDEX + ordinal as u8;
+            let record = self.grant.slot(index.into()).unwrap();
+            record.set_memory_limit(LIMIT_BYTES);
+            record.set_share_ppm(Some(share_ppm));
+            self.gpus[ordinal].connect(index, record, self.meter.slot(index.into()).unwrap(), None);
             local.take_over(&self.gpus, Gpu::grant, None, now_ns);
         }
 
@@ -490,7 +510,7 @@ mod tests {
         let local = Local::stand_in(None, &lost.gpus).unwrap();
         lost.lose(&local, PPM / 4, NOW_NS);
         let own = lost.gpus[0].grant().unwrap();
-        assert!(!ptr::eq(own, lost.record));
+        assert!(!ptr::eq(own, lost.grant.slot(INDEX.into()).unwrap()));
         assert_eq!((lost.state(), own.memory_limit()), (GateState::Leased, LIMIT_BYTES));
         assert!(own.is_beside() && !local.is_gone(&GPU, NOW_NS));
         // The daemon let these launches pass.
@@ -527,5 +547,22 @@ mod tests {
             lost.state()
         };
         assert_eq!([398, 402].map(state_at), [GateState::Closed, GateState::Leased]);
+    }
+
+    #[test]
+    fn a_stand_in_sets_the_gates_that_it_took_over_and_charges_each_gpu_from_then_on() {
+        let lost = Lost::new();
+        let local = Local::stand_in(None, &lost.gpus).unwrap();
+        lost.lose(&local, PPM / 4, NOW_NS);
+        let others = local.grant.slot(local.page.place(&OTHER_GPU).unwrap()).unwrap();
+        local.give_up(Some(&lost.gpus[1]));
+        local.turn(&lost.gpus, NOW_NS + MS);
+        assert_eq!(others.gate().state, GateState::Closed, "the daemon's arbiter has this GPU");
+        lost.lose_gpu(1, &local, PPM / 4, NOW_NS + 1_000 * MS);
+        assert_eq!(others.gate().state, GateState::Leased);
+        // The job launched this kernel at the stand-in's gate of the first GPU.
+        local.cover(&GPU, NOW_NS + 500 * MS, (NOW_NS + 500 * MS, NOW_NS + 1_100 * MS));
+        local.turn(&lost.gpus, NOW_NS + 1_100 * MS);
+        assert_eq!((lost.state(), others.gate().state), (GateState::Closed, GateState::Leased));
     }
 }
