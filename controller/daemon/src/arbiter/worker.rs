@@ -247,14 +247,18 @@ impl Worker {
         }
     }
 
-    /// Asks the system about the processes about which the core asks. One tenant can have hundreds
-    /// of sessions. So one look begins no question after [`ASK_BUDGET`], and the next look goes on
-    /// with the other processes. Until then, the earlier answer holds.
+    /// Asks the system about the processes about which the core asks. One user can have hundreds of
+    /// sessions. So one look begins no question after [`ASK_BUDGET`], and the next look goes on with
+    /// the other processes. Until then, the earlier answer holds.
     fn ask_about_stopped(&mut self) {
         let Self { sessions, actions, stopped, questions, .. } = self;
         let process_of = |session: SessionId| sessions.get(&session).and_then(|found| found.seat.process);
+        let payer_of = |session: &SessionId| {
+            sessions.get(session).map(|found| (*session, found.seat.ringer(found.tenant)))
+        };
+        let asks = actions.asks.iter().filter_map(payer_of);
         let began = Instant::now();
-        questions.ask(&actions.asks, process_of, is_stopped, || began.elapsed() > ASK_BUDGET, stopped);
+        questions.ask(asks, process_of, is_stopped, || began.elapsed() > ASK_BUDGET, stopped);
     }
 
     fn log(&self, event: Event) {
