@@ -86,8 +86,7 @@ impl Turns {
     /// numbers.
     pub fn observe(&mut self, now_ns: u64, elapsed_ns: u64, grant: Grant, sessions: &[Seen]) {
         debug_assert!(sessions.is_sorted_by_key(|seen| seen.session));
-        let is_here = |id: SessionId| sessions.binary_search_by_key(&id, |seen| seen.session).is_ok();
-        self.had_ns.retain(|(id, _)| is_here(*id));
+        self.align(sessions);
         self.count(sessions);
         match grant {
             Grant::Leased { .. } => self.leased_ns = self.leased_ns.saturating_add(elapsed_ns),
@@ -99,34 +98,38 @@ impl Turns {
             self.judge(now_ns, sessions);
             (self.leased_ns, self.used_ns) = (0, 0);
         }
-        if self.holder.is_some_and(|holder| !is_here(holder)) {
+        if self.holder.is_some_and(|holder| sessions.iter().all(|seen| seen.session != holder)) {
             self.pass_on(sessions);
         }
     }
 
-    /// Adds the observed GPU time to the time of each session.
-    fn count(&mut self, sessions: &[Seen]) {
-        let least_ns = self.least_ns;
-        let wants = |seen: &&Seen| seen.wants || seen.used_ns > 0;
-        for seen in sessions {
-            self.used_ns = self.used_ns.saturating_add(seen.used_ns);
-            // A new session begins with the least GPU time of all sessions.
-            let place = match self.place(seen.session) {
-                Ok(place) => place,
-                Err(place) => {
-                    self.had_ns.insert(place, (seen.session, least_ns));
-                    place
-                }
-            };
-            self.had_ns[place].1 += seen.used_ns;
+    /// Forgets the sessions that are gone, and adds the new sessions. So `had_ns` has the sessions
+    /// of `sessions`, in the same order. A new session begins with the least GPU time of all
+    /// sessions.
+    fn align(&mut self, sessions: &[Seen]) {
+        if self.had_ns.iter().map(|(id, _)| *id).eq(sessions.iter().map(|seen| seen.session)) {
+            return;
         }
-        for seen in sessions.iter().filter(wants) {
-            if let Ok(place) = self.place(seen.session) {
-                let (_, had_ns) = &mut self.had_ns[place];
-                *had_ns = least_ns.saturating_sub(MADE_UP_FOR_NS).max(*had_ns);
+        let is_here = |id: SessionId| sessions.binary_search_by_key(&id, |seen| seen.session).is_ok();
+        self.had_ns.retain(|(id, _)| is_here(*id));
+        for seen in sessions {
+            if let Err(place) = self.place(seen.session) {
+                self.had_ns.insert(place, (seen.session, self.least_ns));
             }
         }
-        let least_ns = sessions.iter().filter(wants).map(|seen| self.had_ns(seen.session)).min();
+    }
+
+    /// Adds the observed GPU time to the time of each session. The caller has aligned the sessions.
+    fn count(&mut self, sessions: &[Seen]) {
+        let mut least_ns = None;
+        for (seen, (_, had_ns)) in sessions.iter().zip(&mut self.had_ns) {
+            self.used_ns = self.used_ns.saturating_add(seen.used_ns);
+            *had_ns += seen.used_ns;
+            if seen.wants || seen.used_ns > 0 {
+                *had_ns = self.least_ns.saturating_sub(MADE_UP_FOR_NS).max(*had_ns);
+                least_ns = Some(least_ns.map_or(*had_ns, |least_ns: u64| least_ns.min(*had_ns)));
+            }
+        }
         self.least_ns = self.least_ns.max(least_ns.unwrap_or(0));
     }
 
