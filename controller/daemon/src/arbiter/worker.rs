@@ -32,6 +32,10 @@ const MOST_COMMANDS: usize = 256;
 /// takes some ten microseconds. During the questions, leases and the heartbeat wait.
 const ASK_BUDGET: Duration = Duration::from_micros(200);
 
+/// The least time between two looks at the meter pages of stopped processes, ns. A stopped process
+/// writes nothing, and a tenant can have hundreds of stopped processes.
+const STOPPED_LOOK_NS: u64 = 5_000_000;
+
 /// The state of the arbiter's thread: the core, and the pages of the tenants and sessions.
 pub struct Worker {
     /// The daemon's number for the GPU.
@@ -57,6 +61,8 @@ pub struct Worker {
     /// The sessions about whose processes the core asked, and the answers: whether the process is
     /// stopped.
     stopped: BTreeMap<SessionId, bool>,
+    /// The time of the last look at the meter pages of stopped processes, ns.
+    looked_at_stopped_ns: u64,
     questions: Questions,
     /// A flag that the worker sets whenever a tenant wants the GPU.
     stirred: Arc<AtomicBool>,
@@ -109,6 +115,7 @@ impl Worker {
             readings: Readings::default(),
             actions: Actions::default(),
             stopped: BTreeMap::new(),
+            looked_at_stopped_ns: 0,
             questions: Questions::default(),
             stirred,
         })
@@ -188,11 +195,19 @@ impl Worker {
     /// Reads the meters. With `is_asked` or before a computation of entitlements, also reads the
     /// use and the memory of tenants.
     fn read(&mut self, now_ns: u64, is_asked: bool) {
-        let Self { core, sessions, readings, stopped, gpu, memory_bytes, .. } = self;
+        let Self { core, sessions, readings, stopped, looked_at_stopped_ns, gpu, memory_bytes, .. } = self;
         readings.clear();
+        let looks_at_stopped = now_ns.saturating_sub(*looked_at_stopped_ns) >= STOPPED_LOOK_NS;
+        if looks_at_stopped {
+            *looked_at_stopped_ns = now_ns;
+        }
         for watched in core.sessions() {
+            let is_stopped = stopped.remove(&watched.session);
+            if watched.stopped.is_some() && is_stopped.is_none() && !looks_at_stopped {
+                continue;
+            }
             if let Some(session) = sessions.get_mut(&watched.session) {
-                session.read(*gpu, now_ns, &watched, stopped.remove(&watched.session), readings);
+                session.read(*gpu, now_ns, &watched, is_stopped, readings);
             }
         }
         stopped.clear();
