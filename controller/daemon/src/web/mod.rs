@@ -336,6 +336,24 @@ mod tests {
     }
 
     #[test]
+    fn every_answer_forbids_foreign_content_frames_forms_and_copies() {
+        // `ask` checks that each answer has these headers.
+        assert_eq!(
+            HEADERS.map(|(name, value)| format!("{name}: {value}")),
+            [
+                "content-security-policy: default-src 'none'; script-src 'self'; style-src 'self'; \
+                 connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; \
+                 frame-ancestors 'none'",
+                "x-content-type-options: nosniff",
+                "referrer-policy: no-referrer",
+                "cache-control: no-store",
+                "cross-origin-resource-policy: same-origin",
+                "cross-origin-opener-policy: same-origin",
+            ]
+        );
+    }
+
+    #[test]
     fn only_a_request_with_the_token_changes_a_tenant() {
         let order = |headers: &[(HeaderName, &str)], body| ask(Method::POST, "/change", headers, body);
         let (status, body, orders) = order(&[TYPE, TOKEN], PAUSE);
