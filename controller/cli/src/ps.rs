@@ -181,7 +181,7 @@ fn show<T: serde::Serialize, W: Write>(
 
 /// Returns a user's name; `None` if this machine does not know the user. Asks the machine once for
 /// each user: a directory of users can answer slowly, and `deepres top` looks each second.
-fn name_of(uid: u32) -> Option<String> {
+pub fn name_of(uid: u32) -> Option<String> {
     static KNOWN: Mutex<BTreeMap<u32, Option<String>>> = Mutex::new(BTreeMap::new());
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
     let ask = || Some(nix::unistd::User::from_uid(nix::unistd::Uid::from_raw(uid)).ok()??.name);

@@ -2,7 +2,7 @@
 
 mod names;
 
-use crate::{config, doctor, out};
+use crate::{config, doctor, out, ps};
 use anyhow::{Context, Result, anyhow, bail};
 use deepres_daemon::check_own_directory;
 use deepres_model::admin::client::Client;
@@ -10,7 +10,7 @@ use deepres_model::admin::{Reply, Request};
 use deepres_model::directory::Directory;
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use names::Names;
+use names::{Names, uids};
 use serde_json::Value;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -176,16 +176,16 @@ fn parts() -> Vec<Part> {
     ]
 }
 
-/// Returns the names in the parts, and the names of this machine and of this user.
+/// Returns the names in the parts, the names of the users whose numbers are in the parts, and the
+/// names of this machine and of this user.
 fn names_in(parts: &[Part]) -> Names {
     let contents: Vec<&Content> = parts.iter().filter_map(|part| part.content.as_ref().ok()).collect();
+    let answers = || contents.iter().filter_map(|content| content.answer());
+    let logs = || contents.iter().filter_map(|content| content.log());
     let known = contents.iter().flat_map(|content| content.names().iter().cloned());
-    Names::of(
-        contents.iter().filter_map(|content| content.answer()),
-        contents.iter().filter_map(|content| content.log()),
-        contents.iter().filter_map(|content| content.text()),
-        known.chain(machine_and_user()),
-    )
+    let users = uids(answers(), logs()).into_iter().filter_map(ps::name_of);
+    let texts = contents.iter().filter_map(|content| content.text());
+    Names::of(answers(), logs(), texts, known.chain(users).chain(machine_and_user()))
 }
 
 fn ask(request: &Request) -> Result<Value> {
@@ -304,6 +304,23 @@ mod tests {
         assert_eq!(end_of(&file).unwrap(), "secret");
         assert!(end_of(&link).is_err());
         assert!(end_of(Path::new("/dev/null")).is_err());
+    }
+
+    #[test]
+    fn the_name_of_a_user_is_hashed_if_an_answer_or_a_log_has_only_the_number() {
+        // On Debian, this is the user `daemon`, as whom nobody runs tests.
+        let uid = 1;
+        let name = ps::name_of(uid).unwrap();
+        let log = |text: &str| Part { name: "daemon.log", content: Ok(Content::Log(text.to_owned())) };
+        let path = format!("WARN cannot read path=/data/{name}/model\n");
+        let status = serde_json::json!({ "tenants": [{ "name": "train", "uid": uid }] });
+        let status = Part { name: "status.json", content: Ok(Content::Answer(status)) };
+        let logged = log(&format!("INFO a tenant came uid={uid} pid=7\n"));
+        for known in [status, logged] {
+            let hashed = names_in(&[known, log(&path)]).hashed(&path);
+            assert!(hashed.contains("/data/name-") && !hashed.contains(&name), "{hashed}");
+        }
+        assert_eq!(names_in(&[log(&path)]).hashed(&path), path, "nothing tells of the user");
     }
 
     #[test]

@@ -234,7 +234,8 @@ async fn serve(
     page: Option<(io::Result<Listener>, Place, Page)>,
     mut status: watch::Receiver<metrics::Shown>,
 ) {
-    let metrics_pages = Arc::new(Pages::new(status.clone()));
+    let is_local = matches!(&metrics, Some((_, Place::Tcp(address))) if address.ip().is_loopback());
+    let metrics_pages = Arc::new(Pages::new(status.clone(), is_local));
     let ahead = Arc::clone(&metrics_pages);
     let ended = pin!(async {
         while status.changed().await.is_ok() {
@@ -438,7 +439,7 @@ pub fn exchange(input: &[u8], is_page: bool, token: &str) -> (Vec<u8>, Vec<deepr
         let (_shown, shown) = watch::channel(Some(Arc::default()));
         let (_status, status) = watch::channel(Arc::default());
         let (orders, mut asked) = web::orders();
-        let pages = Pages::new(shown);
+        let pages = Pages::new(shown, true);
         // A stream of events would not end.
         let web = Web::new(status, orders, Token::new(token.to_owned()), 0);
         let (mut client, server) = tokio::io::duplex(input.len() + MAX_HEAD_BYTES);

@@ -26,6 +26,19 @@ const POLL: Duration = Duration::from_millis(100);
 const TRACED: &str = "disabled-by-default-devtools.timeline.frame";
 /// The event of the trace for each frame that the page drew anew.
 const DRAWN: &str = "DrawFrame";
+/// Counts the frames in which a canvas has other pixels than in the frame before. The browser calls
+/// `look` in each frame, after the functions that the page asked for earlier.
+const COUNT_CHANGES: &str = r#"((canvas) => {
+  let last = [];
+  const look = () => {
+    const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+    const pixels = new Uint32Array(data.buffer);
+    if (pixels.findLastIndex((pixel, at) => pixel !== last[at]) >= 0) window.changes++;
+    last = pixels;
+    requestAnimationFrame(look);
+  };
+  requestAnimationFrame(look);
+})"#;
 
 /// A running browser with one page. The drop ends the browser.
 pub struct Browser {
@@ -233,14 +246,20 @@ impl Browser {
         self.events.iter().filter(is_error).collect()
     }
 
-    /// Returns the frames per second that the page drew anew in a time, by the browser's trace.
+    /// Returns the frames per second in which a canvas of the page changed in a time. The function
+    /// counts no more frames than the page drew anew by the browser's trace.
     ///
     /// # Errors
     /// The system's or the browser's error.
-    pub fn frames_per_s(&mut self, time: Duration) -> io::Result<f64> {
+    pub fn frames_per_s(&mut self, canvas: &str, time: Duration) -> io::Result<f64> {
+        self.value(&format!("{COUNT_CHANGES}(document.getElementById('{canvas}'))"))?;
         let config = json!({ "includedCategories": [TRACED] });
         self.ask("Tracing.start", json!({ "transferMode": "ReportEvents", "traceConfig": config }))?;
+        self.value("window.changes = 0")?;
+        let began = Instant::now();
         thread::sleep(time);
+        let changes = self.value("window.changes")?.as_f64().unwrap_or_default();
+        let watched = began.elapsed();
         self.events.clear();
         self.ask("Tracing.end", json!({}))?;
         while !self.events.iter().any(|event| event["method"] == "Tracing.tracingComplete") {
@@ -249,7 +268,7 @@ impl Browser {
         }
         let events = self.events.iter().filter_map(|event| event["params"]["value"].as_array()).flatten();
         let drawn = events.filter(|event| event["name"] == DRAWN).count();
-        Ok(drawn as f64 / time.as_secs_f64())
+        Ok(changes.min(drawn as f64) / watched.as_secs_f64())
     }
 }
 

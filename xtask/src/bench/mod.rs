@@ -104,9 +104,10 @@ enum Bench {
     /// the page
     ///
     /// A thousand idle tenants are on eight simulated GPUs, each on one. The output shows the
-    /// median scrape, the bytes of its compressed answer, and the CPU time of `deepres top`. The
-    /// output also shows how much ten scrapes a second delay an arbiter. With 200 tenants and
-    /// Chromium, it shows the frames that the page draws.
+    /// median scrape, the first scrape after a rest, the bytes of the compressed answer, and the
+    /// CPU time of `deepres top`. The output also shows how much ten scrapes a second delay an
+    /// arbiter. With 200 idle tenants, twelve that work, and Chromium, it shows the frames in which
+    /// the page's chart changes.
     Faces(faces::Options),
     /// Measure the speed and the shares of two tenants with ranks on two and on four GPUs
     ///

@@ -22,6 +22,9 @@ const NAMED: [&str; 13] = [
     "node",
 ];
 
+/// The field of the status and of log lines with the number of a user.
+const UID: &str = "uid";
+
 /// The field of the status whose keys are names: the tenants for which late requests waited.
 const KEYED: &str = "waited_for_ns";
 
@@ -132,23 +135,47 @@ fn collect(value: &Value, names: &mut BTreeSet<String>) {
     }
 }
 
+/// Returns the numbers of the users in answers and logs.
+pub fn uids<'t>(
+    answers: impl IntoIterator<Item = &'t Value>,
+    logs: impl IntoIterator<Item = &'t str>,
+) -> BTreeSet<u32> {
+    let logged = logs.into_iter().flat_map(str::lines).flat_map(|line| fields(line, &[UID]));
+    let mut uids: BTreeSet<u32> = logged.filter_map(|uid| uid.parse().ok()).collect();
+    answers.into_iter().for_each(|answer| collect_uids(answer, &mut uids));
+    uids
+}
+
+/// Collects the numbers of the fields [`UID`].
+fn collect_uids(value: &Value, uids: &mut BTreeSet<u32>) {
+    match value {
+        Value::Array(values) => values.iter().for_each(|value| collect_uids(value, uids)),
+        Value::Object(fields) => {
+            let own = fields.get(UID).and_then(Value::as_u64);
+            uids.extend(own.and_then(|uid| u32::try_from(uid).ok()));
+            fields.values().for_each(|value| collect_uids(value, uids));
+        }
+        _ => {}
+    }
+}
+
 /// Returns the names in a log: the values of the fields in [`NAMED`], and single words in
 /// backquotes.
 fn logged(log: &str) -> impl Iterator<Item = String> {
-    let fields = log.lines().flat_map(fields);
+    let fields = log.lines().flat_map(|line| fields(line, &NAMED));
     // Of the parts of a line between backquotes, every second is quoted.
     let quoted = log.lines().flat_map(|line| line.split('`').skip(1).step_by(2));
     let quoted = quoted.filter(|text| !text.contains(char::is_whitespace));
     fields.chain(quoted.map(str::to_owned))
 }
 
-/// Returns the values of the fields in [`NAMED`] in a line of a log.
-fn fields(line: &str) -> Vec<String> {
+/// Returns the values of the fields `named` in a line of a log.
+fn fields(line: &str, named: &[&str]) -> Vec<String> {
     let (mut values, mut rest) = (Vec::new(), line);
     while let Some((before, after)) = rest.split_once('=') {
         rest = after;
         let field = before.rsplit(|c: char| !is_of_word(c)).next().unwrap_or_default();
-        if !NAMED.contains(&field) {
+        if !named.contains(&field) {
             continue;
         }
         let (value, next) = match after.strip_prefix('"') {

@@ -42,6 +42,8 @@ const MOST_PROCESSES: usize = 3;
 /// The width of the bars in the lines about GPUs.
 const GPU_BAR: usize = 10;
 
+/// The column of a share of zero.
+const ZERO: char = '·';
 /// Eighths of a column's height.
 const HEIGHTS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 /// Parts of a bar: had, had beyond what is owed, owed and not had, neither. The shapes differ, so
@@ -58,7 +60,7 @@ s           sort by the next column  Esc  end the filter and this list
 space       stop the screen, go on   q    end
 
 SHARE     █ had in the last second   ▓ had beyond what is owed   ░ owed and not had
-3 MIN     had in the last minutes; below the list, owed and had
+3 MIN     had in the last minutes (· nothing); below the list, owed and had
 OWED      in parentheses while the tenant is idle and others have its part
 Only administrators change tenants. `deepres ps --fields` explains each column.";
 
@@ -274,6 +276,9 @@ fn graph(shares: &[Option<Shares>], share: fn(&Shares) -> u32) -> String {
 
 /// Returns the column of a share.
 fn height(ppm: u32) -> char {
+    if ppm == 0 {
+        return ZERO;
+    }
     let eighths = ppm.min(PPM) as usize * HEIGHTS.len() / PPM as usize;
     HEIGHTS[eighths.min(HEIGHTS.len() - 1)]
 }
@@ -455,6 +460,13 @@ pub mod tests {
             let screen = screen(&app(), width, HEIGHT);
             assert_eq!(screen, std::fs::read_to_string(recorded).unwrap(), "{width} columns:\n{screen}");
         }
+    }
+
+    #[test]
+    fn a_share_of_zero_looks_different_from_a_small_share_and_from_an_unknown_one() {
+        let shares = |had_ppm| Some(Shares { had_ppm, owed_ppm: 0 });
+        let columns = [None, shares(0), shares(1), shares(120_000), shares(130_000), shares(PPM)];
+        assert_eq!(graph(&columns, |shares| shares.had_ppm), " ·▁▁▂█");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use super::Shown;
 use super::page::{Format, page};
+use crate::web::check_host;
 use deepres_model::admin::Status;
 use flate2::Compression;
 use flate2::write::GzEncoder;
@@ -30,6 +31,8 @@ const NEXT_STATUS: Duration = Duration::from_millis(1_100);
 /// again and again, as Prometheus does, finds the page made already.
 pub struct Pages {
     status: watch::Receiver<Shown>,
+    /// Whether the server listens at a loopback address. Only there does the server know its names.
+    is_local: bool,
     made: Mutex<Made>,
 }
 
@@ -79,8 +82,8 @@ impl Wanted {
     fn of(headers: &HeaderMap) -> Self {
         let has = |name: HeaderName, wanted: &str| {
             let values = headers.get_all(name).into_iter().filter_map(|value| value.to_str().ok());
-            let mut choices = values.flat_map(|value| value.split([',', ';']));
-            choices.any(|choice| choice.trim().eq_ignore_ascii_case(wanted))
+            let mut choices = values.flat_map(|value| value.split(','));
+            choices.any(|choice| is_accepted(choice, wanted))
         };
         let is_open = has(ACCEPT, Format::OPEN_METRICS);
         Self {
@@ -90,28 +93,45 @@ impl Wanted {
     }
 }
 
+/// Returns whether a choice of a client is `wanted`. A choice with the weight 0 is a refusal.
+fn is_accepted(choice: &str, wanted: &str) -> bool {
+    let mut parts = choice.split(';').map(str::trim);
+    let is_wanted = parts.next().is_some_and(|name| name.eq_ignore_ascii_case(wanted));
+    let is_refusal = |part: &str| {
+        let (name, value) = part.split_once('=').unwrap_or_default();
+        name.eq_ignore_ascii_case("q") && value.parse::<f32>().is_ok_and(|weight| weight <= 0.0)
+    };
+    is_wanted && !parts.any(is_refusal)
+}
+
 impl Pages {
-    /// Returns the pages of the statuses that come through `status`.
-    pub fn new(status: watch::Receiver<Shown>) -> Self {
-        Self { status, made: Mutex::default() }
+    /// Returns the pages of the statuses that come through `status`. If `is_local`, only requests
+    /// that name this machine get them.
+    pub fn new(status: watch::Receiver<Shown>, is_local: bool) -> Self {
+        Self { status, is_local, made: Mutex::default() }
     }
 
     /// Returns the answer to a request.
     pub fn answer<B>(&self, request: &Request<B>) -> Response<Full<Bytes>> {
+        if self.is_local
+            && let Err((status, message)) = check_host(request.uri(), request.headers())
+        {
+            return plain(status, message);
+        }
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
-            let mut answer = plain(StatusCode::METHOD_NOT_ALLOWED, "the metrics can only be read\n");
+            let mut answer = plain(StatusCode::METHOD_NOT_ALLOWED, "the metrics can only be read");
             answer.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
             return answer;
         }
         if request.uri().path() != PATH {
-            return plain(StatusCode::NOT_FOUND, "the metrics of deepres are at /metrics\n");
+            return plain(StatusCode::NOT_FOUND, "the metrics of deepres are at /metrics");
         }
         let Some(status) = self.status.borrow().clone() else {
-            return plain(StatusCode::SERVICE_UNAVAILABLE, "the daemon is starting\n");
+            return plain(StatusCode::SERVICE_UNAVAILABLE, "the daemon is starting");
         };
         let wanted = Wanted::of(request.headers());
         let Ok(bytes) = self.asked_page(status, wanted, Instant::now()) else {
-            return plain(StatusCode::INTERNAL_SERVER_ERROR, "the daemon cannot write its metrics\n");
+            return plain(StatusCode::INTERNAL_SERVER_ERROR, "the daemon cannot write its metrics");
         };
         let mut answer = Response::new(Full::new(bytes));
         let headers = answer.headers_mut();
@@ -174,8 +194,8 @@ impl Made {
 }
 
 /// Returns an answer with a message for people.
-fn plain(status: StatusCode, text: &'static str) -> Response<Full<Bytes>> {
-    let mut answer = Response::new(Full::new(Bytes::from_static(text.as_bytes())));
+fn plain(status: StatusCode, text: &str) -> Response<Full<Bytes>> {
+    let mut answer = Response::new(Full::new(Bytes::from(format!("{text}\n"))));
     *answer.status_mut() = status;
     answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(PLAIN));
     answer
@@ -184,6 +204,7 @@ fn plain(status: StatusCode, text: &'static str) -> Response<Full<Bytes>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hyper::header::HOST;
 
     fn answer(
         pages: &Pages,
@@ -201,7 +222,7 @@ mod tests {
     #[test]
     fn a_client_gets_the_format_and_the_compression_that_it_accepts() {
         let (shown, status) = watch::channel(None);
-        let pages = Pages::new(status);
+        let pages = Pages::new(status, false);
         let get = |headers: &[(HeaderName, &str)]| answer(&pages, Method::GET, PATH, headers);
         assert_eq!(get(&[]).status(), StatusCode::SERVICE_UNAVAILABLE);
         shown.send_replace(Some(Arc::default()));
@@ -221,9 +242,42 @@ mod tests {
     }
 
     #[test]
+    fn a_client_does_not_get_what_it_refuses_with_the_weight_0() {
+        let wanted = |weight: &str| {
+            let mut headers = HeaderMap::new();
+            let formats = format!("{};version=1.0.0;{weight}, text/plain", Format::OPEN_METRICS);
+            headers.insert(ACCEPT, HeaderValue::from_str(&formats).unwrap());
+            headers.insert(ACCEPT_ENCODING, HeaderValue::from_str(&format!("gzip;{weight}")).unwrap());
+            Wanted::of(&headers)
+        };
+        for weight in ["q=0", "q=0.0", " Q=0.000"] {
+            let plain = Wanted { format: Format::Prometheus, is_compressed: false };
+            assert_eq!(wanted(weight), plain, "{weight}");
+        }
+        for weight in ["q=1", "q=0.001"] {
+            let open = Wanted { format: Format::OpenMetrics, is_compressed: true };
+            assert_eq!(wanted(weight), open, "{weight}");
+        }
+    }
+
+    #[test]
+    fn at_a_loopback_address_only_a_request_that_names_this_machine_gets_the_metrics() {
+        let (_shown, status) = watch::channel(Some(Arc::default()));
+        for (is_local, host, expected) in [
+            (true, "127.0.0.1:9442", StatusCode::OK),
+            (true, "localhost:9442", StatusCode::OK),
+            (true, "evil.example:9442", StatusCode::MISDIRECTED_REQUEST),
+            (false, "gpu-server:9442", StatusCode::OK),
+        ] {
+            let pages = Pages::new(status.clone(), is_local);
+            assert_eq!(answer(&pages, Method::GET, PATH, &[(HOST, host)]).status(), expected, "{host}");
+        }
+    }
+
+    #[test]
     fn the_page_is_ready_when_a_client_comes_again_as_usual() {
         let (shown, status) = watch::channel(Some(Arc::default()));
-        let pages = Pages::new(status);
+        let pages = Pages::new(status, false);
         let wanted = Wanted { format: Format::Prometheus, is_compressed: true };
         let every = Duration::from_secs(15);
         let mut now = Instant::now();
@@ -258,7 +312,7 @@ mod tests {
     #[test]
     fn other_paths_and_methods_are_refused() {
         let (_shown, status) = watch::channel(Some(Arc::default()));
-        let pages = Pages::new(status);
+        let pages = Pages::new(status, false);
         for (method, path, expected) in [
             (Method::HEAD, "/metrics?name[]=up", StatusCode::OK),
             (Method::GET, "/", StatusCode::NOT_FOUND),

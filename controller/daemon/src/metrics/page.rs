@@ -197,7 +197,7 @@ fn buckets(lengths: &[u64]) -> [(f64, u64); BUCKETS] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use deepres_model::admin::{AccountStatus, GpuStatus, TenantStatus, UnmanagedStatus};
+    use deepres_model::admin::{AccountStatus, GpuStatus, RequestStatus, TenantStatus, UnmanagedStatus};
     use deepres_model::identity::{Container, Runtime};
 
     fn status() -> Arc<Status> {
@@ -321,6 +321,27 @@ mod tests {
         assert!(page.contains("le=\"0.131072\"") && page.contains("le=\"+Inf\""), "{page}");
         let sum = format!("deepres_tenant_wait_seconds_sum{ACCOUNT} 2.0");
         assert_lines(&page, &[&sum, &format!("deepres_tenant_wait_seconds_count{ACCOUNT} 6")]);
+    }
+
+    #[test]
+    fn latencies_are_in_eight_buckets_with_bounds_from_512_us_to_two_seconds() {
+        let mut requests = RequestStatus { latency_ns: 9_000_000_000, ..RequestStatus::default() };
+        let lengths = &mut requests.latencies_by_length;
+        (lengths[8], lengths[9], lengths[21]) = (1, 2, 3);
+        let account = AccountStatus { requests: Some(requests), ..AccountStatus::default() };
+        let tenant = TenantStatus { gpus: vec![account], ..TenantStatus::default() };
+        let status = Status { tenants: vec![tenant], ..Status::default() };
+        let page = page(Arc::new(status), Format::Prometheus).unwrap();
+        let bucket = |line: &str| -> Option<(f64, u64)> {
+            let labels = line.strip_prefix("deepres_request_latency_seconds_bucket{")?;
+            let bound = labels.split_once("le=\"")?.1.split('"').next()?;
+            Some((bound.parse().ok()?, labels.rsplit(' ').next()?.parse().ok()?))
+        };
+        let buckets: Vec<_> = page.lines().filter_map(bucket).collect();
+        let bounds_s =
+            [0.000_512, 0.002_048, 0.008_192, 0.032_768, 0.131_072, 0.524_288, 2.097_152, f64::INFINITY];
+        let expected = bounds_s.into_iter().zip([1, 3, 3, 3, 3, 3, 3, 6]);
+        assert_eq!(buckets, expected.collect::<Vec<(f64, u64)>>(), "{page}");
     }
 
     #[test]

@@ -91,14 +91,39 @@ pub fn of(status: &Status) -> impl Serialize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use deepres_model::admin::Declared;
+    use deepres_model::admin::{Declared, RequestStatus};
     use serde_json::Value;
 
     const SCRIPT: &str = include_str!("page.js");
+    const PAGE: &str = include_str!("page.html");
 
     /// Returns the names of an object's figures.
     fn names(figures: &Value) -> Vec<&str> {
         figures.as_object().unwrap().keys().map(String::as_str).collect()
+    }
+
+    #[test]
+    fn the_columns_of_tenants_have_the_heads_of_deepres_ps() {
+        let of_account = AccountStatus::head;
+        let p99_and_slo = [RequestStatus::head("p99_ns"), RequestStatus::head("slo_ns")].join(" / ");
+        // The page has waits of one second, and `deepres ps` all waits.
+        let waiting = "Waiting";
+        let columns = [
+            ("name", TenantStatus::head("name")),
+            ("gpu", of_account("gpu")),
+            ("owed", of_account("entitled_ppm")),
+            ("share", of_account("recent_share_ppm")),
+            ("used", of_account("gpu_ns")),
+            ("wait", waiting),
+            ("memory", of_account("memory_bytes")),
+            ("p99", p99_and_slo.as_str()),
+            ("gate", of_account("gate")),
+        ];
+        let lines = PAGE.lines().filter(|line| line.contains("data-by"));
+        let expected = columns.map(|(column, head)| {
+            format!("<th scope=\"col\" data-by=\"{column}\"><button>{head}</button></th>").to_lowercase()
+        });
+        assert_eq!(lines.map(str::to_lowercase).collect::<Vec<_>>(), expected);
     }
 
     #[test]

@@ -11,10 +11,10 @@
 //! - The derivation of a share needs the token too, because the arbiters compute it. So a user who
 //!   is no administrator cannot keep the arbiters busy.
 
-use hyper::StatusCode;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderMap, HeaderName, ORIGIN};
 use hyper::http::request::Parts;
 use hyper::http::uri::Authority;
+use hyper::{StatusCode, Uri};
 use std::net::IpAddr;
 
 /// The header in which a browser says which page made a request.
@@ -52,20 +52,21 @@ fn only(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
     values.next().filter(|_| values.next().is_none())?.to_str().ok()
 }
 
-/// Checks that a request names this machine.
+/// Checks that a request names this machine. At a loopback address, the server of the metrics
+/// checks this too.
 ///
 /// # Errors
 /// The refusal.
-pub fn check_host(parts: &Parts) -> Result<(), Refusal> {
-    let authority = parts.uri.authority().map(|authority| authority.as_str());
-    let is_own = match (only(&parts.headers, HOST), authority) {
+pub fn check_host(uri: &Uri, headers: &HeaderMap) -> Result<(), Refusal> {
+    let authority = uri.authority().map(|authority| authority.as_str());
+    let is_own = match (only(headers, HOST), authority) {
         (Some(host), None) => is_loopback(host),
         (Some(host), Some(authority)) => host == authority && is_loopback(host),
         (None, _) => false,
     };
     is_own.then_some(()).ok_or((
         StatusCode::MISDIRECTED_REQUEST,
-        "this server answers only to localhost and loopback addresses; open http://localhost with the port of the daemon's page",
+        "this server answers only to localhost and loopback addresses; use http://localhost with the server's port",
     ))
 }
 
@@ -140,6 +141,7 @@ mod tests {
 
     #[test]
     fn only_names_of_this_machine_are_answered() {
+        let check_host = |parts: &Parts| check_host(&parts.uri, &parts.headers);
         for host in ["localhost", "LOCALHOST:9443", "127.0.0.1:9443", "127.8.9.1:1", "[::1]:9443"] {
             assert!(check_host(&parts("/", &[("host", host)])).is_ok(), "{host}");
         }

@@ -20,12 +20,12 @@ mod guard;
 mod history;
 pub mod token;
 
-pub use guard::Token;
+pub use guard::{Token, check_host};
 
 use crate::http::{Answer, Streams, text};
 use crate::{Shared, administrators};
 use deepres_model::admin::{MAX_REQUEST_BYTES, Reply, Request as Order, Status};
-use guard::{Refusal, check_change, check_host, check_site, check_token};
+use guard::{Refusal, check_change, check_site, check_token};
 use history::{EVERY_NS, History};
 use http_body_util::{BodyExt, Either, Full, Limited};
 use hyper::body::{Body, Bytes};
@@ -135,7 +135,7 @@ impl Web {
         B: Body,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
-        check_host(parts)?;
+        check_host(&parts.uri, &parts.headers)?;
         let path = parts.uri.path();
         let is_change = path == "/change";
         let is_allowed = match parts.method {
@@ -333,6 +333,24 @@ mod tests {
             assert!(!content.contains("//cdn") && !content.contains("https://"), "{path}");
             assert!(!content.contains("innerHTML") && !content.contains("style="), "{path}");
         }
+    }
+
+    #[test]
+    fn every_answer_forbids_foreign_content_frames_forms_and_copies() {
+        // `ask` checks that each answer has these headers.
+        assert_eq!(
+            HEADERS.map(|(name, value)| format!("{name}: {value}")),
+            [
+                "content-security-policy: default-src 'none'; script-src 'self'; style-src 'self'; \
+                 connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; \
+                 frame-ancestors 'none'",
+                "x-content-type-options: nosniff",
+                "referrer-policy: no-referrer",
+                "cache-control: no-store",
+                "cross-origin-resource-policy: same-origin",
+                "cross-origin-opener-policy: same-origin",
+            ]
+        );
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Metrics over a real socket: a restart, and clients that say nothing.
+//! Metrics over a real socket: a restart, clients that say nothing, and DNS rebinding.
 
 use deepres_daemon_harness::{Daemon, MS, wait_until};
 use deepres_model::admin::{Reply, Request};
@@ -20,9 +20,14 @@ fn free_address() -> SocketAddr {
 }
 
 fn scrape(address: SocketAddr) -> String {
+    scrape_as(address, &address.to_string())
+}
+
+/// Returns the answer to a scrape that names the server `host`.
+fn scrape_as(address: SocketAddr, host: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: deepres\r\n\r\n").unwrap();
+    write!(stream, "GET /metrics HTTP/1.1\r\nHost: {host}\r\n\r\n").unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     answer
@@ -67,6 +72,15 @@ fn no_counter_falls_over_a_restart_and_silent_clients_hold_up_nobody() {
     let _daemon = daemon.restart();
     let after = scrape(address);
     assert!(has_both(&after), "{after}");
+}
+
+#[test]
+fn a_web_page_whose_name_leads_to_this_machine_reads_no_metrics() {
+    let address = free_address();
+    let _daemon = Daemon::start(1, Config { metrics: Some(address), ..Config::default() });
+    wait_until(PATIENCE, || scrape(address).starts_with("HTTP/1.1 200"));
+    let answer = scrape_as(address, &format!("evil.example:{}", address.port()));
+    assert!(answer.starts_with("HTTP/1.1 421") && !answer.contains("deepres_"), "{answer}");
 }
 
 /// Returns the answer to a request to the page's server.

@@ -32,7 +32,7 @@ fn promtool(arguments: &[&str]) -> Command {
 /// Returns the page of metrics.
 fn page(address: SocketAddr) -> String {
     let mut stream = TcpStream::connect(address).expect("the daemon listens");
-    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: deepres\r\n\r\n").expect("the daemon reads");
+    write!(stream, "GET /metrics HTTP/1.1\r\nHost: {address}\r\n\r\n").expect("the daemon reads");
     let mut answer = String::new();
     stream.read_to_string(&mut answer).expect("the daemon answers");
     answer.split_once("\r\n\r\n").expect("an answer has a head").1.to_owned()
