@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use deepres_e2e::clients::{c_library_on, loader};
+use deepres_e2e::clients::{c_library_on, loader, unbound};
 use deepres_e2e::prelude::*;
 use deepres_e2e::witness::{Client, assert_every_look_up_is_answered_with_our_hook};
 
@@ -187,6 +187,8 @@ fn the_doctor_checks_a_drivers_file_without_a_gpu() {
     let partial = examine(&loader());
     assert_eq!(partial.code, 1, "{}", partial.stdout);
     assert!(partial.stdout.contains("the driver lacks cuCtxGetCurrent"), "{}", partial.stdout);
+    let bound = examine(&unbound()).stdout;
+    assert!(bound.contains("binds the driver's calls of cuEventCreate to the hooks"), "{bound}");
 }
 
 /// The machine preloads deepres everywhere, and a container brings its own copy. Only one of them
