@@ -153,10 +153,12 @@ pub fn driver_without(lacks: &[&str]) -> (tempfile::TempDir, String) {
     (folder, libraries)
 }
 
+/// Older variants of functions, which a driver may lack if it has the newer variants.
+pub const OLDER: [&str; 4] = ["cuDeviceGetUuid", "cuEventElapsedTime", "cuEventDestroy", "cuCtxPushCurrent"];
+
 /// Releases of the driver differ in the variants of a function that they export. One is enough.
 #[test]
 fn a_client_is_counted_though_the_driver_lacks_the_older_or_the_newer_variants() {
-    let older = ["cuDeviceGetUuid", "cuEventElapsedTime", "cuEventDestroy", "cuCtxPushCurrent"];
     let newer = [
         "cuDeviceGetUuid_v2",
         "cuEventElapsedTime_v2",
@@ -165,7 +167,7 @@ fn a_client_is_counted_though_the_driver_lacks_the_older_or_the_newer_variants()
         "cuCtxPopCurrent_v2",
         "cuDevicePrimaryCtxRelease_v2",
     ];
-    for (age, lacks) in [("older", &older[..]), ("newer", &newer[..])] {
+    for (age, lacks) in [("older", &OLDER[..]), ("newer", &newer[..])] {
         let (_folder, libraries) = driver_without(lacks);
         let (host, _daemon) = Host::new().with_daemon();
         let mut command = host.run(&["--name", age, "--memory", "1GiB"], c_client("launches"), &[]);
