@@ -102,7 +102,7 @@ use std::io;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::{Mutex, Notify};
 use tokio::task::LocalSet;
 
@@ -142,6 +142,10 @@ pub enum DaemonError {
     System(#[from] io::Error),
 }
 
+/// The time after which a daemon ends that cannot make its sockets anew. A program that clears a
+/// directory and makes it anew takes less time. Meanwhile no process can reach the daemon, which
+/// keeps other daemons from the GPUs.
+const LOST_LIMIT: Duration = Duration::from_secs(5);
 /// The time between two looks for tenants to forget.
 const SWEEP: Duration = Duration::from_millis(500);
 
@@ -422,10 +426,12 @@ pub fn run(
     Ok(outcome?)
 }
 
-/// Makes the daemon's sockets anew whenever somebody removes them, for example by clearing `/tmp`
-/// or ending a user's login. Returns the error if another daemon has the directory.
+/// Makes the daemon's sockets anew whenever somebody removes them, for example by clearing `/tmp`.
+/// Returns the error if another daemon has the directory, or if the daemon could not make the
+/// sockets anew for [`LOST_LIMIT`]. For example, the end of a user's last login removes the user's
+/// runtime directory, which the user cannot make anew.
 async fn keep_files(files: &mut Files, shared: &Rc<Shared>) -> FilesError {
-    let mut is_told = false;
+    let mut lost_at = None;
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
         if !files.are_lost() {
@@ -434,14 +440,18 @@ async fn keep_files(files: &mut Files, shared: &Rc<Shared>) -> FilesError {
         let renewed = match files.renew() {
             Ok(renewed) => renewed,
             Err(error @ FilesError::Unusable { .. }) => {
-                if !std::mem::replace(&mut is_told, true) {
+                let lost_at = *lost_at.get_or_insert_with(|| {
                     tracing::warn!(%error, "somebody removed the daemon's sockets: the daemon tries to make them anew");
+                    Instant::now()
+                });
+                if lost_at.elapsed() >= LOST_LIMIT {
+                    return error;
                 }
                 continue;
             }
             Err(error) => return error,
         };
-        is_told = false;
+        lost_at = None;
         let directory = &shared.directory;
         tracing::warn!(%directory, "somebody removed the daemon's sockets: the daemon made them anew");
         if let Some(listener) = renewed.tenants {

@@ -8,6 +8,8 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+/// The environment variable that names the user's directory for files of the login session.
+const RUNTIME_VARIABLE: &str = "XDG_RUNTIME_DIR";
 const ROOT: u32 = 0;
 /// Write permission for others.
 const WRITABLE_BY_OTHERS: u32 = 0o002;
@@ -71,7 +73,7 @@ impl Directory {
     }
 
     /// Returns the directory of this user's daemon: `DEEPRES_DIR`, else `/run/deepres` for root,
-    /// else a directory of the user's own.
+    /// else a directory of the user's own, in the user's runtime directory or below `/tmp`.
     pub fn own() -> Self {
         places().own().into()
     }
@@ -102,7 +104,15 @@ pub fn named_socket() -> Option<PathBuf> {
 
 /// Returns the places that follow from the environment and the user.
 fn places() -> Places<Vec<u8>> {
-    Places::read(getuid().as_raw(), |name| std::env::var_os(name).map(OsString::into_vec))
+    places_of(getuid().as_raw(), std::env::var_os)
+}
+
+/// Returns the places that follow from these variables. A runtime directory that does not exist
+/// counts as none. The login service removes it when the user's last login ends, though jobs of the
+/// user go on, and the user cannot make it anew.
+fn places_of(user: u32, variable: impl Fn(&'static str) -> Option<OsString>) -> Places<Vec<u8>> {
+    let is_gone = |name: &str, value: &OsString| name == RUNTIME_VARIABLE && !Path::new(value).is_dir();
+    Places::read(user, |name| variable(name).filter(|value| !is_gone(name, value)).map(OsString::into_vec))
 }
 
 /// The reason why a socket cannot be trusted.
@@ -180,6 +190,19 @@ mod tests {
         check_socket(&socket).unwrap();
         std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o777)).unwrap();
         assert!(matches!(check_socket(&socket), Err(TrustError::Exposed(_))));
+    }
+
+    #[test]
+    fn a_user_whose_runtime_directory_was_removed_has_a_directory_below_tmp() {
+        let runtime = tempfile::tempdir().unwrap();
+        let named = |name: &str| (name == RUNTIME_VARIABLE).then(|| runtime.path().into());
+        let own = || Directory::from(places_of(1000, named).own());
+        assert_eq!(own().path(), runtime.path().join("deepres"));
+        std::fs::remove_dir(runtime.path()).unwrap();
+        assert_eq!(own().path(), Path::new("/tmp/deepres-1000"));
+        let named_directory = |name: &str| (name == rule::DIRECTORY_VARIABLE).then(|| runtime.path().into());
+        let of_name = Directory::from(places_of(1000, named_directory).own());
+        assert_eq!(of_name.path(), runtime.path(), "a directory that the user names stays");
     }
 
     #[test]

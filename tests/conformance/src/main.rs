@@ -86,6 +86,7 @@ fn main() -> Result<ExitCode> {
         println!("{}", serde_json::to_string(&check.run())?);
         return Ok(ExitCode::SUCCESS);
     }
+    let began = Instant::now();
     let mut report = Report { is_json: options.json, ..Report::default() };
     if let Some(program) = &options.runtime {
         for (name, basis, outcome) in runtime::ask(program)? {
@@ -98,7 +99,7 @@ fn main() -> Result<ExitCode> {
     for check in checks::all().filter(|_| options.runtime.is_none()).filter(is_chosen) {
         report.add(check.name, check.basis, &run(check)?);
     }
-    report.end()
+    report.end(began.elapsed())
 }
 
 /// The outcomes so far.
@@ -135,18 +136,21 @@ impl Report {
         }
     }
 
-    /// Prints the summary. Returns success if nothing differs.
-    fn end(self) -> Result<ExitCode> {
+    /// Prints the summary with the time that the checks took. Returns success if nothing differs.
+    fn end(self, took: Duration) -> Result<ExitCode> {
         let Self { is_json, outcomes, agree, differ, absent } = self;
         if agree + differ + absent == 0 {
             bail!("no check has such a name");
         }
-        let driver = driver::description();
+        let (driver, seconds) = (driver::description(), took.as_secs_f64());
         if is_json {
-            let report = json!({ "driver": driver, "checks": outcomes, "agree": agree, "differ": differ, "absent": absent });
+            let report = json!({
+                "driver": driver, "checks": outcomes, "agree": agree, "differ": differ, "absent": absent,
+                "seconds": seconds,
+            });
             println!("{report}");
         } else {
-            println!("{driver}: {agree} agree, {differ} differ, {absent} absent");
+            println!("{driver}: {agree} agree, {differ} differ, {absent} absent, in {seconds:.1} s");
         }
         Ok(if differ == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }

@@ -110,8 +110,18 @@ pub fn c_library_on(name: &str, driver: &Path) -> PathBuf {
 /// Returns the folder of a `libcuda.so.1` that only loads another one: the file that the variable
 /// `DRIVER_FILE` names.
 pub fn loader() -> PathBuf {
+    c_driver("loader")
+}
+
+/// Returns the folder of a `libcuda.so.1` that calls its own `cuEventCreate` by the dynamic linker.
+pub fn unbound() -> PathBuf {
+    c_driver("unbound")
+}
+
+/// Returns the folder of a `libcuda.so.1` that is compiled from `tests/workloads/c/NAME.c`.
+fn c_driver(name: &str) -> PathBuf {
     let flags = ["-shared", "-fPIC", "-ldl", "-Wl,-soname,libcuda.so.1"].map(str::to_owned);
-    let library = compile("loader", "loader/libcuda.so.1", &flags);
+    let library = compile(name, &format!("{name}/libcuda.so.1"), &flags);
     library.parent().expect("a folder").to_owned()
 }
 

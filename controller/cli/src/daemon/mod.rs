@@ -25,8 +25,8 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 The daemon runs in the foreground and logs to stderr until SIGTERM or Ctrl-C. Running programs then go on \
 without limits in time. The next daemon takes the programs over, with their accounts. The daemon keeps its \
 sockets and state in the directory that DEEPRES_DIR names. Without this variable, the daemon of root uses \
-/run/deepres, and the daemon of a user uses $XDG_RUNTIME_DIR/deepres or /tmp/deepres-UID. Under systemd the \
-daemon takes its sockets from LISTEN_FDS and reports to NOTIFY_SOCKET.
+/run/deepres, and the daemon of a user uses $XDG_RUNTIME_DIR/deepres, or /tmp/deepres-UID if there is no \
+$XDG_RUNTIME_DIR. Under systemd the daemon takes its sockets from LISTEN_FDS and reports to NOTIFY_SOCKET.
 
 Examples:
   sudo deepres daemon

@@ -43,6 +43,18 @@ fn units_open_the_sockets_of_jobs_and_of_administrators_to_the_right_users() {
 }
 
 #[test]
+fn the_daemon_starts_where_a_directory_of_gpu_locks_is_missing() {
+    let text = unit("deepres.service");
+    // systemd starts no unit whose path without a dash is missing. Each machine has /tmp.
+    let paths = text.lines().find_map(|line| line.strip_prefix("ReadWritePaths=")).unwrap();
+    assert_eq!(paths.split(' ').collect::<Vec<_>>(), ["-/run/lock", "/tmp"]);
+    // systemd makes the directories of RuntimeDirectory= itself.
+    for setting in ["ReadOnlyPaths=", "BindPaths=", "EnvironmentFile=", "WorkingDirectory="] {
+        assert!(!text.lines().any(|line| line.starts_with(setting)), "{setting} names a path");
+    }
+}
+
+#[test]
 fn systemd_stops_the_daemon_alone_because_its_movers_bring_suspended_tenants_back_afterwards() {
     assert!(unit("deepres.service").lines().any(|line| line == "KillMode=process"));
 }

@@ -4,7 +4,8 @@
 //! 2. an ancestor: a descendant of a tenant's process belongs to that tenant, whatever its
 //!    environment;
 //! 3. the container or Kubernetes pod of the process ([`cgroup`]). If exactly one name applies
-//!    there, the tenant of that name;
+//!    there, the tenant of that name. If exactly one name applies in the namespace that confines
+//!    the process, likewise the tenant of that name;
 //! 4. the Slurm job of the process;
 //! 5. the process tree of the process ([`tree`]).
 //!
@@ -156,9 +157,12 @@ impl Names<'_> {
     /// Containers of other kinds (LXC, Incus, nspawn) have no cgroup that tells them apart safely.
     /// In such a container, the name applies in the namespace ([`Self::namespace_of`]).
     fn extent_of(self, name: &str, facts: &Facts) -> Option<Extent> {
-        if self.shared.iter().any(|shared| shared == name) {
-            return None;
-        }
+        if self.shared.iter().any(|shared| shared == name) { None } else { self.confines(facts) }
+    }
+
+    /// Returns the container, pod or namespace that confines a process. Returns `None` for a
+    /// process that nothing confines.
+    fn confines(self, facts: &Facts) -> Option<Extent> {
         if let Some(place) = self.container_of(facts) {
             return Some(Extent { path: place.path.clone(), name: place.name() });
         }
@@ -229,7 +233,7 @@ pub fn identify(
         return of_name(claim, facts, names, ancestors, &known);
     }
     let Some(process) = &facts.process else {
-        return of_place(facts, &known).unwrap_or_else(|| Identity {
+        return of_place(facts, names, &known).unwrap_or_else(|| Identity {
             key: Key::Tree(ProcessKey { pid: facts.pid, start_ticks: 0 }),
             name: format!("process-{}", facts.pid),
             found: Found::Tree { root: facts.pid },
@@ -248,7 +252,7 @@ pub fn identify(
             root = ancestor;
         }
     }
-    of_place(facts, &known).unwrap_or_else(|| of_tree(&root))
+    of_place(facts, names, &known).unwrap_or_else(|| of_tree(&root))
 }
 
 /// Returns whether a process may have started this descendant as a part of its own job. There are
@@ -311,11 +315,15 @@ pub fn of_job(claim: &str, facts: &Facts, number: Option<u32>) -> Option<Identit
     Some(Identity { key, name: claim.to_owned(), found: Found::Name { within: Some(name) } })
 }
 
-fn of_place(facts: &Facts, known: &impl Known) -> Option<Identity> {
-    let place = facts.place.as_ref()?;
-    if let Some((key, name)) = known.named_within(&place.path) {
-        return Some(Identity { key, name, found: Found::Name { within: Some(place.name()) } });
+/// Returns the tenant of a process by the place of the process. The only name that applies where
+/// the process is confined comes first.
+fn of_place(facts: &Facts, names: Names<'_>, known: &impl Known) -> Option<Identity> {
+    if let Some(extent) = names.confines(facts)
+        && let Some((key, name)) = known.named_within(&extent.path)
+    {
+        return Some(Identity { key, name, found: Found::Name { within: Some(extent.name) } });
     }
+    let place = facts.place.as_ref()?;
     let found = match &place.kind {
         Kind::Container(_) => Found::Container,
         Kind::Pod { .. } => Found::Pod,
@@ -622,7 +630,8 @@ mod tests {
         assert_eq!(identify("", &facts("0::/"), NO_RULE, reused, kin).name, "run.sh-10");
     }
 
-    /// The tenants of a registry with one tenant of root, and one named tenant in a container.
+    /// The tenants of a registry with one tenant of root, and one named tenant each in a container
+    /// and in a namespace.
     struct Registered;
 
     impl Known for Registered {
@@ -635,10 +644,13 @@ mod tests {
         }
 
         fn named_within(&self, path: &str) -> Option<(Key, String)> {
-            let is_there = DOCKER.strip_prefix("0::") == Some(path);
+            let is_there = DOCKER.strip_prefix("0::") == Some(path) || path == NAMED_NAMESPACE.path();
             is_there.then(|| (key("train", Some(path)), "train".to_owned()))
         }
     }
+
+    /// The namespace with a named tenant.
+    const NAMED_NAMESPACE: Namespace = Namespace::User(4711);
 
     fn of_root() -> Key {
         Key::Name { user: 0, name: "job".to_owned(), place: None }
@@ -672,6 +684,23 @@ mod tests {
         let other = DOCKER.replacen("4c01", "4c02", 1);
         let found = identify("", &facts(&other), NO_RULE, std::iter::empty(), Registered);
         assert_eq!(found.found, Found::Container);
+    }
+
+    #[test]
+    fn a_process_that_gives_no_name_in_a_confining_namespace_with_one_name_has_that_name() {
+        let found = |namespace, user| {
+            let process = Process { user, ..process(30, 20, "python3") };
+            let facts = facts("0::/lxc.payload.box");
+            let facts = Facts { process: Some(process), namespace: Some(namespace), ..facts };
+            identify("", &facts, NO_RULE, std::iter::empty(), Registered)
+        };
+        let inside = found(NAMED_NAMESPACE, SUBORDINATE);
+        assert_eq!(inside.key, key("train", Some("user:[4711]")));
+        assert_eq!(inside.found, Found::Name { within: Some("user-namespace-4711".to_owned()) });
+        // No name applies in another namespace, and a plain user's own process is not confined.
+        for (namespace, user) in [(Namespace::User(4712), SUBORDINATE), (NAMED_NAMESPACE, 1000)] {
+            assert_eq!(found(namespace, user).found, Found::Tree { root: 30 }, "{namespace:?} {user}");
+        }
     }
 
     #[test]

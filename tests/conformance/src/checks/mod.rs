@@ -22,6 +22,7 @@ mod launches;
 mod lookups;
 mod memory;
 mod modules;
+mod mps;
 mod physical;
 mod pools;
 mod streams;
@@ -56,6 +57,7 @@ pub fn all() -> impl Iterator<Item = &'static Check> {
         ipc::CHECKS,
         graphs::CHECKS,
         checkpoints::CHECKS,
+        mps::CHECKS,
     ]
     .into_iter()
     .flatten()

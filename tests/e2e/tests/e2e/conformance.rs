@@ -8,6 +8,8 @@ use deepres_e2e::artefacts::repository;
 use deepres_e2e::clients::conformance;
 use deepres_e2e::prelude::*;
 
+use crate::mps::{by_mps, mps};
+
 /// Time limit. The program starts a hundred processes with a context each, on a busy machine.
 const WITHIN: Duration = Duration::from_secs(120);
 
@@ -20,13 +22,22 @@ fn host() -> Host {
 fn assert_every_check_agrees(host: &Host, command: Command) {
     let Finished { code, stdout, stderr, .. } = host.spawn(command).finish_within(WITHIN);
     assert_eq!(code, 0, "{stdout}\n{stderr}");
-    assert!(stdout.contains(" agree, 0 differ, 0 absent"), "{stdout}\n{stderr}");
+    assert!(stdout.contains(" agree, 0 differ, 0 absent, in "), "{stdout}\n{stderr}");
 }
 
 #[test]
 fn the_simulated_driver_does_what_the_conformance_program_expects_of_a_driver() {
     let host = host();
     assert_every_check_agrees(&host, host.command(conformance()));
+}
+
+#[test]
+fn nvml_lists_the_program_as_a_client_of_mps_where_it_is_one() {
+    let host = host();
+    let _mps = mps(&host);
+    let mut command = by_mps(&host, host.command(conformance()));
+    command.arg("mps/");
+    assert_every_check_agrees(&host, command);
 }
 
 #[test]

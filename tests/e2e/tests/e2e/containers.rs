@@ -159,7 +159,7 @@ fn a_name_holds_in_its_container_alone_unless_it_is_shared() {
 }
 
 #[test]
-fn a_name_in_a_privileged_container_of_another_kind_holds_in_there_alone() {
+fn a_name_in_a_privileged_container_of_another_kind_holds_in_there_alone_for_all_processes() {
     if !root_or_skipped() {
         return;
     }
@@ -168,12 +168,20 @@ fn a_name_in_a_privileged_container_of_another_kind_holds_in_there_alone() {
     // To the daemon, privileged containers of LXC and systemd-nspawn look like this.
     let mut inside = host.preloaded("unshare");
     inside.args(["--pid", "--fork", "--kill-child", "--mount-proc"]).arg(&view);
+    inside.env("DEEPRES_MEMORY", "1GiB");
     let _running = [inside, host.preloaded(&view)].map(|mut command| {
         command.env("DEEPRES_TENANT", "prod");
         host.told(command)
     });
-    let names: Vec<_> = host.ps().tenants.into_iter().map(|tenant| tenant.name).collect();
-    assert_eq!(names, ["prod", "prod-2"]);
+    // A process of the container that the tenant did not start, and that gives no name.
+    let pid = host.ps().tenant("prod").pids()[0].to_string();
+    let mut nameless = host.preloaded("nsenter");
+    nameless.args(["--target", &pid, "--pid", "--mount"]).arg(&view);
+    let (_nameless, said) = host.told(nameless);
+    assert_eq!(said["total"], GIB, "the name's limit holds");
+    let tenants = host.ps().tenants;
+    let found: Vec<_> = tenants.iter().map(|tenant| (tenant.name.as_str(), tenant.sessions.len())).collect();
+    assert_eq!(found, [("prod", 2), ("prod-2", 1)]);
 }
 
 #[test]

@@ -1,8 +1,9 @@
 //! The daemon that `deepres run` starts serves later jobs too. Such a daemon leaves the job that
-//! started it, and makes a removed directory anew. If the daemon dies, `deepres run` starts the
-//! next one.
+//! started it, and makes a removed directory anew or ends. If the daemon dies, `deepres run` starts
+//! the next one.
 
 use std::fs;
+use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -12,6 +13,11 @@ use rustix::process::{Pid, kill_process};
 
 /// Time within which a daemon, or a `deepres run`, notices a loss and makes up for it.
 const MADE_UP_WITHIN: Duration = Duration::from_secs(5);
+/// Time within which a daemon ends that cannot make its directory anew. It tries for five seconds.
+const ENDED_WITHIN: Duration = Duration::from_secs(15);
+/// Numbers of users whom only the test of a user without a directory has. Each process has its own
+/// user, because the directory below `/tmp` has the user's number in its name.
+const USERS: std::ops::Range<u32> = 20_000..60_000;
 /// Priority of a job, and the processor on which it runs.
 const NICE: &str = "10";
 /// Hierarchy of cgroups of version 1, with one controller.
@@ -50,6 +56,67 @@ fn a_removed_directory_is_made_anew_and_later_processes_keep_their_limits() {
     let second = host.told(waiting_no_more(&host)).0;
     second.finish().success();
     eventually("the state is there again", || host.deepres_dir().join("state.json").exists());
+    job.close_stdin();
+    job.await_end();
+}
+
+/// Returns the command by which a plain user runs a `deepres` command. The user has this runtime
+/// directory, and no variable names the daemon's directory.
+fn as_user(host: &Host, user: u32, runtime: &Path, deepres: &Command) -> Command {
+    let mut command = host.command("setpriv");
+    command
+        .args([format!("--reuid={user}"), format!("--regid={user}"), "--clear-groups".to_owned()])
+        .arg(deepres.get_program())
+        .args(deepres.get_args())
+        .env_remove("DEEPRES_DIR")
+        .env("XDG_RUNTIME_DIR", runtime)
+        .env("HOME", host.path());
+    command
+}
+
+/// A directory below `/tmp`. Drop removes the directory.
+struct Temporary(PathBuf);
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        // A test that fails early has not made the directory.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn a_daemon_that_cannot_make_its_directory_anew_ends_and_the_next_run_starts_one_elsewhere() {
+    if !deepres_e2e::skip::root_or_skipped() {
+        return;
+    }
+    let user = USERS.start + std::process::id() % USERS.len() as u32;
+    // The host ends before the directory goes.
+    let temporary = Temporary(format!("/tmp/deepres-{user}").into());
+    let host = Host::new();
+    host.let_all_users_in();
+    let runtime = host.path().join("runtime");
+    fs::create_dir(&runtime).expect("a folder of our own");
+    chown(&runtime, Some(user), Some(user)).expect("root may give it away");
+    let ask = |deepres: &Command| as_user(&host, user, &runtime, deepres);
+    let ps = || {
+        let done = host.finish(ask(&host.deepres(&["ps", "--json"])));
+        (done.code == 0).then(|| Ps::parse(&done.stdout))
+    };
+    let daemon_of = |tenant: &str| {
+        let has = |ps: &Option<Ps>| ps.as_ref().is_some_and(|ps| ps.find(tenant).is_some());
+        await_value(ps, has).expect("it has the tenant").daemon_pid
+    };
+    let mut job = host.spawn(ask(&waiting(&host, "first")));
+    let first = daemon_of("first");
+    assert!(runtime.join("deepres").is_dir() && !temporary.0.exists());
+    fs::remove_dir_all(&runtime).expect("a folder of our own");
+    eventually_within("the daemon ends", ENDED_WITHIN, || !alive(first));
+    let (_second, said) = host.told(ask(&host.run(&["--name", "second"], c_client("view"), &[])));
+    assert_ne!(said["total"], GIB, "the second job has no limit");
+    assert_ne!(daemon_of("second"), first);
+    assert!(temporary.0.is_dir());
+    job.say("go");
+    assert_eq!(job.await_json()["total"], GIB, "{}", job.stderr());
     job.close_stdin();
     job.await_end();
 }

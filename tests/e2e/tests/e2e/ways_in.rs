@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use deepres_e2e::clients::{c_library_on, loader};
+use deepres_e2e::clients::{c_library_on, loader, unbound};
 use deepres_e2e::prelude::*;
 use deepres_e2e::witness::{Client, assert_every_look_up_is_answered_with_our_hook};
 
@@ -153,10 +153,12 @@ pub fn driver_without(lacks: &[&str]) -> (tempfile::TempDir, String) {
     (folder, libraries)
 }
 
+/// Older variants of functions, which a driver may lack if it has the newer variants.
+pub const OLDER: [&str; 4] = ["cuDeviceGetUuid", "cuEventElapsedTime", "cuEventDestroy", "cuCtxPushCurrent"];
+
 /// Releases of the driver differ in the variants of a function that they export. One is enough.
 #[test]
 fn a_client_is_counted_though_the_driver_lacks_the_older_or_the_newer_variants() {
-    let older = ["cuDeviceGetUuid", "cuEventElapsedTime", "cuEventDestroy", "cuCtxPushCurrent"];
     let newer = [
         "cuDeviceGetUuid_v2",
         "cuEventElapsedTime_v2",
@@ -165,7 +167,7 @@ fn a_client_is_counted_though_the_driver_lacks_the_older_or_the_newer_variants()
         "cuCtxPopCurrent_v2",
         "cuDevicePrimaryCtxRelease_v2",
     ];
-    for (age, lacks) in [("older", &older[..]), ("newer", &newer[..])] {
+    for (age, lacks) in [("older", &OLDER[..]), ("newer", &newer[..])] {
         let (_folder, libraries) = driver_without(lacks);
         let (host, _daemon) = Host::new().with_daemon();
         let mut command = host.run(&["--name", age, "--memory", "1GiB"], c_client("launches"), &[]);
@@ -187,6 +189,8 @@ fn the_doctor_checks_a_drivers_file_without_a_gpu() {
     let partial = examine(&loader());
     assert_eq!(partial.code, 1, "{}", partial.stdout);
     assert!(partial.stdout.contains("the driver lacks cuCtxGetCurrent"), "{}", partial.stdout);
+    let bound = examine(&unbound()).stdout;
+    assert!(bound.contains("binds the driver's calls of cuEventCreate to the hooks"), "{bound}");
 }
 
 /// The machine preloads deepres everywhere, and a container brings its own copy. Only one of them

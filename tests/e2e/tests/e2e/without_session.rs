@@ -13,7 +13,7 @@ use deepres_abi::PPM;
 use deepres_abi::fallback::Fallback;
 use deepres_abi::wire::{self, Hello, Refusal, RefusalKind, Role, Welcome};
 use deepres_e2e::calls::Calls;
-use deepres_e2e::clients::c_library_on;
+use deepres_e2e::clients::{c_library_on, loader};
 use deepres_e2e::host::mute_socket;
 use deepres_e2e::prelude::*;
 use deepres_e2e::skip::root_or_skipped;
@@ -22,7 +22,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, SendFlags, accept, recv, send};
 use zerocopy::IntoBytes;
 
-use crate::ways_in::driver_without;
+use crate::ways_in::{OLDER, driver_without};
 
 const LIMIT_BYTES: u64 = GIB;
 const SHARE: &str = "25%";
@@ -153,8 +153,29 @@ fn all_ways(make: impl Fn() -> Host) -> Vec<Clients> {
     let bare = Welcome::new(1, 0).as_bytes().to_vec();
     ways.push(answered("has only 0 descriptors", "no pages".to_owned(), Some(bare)));
 
-    let absent = make();
-    ways.push(Clients::start(absent, "no daemon".to_owned(), "no daemon at", preloaded, ()));
+    let simgpu = artefacts().simgpu.display();
+    let under_wsl2 = vec![
+        ("LD_LIBRARY_PATH", format!("{}:{simgpu}", loader().display())),
+        ("DRIVER_FILE", format!("{simgpu}/libcuda.so.1")),
+    ];
+    let (driver, libraries) = driver_without(&OLDER);
+    let of_driver = vec![("LD_LIBRARY_PATH", libraries)];
+    let unnamed = vec![("DEEPRES_TENANT", "-a/../b".to_owned())];
+    let of_mig = "mig = true\nkernel = [{ name = \"busy_1000us\", ns = 1000000 }]\n";
+    for (what, host, variables, kept) in [
+        ("no daemon and no directory", make(), vec![], None),
+        ("no daemon under WSL2", make(), under_wsl2, None),
+        ("no daemon, older functions missing", make(), of_driver, Some(driver)),
+        ("no daemon on a MIG device", make().simgpu(of_mig), vec![], None),
+        ("no daemon, a name that cannot be one", make(), unnamed, None),
+    ] {
+        let absent = move |host: &Host, client: &str| {
+            let mut command = preloaded(host, client);
+            command.envs(variables.iter().cloned());
+            command
+        };
+        ways.push(Clients::start(host, what.to_owned(), "no daemon at", absent, kept));
+    }
     let hanging = make();
     let socket = make_socket(&hanging);
     ways.push(Clients::start(hanging, "hangs".to_owned(), "did not answer within", preloaded, socket));
