@@ -169,6 +169,13 @@ pub fn start() -> Result<(), Unheld> {
         }
         return Ok(());
     }
+    if START.load(Ordering::Acquire) == NOT_STARTED {
+        // The C library knows the handler before `START` says that a thread tries. Otherwise a
+        // child of a fork in between would wait for a thread that it does not have. Threads that
+        // come at the same time all register the handler, and a second run of it does no harm.
+        // SAFETY: the handler is a plain function of this library, which is never unloaded.
+        unsafe { libc::pthread_atfork(None, None, Some(forked)) };
+    }
     match START.compare_exchange(NOT_STARTED, STARTING, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => {
             let _uncancelled = os::uncancelled();
@@ -314,11 +321,8 @@ fn begin() -> Result<(), Unheld> {
         record::start(path);
     }
     PROCESS.store(ptr::from_ref(process).cast_mut(), Ordering::Release);
-    // SAFETY: both handlers are plain functions of this library, which is never unloaded.
-    unsafe {
-        libc::pthread_atfork(None, None, Some(forked));
-        libc::atexit(stop);
-    }
+    // SAFETY: the handler is a plain function of this library, which is never unloaded.
+    unsafe { libc::atexit(stop) };
     // From here on, other threads can wait for the meter thread. One of them can hold the dynamic
     // linker's lock, which the next call takes.
     process.tell_meter(RUNS);
@@ -408,8 +412,8 @@ fn tell(error: &ConnectError, is_shut: bool, keeps_limits: bool, is_waiting: boo
     }
 }
 
-/// Clears the state in a forked child. The child has no session and no meter thread, and the driver
-/// does not work in the child either.
+/// Clears the state in a forked child, also if a thread of the parent is beginning a session. The
+/// child has no session and no meter thread, and the driver does not work in the child either.
 extern "C" fn forked() {
     let process = PROCESS.swap(ptr::null_mut(), Ordering::AcqRel);
     START.store(NOT_STARTED, Ordering::Release);
