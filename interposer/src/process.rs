@@ -292,7 +292,7 @@ fn begin() -> Result<(), Unheld> {
     let begun = handshake::shake(greeting, config, &process.uuids).and_then(|connection| {
         let connection = connection.holding(config, gpus)?;
         let index = connection.welcome.gpu_index;
-        Ok((Session::new(connection, gpus, None)?, index))
+        Ok((Session::new(connection, gpus, None)?.limiting(config, &index)?, index))
     });
     let begun = begun.map(Some).or_else(|error| begin_alone(config, &process.uuids, &error));
     let begun = begun.inspect_err(|Unheld| process.dismiss_meter())?;
@@ -329,7 +329,7 @@ fn begin() -> Result<(), Unheld> {
     coverage::look_past();
     if session.standalone().is_none() {
         say!(Info, "the process has session {} with {} GPUs", session.id(), process.gpus.len());
-        config.unreadable().iter().for_each(|limit| say!(Warn, "{limit}; ignored"));
+        config.unreadable().iter().for_each(|limit| say!(Warn, "{}; ignored", limit.reason));
     }
     Ok(())
 }
@@ -368,8 +368,8 @@ type Begun = (Session, [u8; MAX_GPUS]);
 /// needs.
 fn begin_alone(config: &Config, uuids: &[Uuid], error: &ConnectError) -> Result<Option<Begun>, Unheld> {
     if !config.unreadable().is_empty() {
-        let unreadable = config.unreadable().join(", ");
-        return give_up(config, format_args!("{error}, and {unreadable}")).map(|()| None);
+        let reasons: Vec<_> = config.unreadable().iter().map(|limit| limit.reason.as_str()).collect();
+        return give_up(config, format_args!("{}, and {error}", reasons.join(", "))).map(|()| None);
     }
     let fallback = config.fallback().within(error.fallback().unwrap_or(&Fallback::default()));
     let (keeps_limits, is_shut) = (config.is_limited() || fallback.is_limited(), fallback.is_shut());

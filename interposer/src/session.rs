@@ -8,12 +8,14 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use deepres_abi::MAX_GPUS;
 use deepres_abi::beat::BeatPage;
-use deepres_abi::grant::{FailMode, GateState, GrantPage, GrantSlot, LeaseTerms};
+use deepres_abi::grant::{FailMode, GateState, GrantPage, GrantSlot, LeaseTerms, NO_LIMIT};
 use deepres_abi::ledger::LedgerPage;
 use deepres_abi::meter::{MeterPage, MeterSlot, Reading};
 use deepres_abi::page::Page;
 use deepres_abi::wire::UNMANAGED;
+use deepres_abi::wish::Key;
 
+use crate::config::Config;
 use crate::descriptor::{OwnDescriptor, Place};
 use crate::handshake::{ConnectError, Connection};
 use crate::memory::ledgers::{Ledger, Ledgers};
@@ -112,6 +114,26 @@ impl Session {
         };
         session.take_bells(bells, &welcome.gpu_index[..gpus.min(MAX_GPUS)]);
         Ok(session)
+    }
+
+    /// Returns the session, if the environment names no limit that makes no sense, or if the
+    /// daemon's record has a limit of the same kind on each GPU. Otherwise ends the session. `index`
+    /// has the daemon's index of each GPU.
+    ///
+    /// # Errors
+    /// [`ConnectError::Unlimited`].
+    pub fn limiting(self, config: &Config, index: &[u8]) -> Result<Self, ConnectError> {
+        let grant = self.grant;
+        let records = || index.iter().filter_map(move |index| grant.slot(usize::from(*index)));
+        let is_limited = |key: Key| match key {
+            Key::Share => records().all(|record| record.share_ppm().is_some()),
+            _ => records().all(|record| record.memory_limit() != NO_LIMIT),
+        };
+        if config.unreadable().iter().filter_map(|limit| limit.key).all(is_limited) {
+            return Ok(self);
+        }
+        self.end();
+        Err(ConnectError::Unlimited)
     }
 
     /// Returns a session without a daemon. With `is_waiting`, a daemon can take the process over
