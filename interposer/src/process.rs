@@ -361,7 +361,8 @@ type Begun = (Session, [u8; MAX_GPUS]);
 /// Begins a session without a daemon if the process needs one, because no daemon accepted the
 /// process. This function alone decides about a process without a daemon: **limits that a job was
 /// given hold, whatever the reason.** If the environment and the refusal of a daemon differ, the
-/// lower limits hold. Returns `None` if the process needs no session.
+/// lower limits hold. If no refusal tells limits, the limits in the tenant's file hold before those
+/// of the environment. Returns `None` if the process needs no session.
 ///
 /// # Errors
 /// [`Unheld`] if a limit makes no sense, or if there is no memory for a session that the process
@@ -371,8 +372,12 @@ fn begin_alone(config: &Config, uuids: &[Uuid], error: &ConnectError) -> Result<
         let reasons: Vec<_> = config.unreadable().iter().map(|limit| limit.reason.as_str()).collect();
         return give_up(config, format_args!("{}, and {error}", reasons.join(", "))).map(|()| None);
     }
-    let fallback = config.fallback().within(error.fallback().unwrap_or(&Fallback::default()));
-    let (keeps_limits, is_shut) = (config.is_limited() || fallback.is_limited(), fallback.is_shut());
+    let refusal = error.fallback();
+    let fallback = config.fallback().within(refusal.unwrap_or(&Fallback::default()));
+    // Even a process whose environment names no limit keeps those in the tenant's file.
+    let has_tenant_limits = refusal.is_none() && standalone::is_file_used_alone(config);
+    let keeps_limits = config.is_limited() || fallback.is_limited() || has_tenant_limits;
+    let is_shut = fallback.is_shut();
     // The process waits for a daemon that hangs, has no room, or is about to come back. If the
     // process keeps its limits by itself and nothing names a socket, it does not wait for an absent
     // daemon.
@@ -387,7 +392,11 @@ fn begin_alone(config: &Config, uuids: &[Uuid], error: &ConnectError) -> Result<
     if !is_content {
         tell(error, is_shut, keeps_limits, is_waiting);
     }
-    let local = if is_held { Local::begin(config, uuids, fallback) } else { Local::unlimited(uuids) };
+    let is_newest = refusal.is_some_and(Fallback::is_limited);
+    let local = match is_held {
+        true => Local::begin(config, uuids, fallback, is_newest),
+        false => Local::unlimited(uuids),
+    };
     match local {
         Ok(local) => {
             let index = local.gpu_index;
@@ -583,13 +592,15 @@ impl Process {
     }
 
     /// Keeps the tenant's limits until a daemon is back: counts the process's memory in the
-    /// tenant's file too, and keeps the share. Processes that start without a daemon share only the
-    /// file. The caller has seen the end of the connection to the daemon, or the end of an arbiter's
-    /// heartbeat.
+    /// tenant's file too, writes the limits into the file, and keeps the share. Processes that start
+    /// without a daemon share only the file. The caller has seen the end of the connection to the
+    /// daemon, or the end of an arbiter's heartbeat.
     pub fn leave_daemon(&self, meter: MeterThread) {
         self.count_in_file(meter);
         self.set_alone(true);
         let Some(session) = self.session() else { return };
+        // A process that has not seen the lock just set can have set limits of its own.
+        session.keep_limits(&self.gpus);
         match session.keep_share(meter, &self.gpus, self.wake.get()) {
             Ok(()) if session.any_stand_in(&self.gpus).is_none() => {}
             Ok(()) => say!(Info, "the job keeps its share by itself until a daemon is back"),
@@ -625,7 +636,11 @@ impl Process {
             None => standalone::is_file_used_alone(&self.config),
         };
         match (is_anyone_alone, session.counts_in_file()) {
-            (true, false) => return self.count_in_file(meter),
+            (true, false) => {
+                let is_counted = self.count_in_file(meter);
+                session.keep_limits(&self.gpus);
+                return is_counted;
+            }
             (false, true) => {
                 session.count_out();
                 self.memory.move_to(session, &self.gpus);

@@ -23,8 +23,8 @@ use crate::meter::gpu::{Gpu, Shared};
 use crate::meter::thread::MeterThread;
 use crate::os::{self, Patience};
 use crate::pages::{Mapped, PageError, Protection, replace};
-use crate::standalone::Local;
 use crate::standalone::file::TenantFile;
+use crate::standalone::{Local, keep_record};
 use crate::unshared::Unshared;
 
 /// The heartbeat limit if the daemon names none, ns.
@@ -252,6 +252,20 @@ impl Session {
     /// [`Accounts::move_to`]: crate::memory::Accounts::move_to
     pub fn count_in(&self, file: &'static TenantFile) {
         self.ledgers.count_in(file);
+    }
+
+    /// Writes the limits of the daemon's record into the tenant's file, for each GPU whose arbiter
+    /// is gone or hangs. Processes without a session know no newer limits.
+    pub fn keep_limits(&self, gpus: &[Gpu]) {
+        let Some(file) = self.file() else { return };
+        let now_ns = os::now_ns();
+        for gpu in gpus.iter().filter(|gpu| self.is_daemon_gone(gpu, now_ns)) {
+            let record = gpu.index().and_then(|index| self.grant.slot(index));
+            let tenant = file.page.place(gpu.uuid()).and_then(|place| file.page.gpu(place));
+            if let Some((record, tenant)) = record.zip(tenant) {
+                keep_record(tenant, record, now_ns);
+            }
+        }
     }
 
     /// Lets the process's memory count in the daemon's ledger alone again. The caller calls

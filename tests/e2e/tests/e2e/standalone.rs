@@ -169,6 +169,22 @@ fn memory_of_a_killed_process_is_free_for_the_others() {
 }
 
 #[test]
+fn a_tenant_keeps_its_limit_if_a_later_process_asks_for_another_one_or_for_none() {
+    let host = Host::new();
+    let total = |variables: &[(&str, &str)]| {
+        let tenant = [("DEEPRES_TENANT", "family")];
+        view(&host, &[&tenant[..], variables].concat()).0
+    };
+    let variables = [("DEEPRES_TENANT", "family"), ("DEEPRES_MEMORY", "1GiB")];
+    let (first, _) = host.told(alone(&host, c_client_by("view", Way::Linked), &[], &variables));
+    for later in [&[("DEEPRES_MEMORY", "512MiB")][..], &[("DEEPRES_MEMORY", "2GiB")], &[]] {
+        assert_eq!(total(later), LIMIT_BYTES, "{later:?}");
+    }
+    first.finish().success();
+    assert_eq!(total(&[("DEEPRES_MEMORY", "2GiB")]), 2 * LIMIT_BYTES, "the limit ended with its processes");
+}
+
+#[test]
 fn the_places_of_processes_that_are_dead_are_looked_at_no_more() {
     const CROWD: usize = 5;
     let host = Host::new();
