@@ -1,6 +1,6 @@
 //! The wishes that the environment names. If a value makes no sense, the interposer reports the
-//! value in one line and ignores it. Without a daemon, a limit that makes no sense keeps the job
-//! off the GPU.
+//! value in one line and ignores it. A limit that makes no sense keeps the job off the GPU, unless
+//! a daemon gives the job a limit of the same kind.
 
 use std::cell::RefCell;
 use std::env;
@@ -70,6 +70,16 @@ impl Limit {
     }
 }
 
+/// A limit that the environment names and that makes no sense.
+#[derive(Debug)]
+pub struct Unreadable {
+    /// The kind of the limit; `None` for the limits that a daemon granted before the job began. A
+    /// process with a session does not need those, because the daemon's record is newer.
+    pub key: Option<Key>,
+    /// The variable, its value, and a value that would make sense.
+    pub reason: String,
+}
+
 /// The variables by which a job asks for deepres, besides the socket and the wishes.
 const OTHERS: [&str; 3] = [TENANT, OVERSUBSCRIBE, FALLBACK_VARIABLE];
 
@@ -105,8 +115,8 @@ pub struct Config {
     limits: [Limit; MAX_GPUS],
     /// The limits that the daemon granted to the job before the job began.
     fallback: Fallback,
-    /// The variables that name limits which make no sense, one sentence each.
-    unreadable: Vec<String>,
+    /// The limits that make no sense.
+    unreadable: Vec<Unreadable>,
 }
 
 /// Returns the part of the SMs of a percentage, parts per million; `None` if the driver would not
@@ -152,12 +162,14 @@ impl Config {
         }
         let tenant = tenant.filter(|name| name.len() < TENANT_NAME_BYTES);
         let unreadable = RefCell::new(Vec::new());
-        let refuse = |refused: fmt::Arguments<'_>| unreadable.borrow_mut().push(refused.to_string());
-        let (limits, is_any_named) = limits(variable, refuse);
+        let refuse = |key: Option<Key>, reason: fmt::Arguments<'_>| {
+            unreadable.borrow_mut().push(Unreadable { key, reason: reason.to_string() });
+        };
+        let (limits, is_any_named) = limits(variable, |key, reason| refuse(Some(key), reason));
         let fallback = variable(FALLBACK_VARIABLE).and_then(|text| {
             let fallback = Fallback::parse(&text);
             if fallback.is_none() {
-                refuse(format_args!("{FALLBACK_VARIABLE}={text} is not a list of limits"));
+                refuse(None, format_args!("{FALLBACK_VARIABLE}={text} is not a list of limits"));
             }
             fallback
         });
@@ -252,9 +264,9 @@ impl Config {
         !self.unreadable.is_empty() || (0..MAX_GPUS).any(|ordinal| self.limit(ordinal) != Limit::default())
     }
 
-    /// Returns the limits that the environment names and that make no sense, one sentence each. The
-    /// process cannot keep such a limit by itself.
-    pub fn unreadable(&self) -> &[String] {
+    /// Returns the limits that the environment names and that make no sense. The process cannot
+    /// keep such a limit by itself.
+    pub fn unreadable(&self) -> &[Unreadable] {
         &self.unreadable
     }
 }
@@ -323,24 +335,25 @@ fn is_of(directory: &Path, user: u32) -> bool {
 }
 
 /// Returns the limits by ordinal, and whether the environment has any variable of a limit, with a
-/// valid value or not. Calls `refuse` with a sentence for each limit that makes no sense.
+/// valid value or not. Calls `refuse` with the kind and the reason for each limit that makes no
+/// sense.
 fn limits(
     variable: impl Fn(&str) -> Option<String>,
-    refuse: impl Fn(fmt::Arguments<'_>),
+    refuse: impl Fn(Key, fmt::Arguments<'_>),
 ) -> ([Limit; MAX_GPUS], bool) {
     let is_any_named = std::cell::Cell::new(false);
-    let read = |name: &str, parse: fn(&str) -> Option<u64>, what: &str| {
+    let read = |key: Key, name: &str, parse: fn(&str) -> Option<u64>, what: &str| {
         let value = variable(name)?;
         is_any_named.set(true);
         let parsed = parse(&value);
         if parsed.is_none() {
-            refuse(format_args!("{name}={value} is not {what}"));
+            refuse(key, format_args!("{name}={value} is not {what}"));
         }
         parsed
     };
     let share = |text: &str| parse_share(text).map(u64::from);
-    let shares = |name: &str| read(name, whole_percent, "a whole percentage from 0 to 100");
-    let sizes = |name: &str| read(name, size_or_none, "a size of 1 MiB or more, like 3000m");
+    let shares = |name: &str| read(Key::Share, name, whole_percent, "a whole percentage from 0 to 100");
+    let sizes = |name: &str| read(Key::Memory, name, size_or_none, "a size of 1 MiB or more, like 3000m");
     let of_each = |alias: &str, read: &dyn Fn(&str) -> Option<u64>| {
         let every = read(alias);
         std::array::from_fn(|ordinal| read(&format!("{alias}_{ordinal}")).or(every).unwrap_or(0))
@@ -354,12 +367,14 @@ fn limits(
             false
         }
     };
-    let shares: [u64; MAX_GPUS] = match read(SHARE, share, "a share from 1% to 100%, like 30%") {
+    let own = read(Key::Share, SHARE, share, "a share from 1% to 100%, like 30%");
+    let shares: [u64; MAX_GPUS] = match own {
         Some(ppm) => [ppm; MAX_GPUS],
         None if is_lifted => [0; MAX_GPUS],
         None => of_each(SHARE_ALIAS, &shares),
     };
-    let sizes: [u64; MAX_GPUS] = match read(MEMORY, parse_memory, "a size of 1 MiB or more, like 8GiB") {
+    let own = read(Key::Memory, MEMORY, parse_memory, "a size of 1 MiB or more, like 8GiB");
+    let sizes: [u64; MAX_GPUS] = match own {
         Some(bytes) => [bytes; MAX_GPUS],
         None => of_each(MEMORY_ALIAS, &sizes),
     };
@@ -413,7 +428,7 @@ mod tests {
         let variable = |name: &str| {
             variables.iter().find(|(named, _)| *named == name).map(|(_, value)| (*value).to_owned())
         };
-        let (limits, _) = limits(variable, |text| refused.borrow_mut().push(text.to_string()));
+        let (limits, _) = limits(variable, |_, reason| refused.borrow_mut().push(reason.to_string()));
         (limits[0], limits[1], refused.into_inner())
     }
 

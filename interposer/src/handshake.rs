@@ -58,6 +58,9 @@ pub enum ConnectError {
     Descriptors(usize),
     /// The daemon does not manage all GPUs of this process, which has limits to keep on each.
     Unmanaged,
+    /// The environment names a limit that makes no sense, and the daemon gives the job none of its
+    /// kind.
+    Unlimited,
 }
 
 impl ConnectError {
@@ -70,7 +73,9 @@ impl ConnectError {
             // A daemon finishes its pages before it passes them on. So if a page is not ready, the
             // job has replaced a received descriptor by a file of its own.
             Self::Page(error) => !matches!(error, PageError::Layout(LayoutError::NotReady)),
-            Self::Frame(_) | Self::Descriptors(_) | Self::Renumbered | Self::Unmanaged => true,
+            Self::Frame(_) | Self::Descriptors(_) | Self::Renumbered | Self::Unmanaged | Self::Unlimited => {
+                true
+            }
         }
     }
 
@@ -120,6 +125,7 @@ impl fmt::Display for ConnectError {
                 write!(f, "the daemon numbers the GPUs in another way than before; start the job again")
             }
             Self::Unmanaged => write!(f, "the daemon does not manage every GPU of this process"),
+            Self::Unlimited => write!(f, "the daemon gives the job no limit in its place"),
             Self::Descriptors(count) => write!(f, "the welcome of the daemon has only {count} descriptors"),
         }
     }

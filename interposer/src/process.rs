@@ -169,6 +169,13 @@ pub fn start() -> Result<(), Unheld> {
         }
         return Ok(());
     }
+    if START.load(Ordering::Acquire) == NOT_STARTED {
+        // The C library knows the handler before `START` says that a thread tries. Otherwise a
+        // child of a fork in between would wait for a thread that it does not have. Threads that
+        // come at the same time all register the handler, and a second run of it does no harm.
+        // SAFETY: the handler is a plain function of this library, which is never unloaded.
+        unsafe { libc::pthread_atfork(None, None, Some(forked)) };
+    }
     match START.compare_exchange(NOT_STARTED, STARTING, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => {
             let _uncancelled = os::uncancelled();
@@ -285,7 +292,7 @@ fn begin() -> Result<(), Unheld> {
     let begun = handshake::shake(greeting, config, &process.uuids).and_then(|connection| {
         let connection = connection.holding(config, gpus)?;
         let index = connection.welcome.gpu_index;
-        Ok((Session::new(connection, gpus, None)?, index))
+        Ok((Session::new(connection, gpus, None)?.limiting(config, &index)?, index))
     });
     let begun = begun.map(Some).or_else(|error| begin_alone(config, &process.uuids, &error));
     let begun = begun.inspect_err(|Unheld| process.dismiss_meter())?;
@@ -314,18 +321,15 @@ fn begin() -> Result<(), Unheld> {
         record::start(path);
     }
     PROCESS.store(ptr::from_ref(process).cast_mut(), Ordering::Release);
-    // SAFETY: both handlers are plain functions of this library, which is never unloaded.
-    unsafe {
-        libc::pthread_atfork(None, None, Some(forked));
-        libc::atexit(stop);
-    }
+    // SAFETY: the handler is a plain function of this library, which is never unloaded.
+    unsafe { libc::atexit(stop) };
     // From here on, other threads can wait for the meter thread. One of them can hold the dynamic
     // linker's lock, which the next call takes.
     process.tell_meter(RUNS);
     coverage::look_past();
     if session.standalone().is_none() {
         say!(Info, "the process has session {} with {} GPUs", session.id(), process.gpus.len());
-        config.unreadable().iter().for_each(|limit| say!(Warn, "{limit}; ignored"));
+        config.unreadable().iter().for_each(|limit| say!(Warn, "{}; ignored", limit.reason));
     }
     Ok(())
 }
@@ -357,18 +361,23 @@ type Begun = (Session, [u8; MAX_GPUS]);
 /// Begins a session without a daemon if the process needs one, because no daemon accepted the
 /// process. This function alone decides about a process without a daemon: **limits that a job was
 /// given hold, whatever the reason.** If the environment and the refusal of a daemon differ, the
-/// lower limits hold. Returns `None` if the process needs no session.
+/// lower limits hold. If no refusal tells limits, the limits in the tenant's file hold before those
+/// of the environment. Returns `None` if the process needs no session.
 ///
 /// # Errors
 /// [`Unheld`] if a limit makes no sense, or if there is no memory for a session that the process
 /// needs.
 fn begin_alone(config: &Config, uuids: &[Uuid], error: &ConnectError) -> Result<Option<Begun>, Unheld> {
     if !config.unreadable().is_empty() {
-        let unreadable = config.unreadable().join(", ");
-        return give_up(config, format_args!("{error}, and {unreadable}")).map(|()| None);
+        let reasons: Vec<_> = config.unreadable().iter().map(|limit| limit.reason.as_str()).collect();
+        return give_up(config, format_args!("{}, and {error}", reasons.join(", "))).map(|()| None);
     }
-    let fallback = config.fallback().within(error.fallback().unwrap_or(&Fallback::default()));
-    let (keeps_limits, is_shut) = (config.is_limited() || fallback.is_limited(), fallback.is_shut());
+    let refusal = error.fallback();
+    let fallback = config.fallback().within(refusal.unwrap_or(&Fallback::default()));
+    // Even a process whose environment names no limit keeps those in the tenant's file.
+    let has_tenant_limits = refusal.is_none() && standalone::is_file_used_alone(config);
+    let keeps_limits = config.is_limited() || fallback.is_limited() || has_tenant_limits;
+    let is_shut = fallback.is_shut();
     // The process waits for a daemon that hangs, has no room, or is about to come back. If the
     // process keeps its limits by itself and nothing names a socket, it does not wait for an absent
     // daemon.
@@ -383,7 +392,11 @@ fn begin_alone(config: &Config, uuids: &[Uuid], error: &ConnectError) -> Result<
     if !is_content {
         tell(error, is_shut, keeps_limits, is_waiting);
     }
-    let local = if is_held { Local::begin(config, uuids, fallback) } else { Local::unlimited(uuids) };
+    let is_newest = refusal.is_some_and(Fallback::is_limited);
+    let local = match is_held {
+        true => Local::begin(config, uuids, fallback, is_newest),
+        false => Local::unlimited(uuids),
+    };
     match local {
         Ok(local) => {
             let index = local.gpu_index;
@@ -408,8 +421,8 @@ fn tell(error: &ConnectError, is_shut: bool, keeps_limits: bool, is_waiting: boo
     }
 }
 
-/// Clears the state in a forked child. The child has no session and no meter thread, and the driver
-/// does not work in the child either.
+/// Clears the state in a forked child, also if a thread of the parent is beginning a session. The
+/// child has no session and no meter thread, and the driver does not work in the child either.
 extern "C" fn forked() {
     let process = PROCESS.swap(ptr::null_mut(), Ordering::AcqRel);
     START.store(NOT_STARTED, Ordering::Release);
@@ -579,13 +592,17 @@ impl Process {
     }
 
     /// Keeps the tenant's limits until a daemon is back: counts the process's memory in the
-    /// tenant's file too, and keeps the share. Processes that start without a daemon share only the
-    /// file. The caller has seen the end of the connection to the daemon, or the end of an arbiter's
-    /// heartbeat.
+    /// tenant's file too, writes the limits into the file, and keeps the share. Processes that start
+    /// without a daemon share only the file. The caller has seen the end of the connection to the
+    /// daemon, or the end of an arbiter's heartbeat.
     pub fn leave_daemon(&self, meter: MeterThread) {
         self.count_in_file(meter);
         let Some(session) = self.session() else { return };
+        self.set_alone(true);
+        // A process that has not seen the lock just set can have set limits of its own.
+        session.keep_limits(&self.gpus);
         let kept = session.keep_share(meter, &self.gpus, self.wake.get());
+        // The arbiter can be back by now.
         self.set_alone(self.is_alone(session));
         match kept {
             Ok(()) if session.any_stand_in(&self.gpus).is_none() => {}
@@ -622,7 +639,11 @@ impl Process {
             None => standalone::is_file_used_alone(&self.config),
         };
         match (is_anyone_alone, session.counts_in_file()) {
-            (true, false) => return self.count_in_file(meter),
+            (true, false) => {
+                let is_counted = self.count_in_file(meter);
+                session.keep_limits(&self.gpus);
+                return is_counted;
+            }
             (false, true) => {
                 session.count_out();
                 self.memory.move_to(session, &self.gpus);

@@ -8,12 +8,14 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use deepres_abi::MAX_GPUS;
 use deepres_abi::beat::BeatPage;
-use deepres_abi::grant::{FailMode, GateState, GrantPage, GrantSlot, LeaseTerms};
+use deepres_abi::grant::{FailMode, GateState, GrantPage, GrantSlot, LeaseTerms, NO_LIMIT};
 use deepres_abi::ledger::LedgerPage;
 use deepres_abi::meter::{MeterPage, MeterSlot, Reading};
 use deepres_abi::page::Page;
 use deepres_abi::wire::UNMANAGED;
+use deepres_abi::wish::Key;
 
+use crate::config::Config;
 use crate::descriptor::{OwnDescriptor, Place};
 use crate::handshake::{ConnectError, Connection};
 use crate::memory::ledgers::{Ledger, Ledgers};
@@ -21,8 +23,8 @@ use crate::meter::gpu::{Gpu, Shared};
 use crate::meter::thread::MeterThread;
 use crate::os::{self, Patience};
 use crate::pages::{Mapped, PageError, Protection, replace};
-use crate::standalone::Local;
 use crate::standalone::file::TenantFile;
+use crate::standalone::{Local, keep_record};
 use crate::unshared::Unshared;
 
 /// The heartbeat limit if the daemon names none, ns.
@@ -112,6 +114,26 @@ impl Session {
         };
         session.take_bells(bells, &welcome.gpu_index[..gpus.min(MAX_GPUS)]);
         Ok(session)
+    }
+
+    /// Returns the session, if the environment names no limit that makes no sense, or if the
+    /// daemon's record has a limit of the same kind on each GPU. Otherwise ends the session. `index`
+    /// has the daemon's index of each GPU.
+    ///
+    /// # Errors
+    /// [`ConnectError::Unlimited`].
+    pub fn limiting(self, config: &Config, index: &[u8]) -> Result<Self, ConnectError> {
+        let grant = self.grant;
+        let records = || index.iter().filter_map(move |index| grant.slot(usize::from(*index)));
+        let is_limited = |key: Key| match key {
+            Key::Share => records().all(|record| record.share_ppm().is_some()),
+            _ => records().all(|record| record.memory_limit() != NO_LIMIT),
+        };
+        if config.unreadable().iter().filter_map(|limit| limit.key).all(is_limited) {
+            return Ok(self);
+        }
+        self.end();
+        Err(ConnectError::Unlimited)
     }
 
     /// Returns a session without a daemon. With `is_waiting`, a daemon can take the process over
@@ -233,6 +255,20 @@ impl Session {
     /// [`Accounts::move_to`]: crate::memory::Accounts::move_to
     pub fn count_in(&self, file: &'static TenantFile) {
         self.ledgers.count_in(file);
+    }
+
+    /// Writes the limits of the daemon's record into the tenant's file, for each GPU whose arbiter
+    /// is gone or hangs. Processes without a session know no newer limits.
+    pub fn keep_limits(&self, gpus: &[Gpu]) {
+        let Some(file) = self.file() else { return };
+        let now_ns = os::now_ns();
+        for gpu in gpus.iter().filter(|gpu| self.is_daemon_gone(gpu, now_ns)) {
+            let record = gpu.index().and_then(|index| self.grant.slot(index));
+            let tenant = file.page.place(gpu.uuid()).and_then(|place| file.page.gpu(place));
+            if let Some((record, tenant)) = record.zip(tenant) {
+                keep_record(tenant, record, now_ns);
+            }
+        }
     }
 
     /// Lets the process's memory count in the daemon's ledger alone again. The caller calls

@@ -18,6 +18,8 @@ use support::{Client, Controller, Driver, await_go, now_ns, of_version, part, sa
 
 /// The number of launches of a launching client.
 const LAUNCHES: u64 = 10_000;
+/// The time after which a forked child that still waits is killed, s.
+const CHILD_SECONDS: u32 = 15;
 /// The limit of the tests that hold memory.
 const LIMIT_BYTES: u64 = 64 << 20;
 
@@ -37,6 +39,28 @@ fn client_process() {
     if part == "init" {
         // SAFETY: `cuInit` takes no pointer.
         return say(unsafe { init(0) });
+    }
+    if part == "fork while another thread begins" {
+        // SAFETY: `cuInit` takes no pointer.
+        let beginning = std::thread::spawn(move || unsafe { init(0) });
+        await_go();
+        // SAFETY: the child only retains a context, which takes no lock of the parent, and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let mut context = null_mut();
+            // SAFETY: the result has room. The alarm ends a child that waits for ever, and the child
+            // runs no exit handlers of the parent.
+            unsafe {
+                libc::alarm(CHILD_SECONDS);
+                libc::_exit(retain(&mut context, 0) as i32);
+            }
+        }
+        let mut status = 0;
+        // SAFETY: the result has room.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        say(status);
+        assert_eq!(beginning.join().unwrap(), CUDA_SUCCESS);
+        return;
     }
     // SAFETY: the driver's documented use. Results have room.
     let begin = || unsafe {
@@ -481,6 +505,19 @@ fn a_forked_child_goes_unmetered_and_leaves_the_parents_session_alone() {
     client.go();
     until("the parent is metered still", || controller.meter().read().kernel_launches == 1);
     drop(connection);
+}
+
+#[test]
+fn a_child_forked_while_another_thread_begins_the_session_does_not_wait_for_that_thread() {
+    let controller = Controller::new();
+    let mut client = controller.client("fork while another thread begins");
+    // The other thread waits for an answer that does not come.
+    let _unanswered = controller.accept();
+    client.go();
+    controller.refuse("no room for the child");
+    assert_eq!(client.answer(), "0", "the child retained its context");
+    let errors = client.finish();
+    assert!(errors.contains("no room for the child"), "{errors}");
 }
 
 #[test]

@@ -33,6 +33,9 @@ mod tests {
         for unseen in ['\u{200b}', '\u{200f}', '\u{61c}', '\u{2028}', '\u{2060}', '\u{feff}'] {
             assert!(!is_name(&format!("train{unseen}")), "{unseen:?}");
         }
+        for like_a_blank in ['\u{a0}', '\u{2003}', '\u{2800}', '\u{3000}'] {
+            assert!(!is_name(&format!("tr{like_a_blank}ain")), "{like_a_blank:?}");
+        }
         assert!(!is_name("") && !is_name(" ") && !is_name("a\n") && !is_name(&"x".repeat(TENANT_NAME_BYTES)));
     }
 

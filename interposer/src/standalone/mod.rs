@@ -94,13 +94,19 @@ pub struct Local {
 
 impl Local {
     /// Returns a session with the lower of the limits of the environment and of `told`, and logs
-    /// the limits. With a closed fail mode, all gates of the session stay closed.
+    /// the limits. If another process without a session uses the tenant's file, the tenant keeps
+    /// the limits in the file, and the process adds only those that the tenant lacks. With
+    /// `is_newest`, a daemon has just told limits, which replace those in the file. With a closed
+    /// fail mode, all gates of the session stay closed.
     ///
     /// # Errors
     /// The system's error, if there is no memory for the pages.
-    pub fn begin(config: &Config, uuids: &[Uuid], told: Fallback) -> io::Result<Self> {
-        let local =
-            Self::make(open_file(config, uuids), uuids, told, |ordinal| config.limit(ordinal).within(&told))?;
+    pub fn begin(config: &Config, uuids: &[Uuid], told: Fallback, is_newest: bool) -> io::Result<Self> {
+        let file = open_file(config, uuids);
+        // A session does not keep the limits in the file up to date while it obeys a daemon.
+        let is_newest = is_newest || file.is_some_and(|file| !file.is_used_alone());
+        let limit_of = |ordinal| config.limit(ordinal).within(&told);
+        let local = Self::make(file, uuids, told, is_newest, limit_of)?;
         if config.wish.charge_copies == Some(true) {
             let grants = (0..MAX_GPUS).filter_map(|index| local.grant.slot(index));
             grants.for_each(|grant| grant.set_charge_copies(true));
@@ -114,12 +120,13 @@ impl Local {
     /// # Errors
     /// The system's error, if there is no memory for the pages.
     pub fn unlimited(uuids: &[Uuid]) -> io::Result<Self> {
-        Self::make(None, uuids, Fallback::default(), |_| Limit::default())
+        Self::make(None, uuids, Fallback::default(), false, |_| Limit::default())
     }
 
-    /// Keeps the lower of the limits of the environment and of `told` from the next turn on.
+    /// Keeps the lower of the limits of the environment and of `told` from the next turn on. A
+    /// daemon has just told the limits.
     pub fn keep(&self, config: &Config, told: &Fallback) {
-        self.set(told.fail_mode, |ordinal| config.limit(ordinal).within(told));
+        self.set(told.fail_mode, true, |ordinal| config.limit(ordinal).within(told));
     }
 
     /// Returns a stand-in for the daemon of a session, which has no limits until
@@ -129,7 +136,7 @@ impl Local {
     /// The system's error, if there is no memory for the pages.
     pub fn stand_in(file: Option<&'static TenantFile>, gpus: &[Gpu]) -> io::Result<Self> {
         let uuids: Vec<Uuid> = gpus.iter().map(|gpu| *gpu.uuid()).collect();
-        let local = Self::make(file, &uuids, Fallback::default(), |_| Limit::default())?;
+        let local = Self::make(file, &uuids, Fallback::default(), false, |_| Limit::default())?;
         Ok(Self { is_stand_in: true, ..local })
     }
 
@@ -168,11 +175,9 @@ impl Local {
             own.set_charge_copies(record.charge_copies());
             // The other tenants of the daemon launch too.
             own.set_beside(true);
-            if let Some(share_ppm) = record.share_ppm() {
-                tenant.set_share_ppm(share_ppm, now_ns);
-                if is_first {
-                    tenant.allowance.end_pause(now_ns);
-                }
+            keep_record(tenant, record, now_ns);
+            if is_first {
+                tenant.allowance.end_pause(now_ns);
             }
             if let Some(since_ns) = self.since_ns.get(place) {
                 since_ns.store(now_ns, Ordering::Relaxed);
@@ -189,6 +194,7 @@ impl Local {
         file: Option<&'static TenantFile>,
         uuids: &[Uuid],
         told: Fallback,
+        is_newest: bool,
         limit_of: impl Fn(usize) -> Limit,
     ) -> io::Result<Self> {
         let page = match file {
@@ -221,7 +227,7 @@ impl Local {
             is_stand_in: false,
             since_ns: Default::default(),
         };
-        local.set(told.fail_mode, limit_of);
+        local.set(told.fail_mode, is_newest, limit_of);
         if let Some(file) = file {
             file.set_alone(true);
             file.bury_dead();
@@ -230,15 +236,16 @@ impl Local {
         Ok(local)
     }
 
-    /// Sets the fail mode, and the limits by ordinal in this process. If this process has no limit,
-    /// the limit of another process of the tenant stays.
-    fn set(&self, fail_mode: FailMode, limit_of: impl Fn(usize) -> Limit) {
+    /// Sets the fail mode, and the limits by ordinal in this process. The tenant keeps the limits
+    /// that it has, as under a daemon, unless the limits here are the newest. If this process has
+    /// no limit, the tenant keeps its limit in any case.
+    fn set(&self, fail_mode: FailMode, is_newest: bool, limit_of: impl Fn(usize) -> Limit) {
         for (ordinal, place) in self.places() {
             let (limit, Some(gpu)) = (limit_of(ordinal), self.page.gpu(place)) else { continue };
-            if limit.share_ppm != 0 {
+            if limit.share_ppm != 0 && (is_newest || gpu.share_ppm().is_none()) {
                 gpu.set_share_ppm(limit.share_ppm, os::now_ns());
             }
-            if limit.memory_bytes != 0 {
+            if limit.memory_bytes != 0 && (is_newest || gpu.memory_bytes().is_none()) {
                 gpu.set_memory_bytes(limit.memory_bytes);
             }
         }
@@ -280,9 +287,14 @@ impl Local {
     }
 
     fn announce(&self, config: &Config) {
-        let limit = |ordinal: usize| config.limit(ordinal).within(&self.told);
-        let limits: Vec<String> =
-            self.places().map(|(ordinal, _)| format!("GPU {ordinal}: {}", limit(ordinal))).collect();
+        let limit = |gpu: &StandaloneGpu| Limit {
+            share_ppm: gpu.share_ppm().unwrap_or(0),
+            memory_bytes: gpu.memory_bytes().unwrap_or(0),
+        };
+        let limits: Vec<String> = self
+            .places()
+            .filter_map(|(ordinal, place)| Some(format!("GPU {ordinal}: {}", limit(self.page.gpu(place)?))))
+            .collect();
         let with = match &self.file {
             Some(_) => format!(" for all processes of tenant `{}`", config.tenant),
             None => String::new(),
@@ -417,6 +429,18 @@ pub fn open_file(config: &Config, uuids: &[Uuid]) -> Option<&'static TenantFile>
     }
 }
 
+/// Makes the limits of a daemon's record for a GPU the limits of the tenant. If the record has no
+/// limit of a kind, the tenant keeps its limit.
+pub fn keep_record(tenant: &StandaloneGpu, record: &GrantSlot, now_ns: u64) {
+    if let Some(share_ppm) = record.share_ppm() {
+        tenant.set_share_ppm(share_ppm, now_ns);
+    }
+    if record.memory_limit() != NO_LIMIT {
+        // A limit of 0 bytes must not look like no limit.
+        tenant.set_memory_bytes(record.memory_limit().max(1));
+    }
+}
+
 /// Returns whether a process without a session uses the file of the tenant that the environment
 /// names. The caller has no slot in the file.
 pub fn is_file_used_alone(config: &Config) -> bool {
@@ -480,7 +504,14 @@ mod tests {
     impl Lost {
         fn new() -> Self {
             let gpus = [Gpu::of(GPU, 0, 0), Gpu::of(OTHER_GPU, 0, 0)];
-            Self { grant: memory::page().unwrap(), meter: memory::page().unwrap(), gpus }
+            let lost = Self { grant: memory::page().unwrap(), meter: memory::page().unwrap(), gpus };
+            (0..2).for_each(|ordinal| lost.record(ordinal).set_memory_limit(LIMIT_BYTES));
+            lost
+        }
+
+        /// Returns the daemon's record for the GPU with this ordinal.
+        fn record(&self, ordinal: u8) -> &'static GrantSlot {
+            self.grant.slot((INDEX + ordinal).into()).unwrap()
         }
 
         /// Lets the first GPU obey the daemon, and then lets `local` keep the share `share_ppm` of
@@ -490,12 +521,11 @@ mod tests {
         }
 
         /// Does what [`Self::lose`] does, for the GPU with this ordinal.
-        fn lose_gpu(&self, ordinal: usize, local: &Local, share_ppm: u32, now_ns: u64) {
-            let index = INDEX + ordinal as u8;
-            let record = self.grant.slot(index.into()).unwrap();
-            record.set_memory_limit(LIMIT_BYTES);
+        fn lose_gpu(&self, ordinal: u8, local: &Local, share_ppm: u32, now_ns: u64) {
+            let (index, record) = (INDEX + ordinal, self.record(ordinal));
             record.set_share_ppm(Some(share_ppm));
-            self.gpus[ordinal].connect(index, record, self.meter.slot(index.into()).unwrap(), None);
+            let meter = self.meter.slot(index.into()).unwrap();
+            self.gpus[usize::from(ordinal)].connect(index, record, meter, None);
             local.take_over(&self.gpus, Gpu::grant, None, now_ns);
         }
 
@@ -510,7 +540,7 @@ mod tests {
         let local = Local::stand_in(None, &lost.gpus).unwrap();
         lost.lose(&local, PPM / 4, NOW_NS);
         let own = lost.gpus[0].grant().unwrap();
-        assert!(!ptr::eq(own, lost.grant.slot(INDEX.into()).unwrap()));
+        assert!(!ptr::eq(own, lost.record(0)));
         assert_eq!((lost.state(), own.memory_limit()), (GateState::Leased, LIMIT_BYTES));
         assert!(own.is_beside() && !local.is_gone(&GPU, NOW_NS));
         // The daemon let these launches pass.
@@ -526,6 +556,34 @@ mod tests {
         assert_eq!([1_198, 1_202].map(state_at), [GateState::Closed, GateState::Leased]);
         assert!(local.is_gone(&GPU, NOW_NS + 10_000 * MS), "the meter thread hangs");
         assert_eq!(own.memory_limit(), LIMIT_BYTES);
+    }
+
+    #[test]
+    fn a_tenant_keeps_its_limits_until_a_daemon_tells_newer_ones_and_a_process_adds_those_it_lacks() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = TenantFile::open(directory.path(), "t").unwrap();
+        let file: &'static TenantFile = Box::leak(Box::new(file));
+        let begin = |is_newest, share_ppm, memory_bytes| {
+            let limit = Limit { share_ppm, memory_bytes };
+            Local::make(Some(file), &[GPU], Fallback::default(), is_newest, |_| limit).unwrap()
+        };
+        let tenant = file.page.gpu(file.page.place(&GPU).unwrap()).unwrap();
+        let in_force = || (tenant.share_ppm(), tenant.memory_bytes());
+        let own_bytes = |local: &Local| local.grant.slot(0).unwrap().memory_limit();
+        begin(false, PPM / 10, 0);
+        let later = begin(false, PPM / 2, LIMIT_BYTES);
+        assert_eq!(in_force(), (Some(PPM / 10), Some(LIMIT_BYTES)), "it lacked a memory limit alone");
+        assert_eq!(own_bytes(&later), LIMIT_BYTES);
+        // A session loses its daemon.
+        let lost = Lost::new();
+        lost.record(0).set_memory_limit(LIMIT_BYTES / 2);
+        lost.lose(&Local::stand_in(Some(file), &lost.gpus).unwrap(), PPM / 4, NOW_NS);
+        let newcomer = begin(false, PPM / 2, LIMIT_BYTES);
+        assert_eq!(in_force(), (Some(PPM / 4), Some(LIMIT_BYTES / 2)));
+        later.turn(&[], NOW_NS);
+        assert_eq!([&later, &newcomer].map(own_bytes), [LIMIT_BYTES / 2; 2]);
+        begin(true, PPM / 20, 0);
+        assert_eq!(in_force(), (Some(PPM / 20), Some(LIMIT_BYTES / 2)), "a refusal told a share");
     }
 
     #[test]

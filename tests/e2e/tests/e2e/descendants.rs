@@ -33,7 +33,8 @@ fn a_process_that_drops_its_user_or_its_environment_keeps_the_jobs_name_and_limi
 fn a_text_that_cannot_be_a_name_leaves_the_process_in_a_tenant_with_its_limits() {
     let (host, _daemon) = Host::new().config("[caps]\nmemory = \"4GiB\"\n").with_daemon();
     let long = "x".repeat(64);
-    for name in ["train\n", "tr\tain", "train\u{200b}", "train ", "-train", &long] {
+    let look_alike = ["train\u{200b}", "tr\u{a0}ain", "train\u{2800}"];
+    for name in ["train\n", "tr\tain", "train ", "-train", &long].into_iter().chain(look_alike) {
         let mut command = host.preloaded(c_client("view"));
         command.env("DEEPRES_TENANT", name).env("DEEPRES_MEMORY", "1GiB");
         let (view, said) = host.told(command);

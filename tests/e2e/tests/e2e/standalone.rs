@@ -169,6 +169,22 @@ fn memory_of_a_killed_process_is_free_for_the_others() {
 }
 
 #[test]
+fn a_tenant_keeps_its_limit_if_a_later_process_asks_for_another_one_or_for_none() {
+    let host = Host::new();
+    let total = |variables: &[(&str, &str)]| {
+        let tenant = [("DEEPRES_TENANT", "family")];
+        view(&host, &[&tenant[..], variables].concat()).0
+    };
+    let variables = [("DEEPRES_TENANT", "family"), ("DEEPRES_MEMORY", "1GiB")];
+    let (first, _) = host.told(alone(&host, c_client_by("view", Way::Linked), &[], &variables));
+    for later in [&[("DEEPRES_MEMORY", "512MiB")][..], &[("DEEPRES_MEMORY", "2GiB")], &[]] {
+        assert_eq!(total(later), LIMIT_BYTES, "{later:?}");
+    }
+    first.finish().success();
+    assert_eq!(total(&[("DEEPRES_MEMORY", "2GiB")]), 2 * LIMIT_BYTES, "the limit ended with its processes");
+}
+
+#[test]
 fn the_places_of_processes_that_are_dead_are_looked_at_no_more() {
     const CROWD: usize = 5;
     let host = Host::new();
@@ -239,37 +255,62 @@ fn kills_at_random_among_eight_processes_leave_limit_and_account_right() {
     assert!(!folder(&host).exists(), "nothing is left behind");
 }
 
+const SENSELESS_SHARES: [(&str, &str); 3] =
+    [("DEEPRES_SHARE", "abc"), ("DEEPRES_SHARE", "120%"), ("CUDA_DEVICE_SM_LIMIT", "50%")];
+const SENSELESS_SIZES: [(&str, &str); 4] = [
+    ("DEEPRES_MEMORY", "12XB"),
+    ("DEEPRES_MEMORY", "8"),
+    ("CUDA_DEVICE_MEMORY_LIMIT", "lots"),
+    ("CUDA_DEVICE_MEMORY_LIMIT_0", "8"),
+];
+/// The limits that a daemon granted before. A session does not need them.
+const SENSELESS_FALLBACK: (&str, &str) = ("DEEPRES_FALLBACK", "memory=much");
+
+/// Asserts that a job with this limit does not get the GPU, because of `reason`.
+fn assert_kept_off(host: &Host, variable: (&str, &str), reason: &str) {
+    let seen = host.finish(alone(host, c_client_by("view", Way::Linked), &[], &[variable]));
+    assert_named_once(&seen, variable);
+    seen.refused(reason);
+    seen.refused("so nothing can hold the job to its limits; the job may not use the GPU");
+    seen.refused("800");
+}
+
+/// Asserts that a job with this limit has a session, and sees a GPU of `bytes`.
+fn assert_ignored(host: &Host, variable: (&str, &str), bytes: u64) {
+    let (total, seen) = view(host, &[variable]);
+    assert_named_once(&seen, variable);
+    assert_eq!(total, bytes, "{variable:?}");
+    assert!(seen.stderr.contains("; ignored"), "{}", seen.stderr);
+}
+
+fn assert_named_once(seen: &Finished, (name, value): (&str, &str)) {
+    let told = seen.stderr.matches(&format!("{name}={value} is not")).count();
+    assert_eq!(told, 1, "{}", seen.stderr);
+}
+
 #[test]
-fn a_limit_that_makes_no_sense_is_named_once_and_keeps_the_job_off_the_gpu_without_a_daemon() {
-    const SENSELESS: [(&str, &str); 8] = [
-        ("DEEPRES_SHARE", "abc"),
-        ("DEEPRES_SHARE", "120%"),
-        ("DEEPRES_MEMORY", "12XB"),
-        ("DEEPRES_MEMORY", "8"),
-        ("DEEPRES_FALLBACK", "memory=much"),
-        ("CUDA_DEVICE_SM_LIMIT", "50%"),
-        ("CUDA_DEVICE_MEMORY_LIMIT", "lots"),
-        ("CUDA_DEVICE_MEMORY_LIMIT_0", "8"),
-    ];
+fn a_limit_that_makes_no_sense_is_named_once_and_keeps_the_job_off_the_gpu() {
     let host = Host::new();
-    let is_named_once = |seen: &Finished, (name, value): (&str, &str)| {
-        let told = seen.stderr.matches(&format!("{name}={value} is not")).count();
-        assert_eq!(told, 1, "{}", seen.stderr);
-    };
-    for variable in SENSELESS {
-        let seen = host.finish(alone(&host, c_client_by("view", Way::Linked), &[], &[variable]));
-        is_named_once(&seen, variable);
-        seen.refused("so nothing can hold the job to its limits; the job may not use the GPU");
-        seen.refused("800");
+    let limits = || SENSELESS_SHARES.into_iter().chain(SENSELESS_SIZES);
+    for variable in limits().chain([SENSELESS_FALLBACK]) {
+        assert_kept_off(&host, variable, "no daemon at");
     }
-    // A daemon gives the job its limits.
     let _daemon = host.daemon();
-    for variable in SENSELESS {
-        let (total, seen) = view(&host, &[variable]);
-        is_named_once(&seen, variable);
-        assert_eq!(total, Config::default().memory_bytes, "{variable:?}");
-        assert!(seen.stderr.contains("; ignored"), "{}", seen.stderr);
+    for variable in limits() {
+        assert_kept_off(&host, variable, "the daemon gives the job no limit in its place");
     }
+    assert_ignored(&host, SENSELESS_FALLBACK, Config::default().memory_bytes);
+}
+
+#[test]
+fn a_limit_that_makes_no_sense_is_ignored_if_the_daemon_gives_the_job_one_of_its_kind() {
+    let (host, _daemon) = Host::new().config("[defaults]\nmemory = \"1GiB\"\n").with_daemon();
+    SENSELESS_SIZES.into_iter().for_each(|variable| assert_ignored(&host, variable, LIMIT_BYTES));
+    assert_kept_off(&host, SENSELESS_SHARES[0], "the daemon gives the job no limit in its place");
+    let (host, _daemon) = Host::new().config("[defaults]\nshare = \"30%\"\n").with_daemon();
+    let whole = Config::default().memory_bytes;
+    SENSELESS_SHARES.into_iter().for_each(|variable| assert_ignored(&host, variable, whole));
+    assert_kept_off(&host, SENSELESS_SIZES[0], "the daemon gives the job no limit in its place");
 }
 
 /// Asserts that a process refuses this tenant's file for this reason, and keeps its limit by

@@ -262,6 +262,43 @@ fn a_process_that_its_job_starts_after_the_daemons_death_has_the_jobs_limits() {
     ways[0].await_line(|line| line.contains(&halved));
 }
 
+/// Starts a process of the tenant `name` by a C client. The process has a session, and the
+/// environment names no limit.
+fn earlier(host: &Host, name: &str, client: &str, arguments: &[&str]) -> Process {
+    let mut command = preloaded(host, client);
+    command.args(arguments).env("DEEPRES_TENANT", name);
+    host.spawn(command)
+}
+
+#[test]
+fn a_memory_limit_of_deepres_set_holds_for_a_process_that_its_job_starts_after_the_daemons_death() {
+    let (host, mut daemon) = Host::new().with_daemon();
+    let asks = ["--memory", "1GiB"];
+    let mut jobs = [
+        ("lowered", &asks[..], "512MiB", LIMIT_BYTES / 2),
+        ("raised", &asks, "2GiB", 2 * LIMIT_BYTES),
+        ("given", &[], "512MiB", LIMIT_BYTES / 2),
+    ]
+    .map(|(name, options, limit, bytes)| {
+        let new = later(&host, &[&["--name", name][..], options].concat(), "view", &[]);
+        host.await_ps(|ps| ps.find(name).is_some());
+        let mut earlier = earlier(&host, name, "view", &[]);
+        earlier.await_json();
+        host.call(&["set", name, "--memory", limit]).success();
+        let shown = format!("\"total\":{bytes},");
+        earlier.await_line(|line| line.contains(&shown));
+        (name, earlier, new, shown)
+    });
+    daemon.kill();
+    for (name, _earlier, new, shown) in &mut jobs {
+        let file = host.deepres_dir().join("standalone").join(name);
+        eventually("the session uses its tenant's file", || file.exists());
+        new.say("go");
+        new.await_line(|line| line.contains(&**shown));
+        assert!(new.stderr().contains("keeps its limits by itself until"), "{}", new.stderr());
+    }
+}
+
 /// Functions for the memory of a client.
 const MEMORY: &str = r#"
 def free_bytes():
@@ -481,6 +518,28 @@ mod measured {
             println!("{}: had {had:.1} % of the time", way.what);
             assert!((had - SHARE_PERCENT).abs() <= KEPT_POINTS, "{}: had {had:.1} % of the time", way.what);
         }
+    }
+
+    #[test]
+    fn a_share_of_deepres_set_holds_for_earlier_and_new_processes_after_the_daemons_death() {
+        const SET_PERCENT: f64 = 10.0;
+        let (host, mut daemon) = Host::measuring().with_daemon();
+        let arguments = ["--kernel", "busy_1000us", "--sync-every", "1"];
+        let mut new = later(&host, &["--name", "job", "--share", SHARE], "backlog", &arguments);
+        host.await_ps(|ps| ps.find("job").is_some());
+        let mut earlier = earlier(&host, "job", "backlog", &arguments);
+        earlier.await_exactly("ready");
+        host.call(&["set", "job", "--share", "10%"]).success();
+        thread::sleep(SETTLED);
+        daemon.kill();
+        new.say("go");
+        new.await_line_within(|line| line == "ready", BEGINS_WITHIN);
+        thread::sleep(SETTLED);
+        let tally = Tally::over(&host, MEASURED);
+        // No other job uses the GPU, so all kernels are the two processes'.
+        let had = tally.percent_of_time(&tally.by_pid_ns.keys().copied().collect::<Vec<_>>());
+        println!("had {had:.2} % of the time");
+        assert!((had - SET_PERCENT).abs() <= KEPT_POINTS, "owed {SET_PERCENT} %: {}", new.stderr());
     }
 
     #[test]
