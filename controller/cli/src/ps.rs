@@ -248,8 +248,8 @@ pub fn phase(gpu: &GpuStatus) -> String {
     gpu.fault.as_ref().map_or(phase.clone(), |fault| format!("{phase}; fault: {fault}"))
 }
 
-/// Returns the first line about a GPU, with `uuid` behind its memory. Cuts the holder's name so that
-/// the line takes at most `columns`.
+/// Returns the first line about a GPU, with `uuid` behind its memory. Cuts the holder's name so
+/// that the line takes at most `columns`.
 fn gpu_line(gpu: &GpuStatus, uuid: &str, columns: usize) -> String {
     let kind = if gpu.simulated { ", simulated" } else { "" };
     let line = |gpu: &GpuStatus| {
@@ -400,8 +400,8 @@ fn print_lost(status: &Status, out: &mut impl Write) -> io::Result<()> {
 }
 
 /// Prints rows as [`print_table`] does. Unless the user wants a wide output, cuts the texts in the
-/// columns `names`, in this order, until the table fits on the screen. Of these columns, all but the
-/// last keep the width of their heads.
+/// columns `names`, in this order, until the table fits on the screen. Of these columns, all but
+/// the last keep the width of their heads.
 fn print_cut(
     mut rows: Vec<Vec<String>>,
     names: &[usize],

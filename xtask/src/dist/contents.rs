@@ -207,8 +207,9 @@ fn moved(target: &str, page: &str, places: &BTreeMap<String, String>) -> Option<
     }
 }
 
-/// Returns the files directly in a folder below `root` that git tracks. So an untracked file changes
-/// no package. Without git, in an unpacked archive of the source, the function returns all files.
+/// Returns the files directly in a folder below `root` that git tracks. So an untracked file
+/// changes no package. Without git, in an unpacked archive of the source, the function returns all
+/// files.
 fn tracked(root: &Path, folder: &str) -> Result<Vec<PathBuf>> {
     if !root.join(".git").exists() {
         return files(&root.join(folder));
