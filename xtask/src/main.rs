@@ -41,9 +41,9 @@ enum Task {
     /// own, measures, and ends everything that it started. Uses this machine's GPU if there is one,
     /// and a simulated GPU if not.
     Demo(demo::Options),
-    /// Install the needs of the tests, and run all tests: units, models, end to end, style
+    /// Install the needs of the tests, and run the quick tests: units, models, end to end, style
     ///
-    /// The last line of the output is `N passed, N failed`.
+    /// With --deep, runs all tests. The last line of the output is `N passed, N failed`.
     Test(test::Options),
     /// Feed hostile inputs to the code at trust boundaries (libFuzzer), and report the edges
     /// reached

@@ -53,7 +53,7 @@ const WIDE_LIMITS: [&str; 2] = ["sm_ppm", "memory_limit_bytes"];
 const MEMORY: [&str; 1] = ["gate"];
 /// The fields in the place of [`MEMORY`] with `--wide`.
 const WIDE_MEMORY: [&str; 3] = ["memory_peak_bytes", "refusals", "gate"];
-/// The width of the tables without `--wide`, columns. Only names can make them wider.
+/// The width of the screen for which names are cut without `--wide`, columns.
 const COLUMNS: usize = 80;
 /// The fields of `deepres ps`'s columns: a tenant's use of a GPU, its limits, and its memory.
 type Columns = [&'static [&'static str]; 3];
@@ -85,7 +85,7 @@ pub struct Args {
     /// the tenant
     #[arg(short, long)]
     verbose: bool,
-    /// Show all columns, also beyond 80 columns of the screen
+    /// Show all columns and whole names, also beyond 80 columns of the screen
     #[arg(short, long)]
     wide: bool,
     /// Sort the tenants
@@ -190,7 +190,8 @@ pub fn name_of(uid: u32) -> Option<String> {
 
 fn print(status: &Status, shown: Shown, out: &mut impl Write) -> io::Result<()> {
     let daemon = &status.daemon;
-    writeln!(out, "daemon {} (deepres {}) in {}", daemon.pid, daemon.version, daemon.directory)?;
+    let line = format!("daemon {} (deepres {}) in {}", daemon.pid, daemon.version, daemon.directory);
+    writeln!(out, "{}", if shown.is_wide { line } else { cut(&line, COLUMNS) })?;
     for gpu in &status.gpus {
         print_gpu(gpu, shown, out)?;
     }
@@ -198,7 +199,7 @@ fn print(status: &Status, shown: Shown, out: &mut impl Write) -> io::Result<()> 
     writeln!(out)?;
     if status.tenants.is_empty() {
         writeln!(out, "no tenants; start one with `deepres run -- COMMAND`")?;
-        print_waiting(status, out)?;
+        print_waiting(status, shown, out)?;
         return print_others(status, shown, out);
     }
     let columns: Columns = match shown.is_wide {
@@ -216,13 +217,13 @@ fn print(status: &Status, shown: Shown, out: &mut impl Write) -> io::Result<()> 
         Some(account) => row(tenant, account, columns),
         None => vec![tenant.name.clone(), "-".to_owned()],
     });
-    print_table(&std::iter::once(heads.concat()).chain(rows).collect::<Vec<_>>(), out)?;
+    print_cut(std::iter::once(heads.concat()).chain(rows).collect(), &[0], shown, out)?;
     if !verbose {
         memory::print_brief(&status.tenants, out)?;
     }
-    requests::print(status, out)?;
+    requests::print(status, shown, out)?;
     print_processes(status, shown, out)?;
-    print_waiting(status, out)?;
+    print_waiting(status, shown, out)?;
     print_overdue(status, out)?;
     print_lost(status, out)?;
     if verbose {
@@ -248,19 +249,30 @@ pub fn phase(gpu: &GpuStatus) -> String {
     gpu.fault.as_ref().map_or(phase.clone(), |fault| format!("{phase}; fault: {fault}"))
 }
 
-fn print_gpu(gpu: &GpuStatus, shown: Shown, out: &mut impl Write) -> io::Result<()> {
+/// Returns the first line about a GPU, with `uuid` behind its memory. Cuts the holder's name so
+/// that the line takes at most `columns`.
+fn gpu_line(gpu: &GpuStatus, uuid: &str, columns: usize) -> String {
     let kind = if gpu.simulated { ", simulated" } else { "" };
-    let (index, name, memory, phase) = (gpu.index, &gpu.name, Bytes(gpu.memory_bytes), phase(gpu));
+    let line = |gpu: &GpuStatus| {
+        let (index, name, memory) = (gpu.index, &gpu.name, Bytes(gpu.memory_bytes));
+        format!("gpu {index}: {name}, {memory}{kind}{uuid}: {}", phase(gpu))
+    };
+    let mut fitting = gpu.clone();
+    if let Some(holder) = &mut fitting.holder {
+        let excess = width(&line(gpu)).saturating_sub(columns);
+        *holder = cut(holder, width(holder).saturating_sub(excess));
+    }
+    line(&fitting)
+}
+
+fn print_gpu(gpu: &GpuStatus, shown: Shown, out: &mut impl Write) -> io::Result<()> {
     let (contended, idle, handoffs) = (time(gpu.contended_ns), time(gpu.idle_ns), gpu.handoffs);
     if !shown.is_wide && !shown.is_verbose {
-        writeln!(out, "gpu {index}: {name}, {memory}{kind}: {phase}")?;
+        writeln!(out, "{}", gpu_line(gpu, "", COLUMNS))?;
         let p99 = time(gpu.handoff_p99_ns);
-        return writeln!(
-            out,
-            "  contended {contended}, idle {idle}; {handoffs} hand-offs, 99 % of them below {p99}"
-        );
+        return writeln!(out, "  contended {contended}, idle {idle}; {handoffs} hand-offs, 99 % below {p99}");
     }
-    writeln!(out, "gpu {index}: {name}, {memory}{kind}, {}: {phase}", gpu.uuid)?;
+    writeln!(out, "{}", gpu_line(gpu, &format!(", {}", gpu.uuid), usize::MAX))?;
     writeln!(
         out,
         "  contended {contended}, idle {idle}; {handoffs} hand-offs, each idle for {} (median) to {} (99 %); quantum {}, window {}",
@@ -333,12 +345,14 @@ fn print_processes(status: &Status, shown: Shown, out: &mut impl Write) -> io::R
     if rows.len() == 1 {
         return Ok(());
     }
+    const NAME: usize = 0;
+    const COMMAND: usize = 1 + 1 + SUMS.len();
     writeln!(out)?;
-    print_commands(rows, shown, out)
+    print_cut(rows, &[COMMAND, NAME], shown, out)
 }
 
 /// Prints the jobs that wait for memory, GPUs or caps, the next first.
-fn print_waiting(status: &Status, out: &mut impl Write) -> io::Result<()> {
+fn print_waiting(status: &Status, shown: Shown, out: &mut impl Write) -> io::Result<()> {
     const FIELDS: [&str; 4] = ["tenant", "uid", "memory_bytes", "gpus"];
     if status.waiting.is_empty() {
         return Ok(());
@@ -347,9 +361,9 @@ fn print_waiting(status: &Status, out: &mut impl Write) -> io::Result<()> {
     let row = |job: &WaitingStatus| {
         [cells(job, &FIELDS), vec![time(status.now_ns.saturating_sub(job.since_ns))]].concat()
     };
-    let rows: Vec<_> = std::iter::once(heads).chain(status.waiting.iter().map(row)).collect();
+    let rows = std::iter::once(heads).chain(status.waiting.iter().map(row)).collect();
     writeln!(out)?;
-    print_table(&rows, out)
+    print_cut(rows, &[0], shown, out)
 }
 
 /// Prints the names of the tenants that have work on a GPU which does not end.
@@ -386,15 +400,27 @@ fn print_lost(status: &Status, out: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
-/// Prints rows as [`print_table`] does. Unless the user wants a wide output, cuts the last column,
-/// which has command lines, at the width of the screen. The column keeps the width of its head.
-fn print_commands(mut rows: Vec<Vec<String>>, shown: Shown, out: &mut impl Write) -> io::Result<()> {
-    let others = rows.first().map_or(0, Vec::len).saturating_sub(1);
+/// Prints rows as [`print_table`] does. Unless the user wants a wide output, cuts the texts in the
+/// columns `names`, in this order, until the table fits on the screen. Of these columns, all but
+/// the last keep the width of their heads.
+fn print_cut(
+    mut rows: Vec<Vec<String>>,
+    names: &[usize],
+    shown: Shown,
+    out: &mut impl Write,
+) -> io::Result<()> {
     if !shown.is_wide {
-        let taken: usize = widths(&rows).iter().take(others).map(|width| width + GAP.len()).sum();
-        let head = rows.first().and_then(|heads| heads.last()).map_or(0, |head| width(head));
-        let room = COLUMNS.saturating_sub(taken).max(head);
-        rows.iter_mut().filter_map(|row| row.get_mut(others)).for_each(|cell| *cell = cut(cell, room));
+        let widths = widths(&rows);
+        let taken = widths.iter().sum::<usize>() + GAP.len() * widths.len().saturating_sub(1);
+        let mut excess = taken.saturating_sub(COLUMNS);
+        for (place, column) in names.iter().copied().enumerate() {
+            let head = rows.first().and_then(|heads| heads.get(column)).map_or(0, |head| width(head));
+            let least = if place + 1 == names.len() { 1 } else { head };
+            let less = excess.min(widths[column].saturating_sub(least));
+            excess -= less;
+            let room = widths[column] - less;
+            rows.iter_mut().filter_map(|row| row.get_mut(column)).for_each(|cell| *cell = cut(cell, room));
+        }
     }
     print_table(&rows, out)
 }
@@ -471,7 +497,7 @@ pub fn time(ns: u64) -> String {
 mod tests {
     use super::*;
     use crate::top::tests::status;
-    use deepres_model::admin::UnmanagedStatus;
+    use deepres_model::admin::{RequestStatus, UnmanagedStatus};
 
     fn printed(shown: Shown) -> String {
         let mut out = Vec::new();
@@ -514,6 +540,55 @@ mod tests {
         let unmanaged = page.lines().find(|line| line.starts_with("reported")).unwrap();
         assert!(width(unmanaged) == COLUMNS && unmanaged.ends_with(CUT), "{page}");
         assert!(!printed(Shown { is_wide: true, ..shown }).contains(CUT));
+    }
+
+    #[test]
+    fn the_page_fits_into_80_columns_with_long_names_and_large_figures_and_the_wide_page_cuts_nothing() {
+        const NAME: &str = "vision/train-0/main";
+        const LARGE_BYTES: u64 = (140 << 30) + (400 << 20);
+        let mut status = status();
+        status.daemon.directory = format!("/run/user/1000/{}", "deepres/".repeat(10));
+        (status.gpus[0].holder, status.gpus[0].name) = (Some(NAME.repeat(3)), "NVIDIA H200 NVL".to_owned());
+        (status.gpus[0].contended_ns, status.gpus[0].idle_ns) = (3_000_000_000_000, 2_000_000_000_000);
+        (status.gpus[0].handoffs, status.gpus[0].handoff_p99_ns) = (12_345_678, 120_000);
+        let tenant = &mut status.tenants[0];
+        (tenant.name, tenant.memory_limit_bytes) = (NAME.to_owned(), Some(LARGE_BYTES));
+        let account = &mut tenant.gpus[0];
+        (account.entitled_ppm, account.is_lent) = (Some(333_333), true);
+        (account.gpu_ns, account.wait_ns) = (3_000_000_000_000, 2_000_000_000_000);
+        (account.memory_bytes, account.gate) = (LARGE_BYTES, Some("suspended".to_owned()));
+        account.requests = Some(RequestStatus { ended: 1_234_567_890, ..RequestStatus::default() });
+        status.waiting = vec![WaitingStatus {
+            tenant: NAME.repeat(3),
+            uid: 4_000_000_000,
+            memory_bytes: LARGE_BYTES,
+            gpus: None,
+            since_ns: 0,
+        }];
+        status.unmanaged = vec![UnmanagedStatus {
+            pid: 1_234_567,
+            container_pid: Some(1_234_567),
+            container: Some("1f2e3d4c5b6a".to_owned()),
+            command: "python serve.py".to_owned(),
+            kind: "compute".to_owned(),
+            seen_by: ["ioctl", "descriptor"].map(str::to_owned).into(),
+            state: "reported".to_owned(),
+            started_by: Some(NAME.to_owned()),
+            ..UnmanagedStatus::default()
+        }];
+        let printed = |is_wide| {
+            let mut out = Vec::new();
+            print(&status, Shown { is_verbose: false, is_wide, order: Order::Owed }, &mut out).unwrap();
+            String::from_utf8(out).unwrap()
+        };
+        let page = printed(false);
+        assert!(page.lines().all(|line| width(line) <= COLUMNS), "{page}");
+        for text in ["140.4 GiB", "(33.3%)", "suspended", "1234567 (1234567)", "reported (of v", "(vision"] {
+            assert!(page.contains(text), "no {text} in {page}");
+        }
+        let wide = printed(true);
+        let state = format!("reported (of {NAME})");
+        assert!(!wide.contains(CUT) && wide.contains(&state) && wide.contains("python serve.py"), "{wide}");
     }
 
     #[test]

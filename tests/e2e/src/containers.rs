@@ -30,8 +30,9 @@ const OLD_DISTRIBUTION: &str = "bullseye";
 const FURTHER_PACKAGES: &str = "musl";
 /// Distribution of the root file system for packages: Debian 12.
 const SYSTEM_DISTRIBUTION: &str = "bookworm";
-/// Packages of the root file system for packages: systemd as the first process.
-const SYSTEM_PACKAGES: &str = "systemd-sysv,init-system-helpers";
+/// Packages of the root file system for packages: systemd as the first process, and curl, which the
+/// pages for users call.
+const SYSTEM_PACKAGES: &str = "systemd-sysv,init-system-helpers,curl";
 /// The first process of a container with systemd.
 const SYSTEM_INIT: &str = "/sbin/init";
 /// User of this machine that is root in a container with a user namespace. This user owns the files

@@ -1,5 +1,6 @@
 //! The files of all packages, declared once: each with its place below a prefix such as `/usr`.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -23,6 +24,8 @@ pub const PROGRAM_PLACE: &str = "bin/deepres";
 pub const LIBRARY_PLACE: &str = "lib/deepres/libdeepres.so";
 /// Place of the documentation below the prefix.
 pub const DOCUMENTATION: &str = "share/doc/deepres";
+/// The place on the web of files that no package contains.
+const REPOSITORY: &str = "https://github.com/deepres/deepres/blob/main";
 /// The units of systemd.
 const UNITS: [&str; 3] = ["deepres.service", "deepres.socket", "deepres-admin.socket"];
 /// The hooks of schedulers, with their modes: the paths in the folder `controller/deploy`, and
@@ -143,20 +146,79 @@ fn of_system(place: Place) -> Result<Vec<Item>> {
 /// Returns the pages for users, the licenses and the examples.
 fn documentation() -> Result<Vec<Item>> {
     let root = crate::workspace();
-    let mut pages = vec![
-        ("README.md".to_owned(), root.join("README.md")),
-        ("CHANGELOG.md".to_owned(), root.join("CHANGELOG.md")),
-        ("LICENSE-MIT".to_owned(), root.join("LICENSE-MIT")),
-        ("LICENSE-APACHE".to_owned(), root.join("LICENSE-APACHE")),
-        ("examples/deepres.toml".to_owned(), root.join("controller/deploy/deepres.toml")),
-    ];
-    let folders = [("docs", "docs"), ("examples/metrics", "controller/deploy/metrics")];
-    for (place, folder) in folders {
-        for path in files(&root.join(folder))? {
-            pages.push((format!("{place}/{}", path.file_name().unwrap_or_default().display()), path));
+    let alike = ["README.md", "CHANGELOG.md", "LICENSE-MIT", "LICENSE-APACHE"];
+    let alike = alike.map(|name| (name.to_owned(), name.to_owned()));
+    let configuration = ("controller/deploy/deepres.toml".to_owned(), "examples/deepres.toml".to_owned());
+    let mut places: BTreeMap<String, String> = alike.into_iter().chain([configuration]).collect();
+    for (folder, place) in [("docs", "docs"), ("controller/deploy/metrics", "examples/metrics")] {
+        for file in tracked(&root, folder)? {
+            let name = file.file_name().unwrap_or_default().display();
+            places.insert(format!("{folder}/{name}"), format!("{place}/{name}"));
         }
     }
-    pages.iter().map(|(name, path)| Ok(item(format!("{DOCUMENTATION}/{name}"), PLAIN, read(path)?))).collect()
+    let packed = |(path, place): (&String, &String)| -> Result<Item> {
+        let mut content = of_repository(path)?;
+        if path.ends_with(".md") {
+            content = linked(&String::from_utf8(content)?, path, &places).into_bytes();
+        }
+        Ok(item(format!("{DOCUMENTATION}/{place}"), PLAIN, content))
+    };
+    places.iter().map(packed).collect()
+}
+
+/// Returns a page of the repository with links for readers of the packages. `places` has the files
+/// of the documentation: their paths in the repository, and in the packages. Pages have the same
+/// path in both.
+fn linked(text: &str, page: &str, places: &BTreeMap<String, String>) -> String {
+    const LINK: &str = "](";
+    let mut parts = text.split(LINK);
+    let mut linked = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let (target, rest) = part.split_at(part.find(')').unwrap_or(0));
+        linked += LINK;
+        linked += &moved(target, page, places).unwrap_or_else(|| target.to_owned());
+        linked += rest;
+    }
+    linked
+}
+
+/// Returns the target of a page's link, for readers of the packages: another place in the packages,
+/// or the repository if the packages lack the file. Returns `None` if the target stays.
+fn moved(target: &str, page: &str, places: &BTreeMap<String, String>) -> Option<String> {
+    let (file, fragment) = target.split_at(target.find('#').unwrap_or(target.len()));
+    if file.is_empty() || file.contains("://") {
+        return None;
+    }
+    let mut path: Vec<&str> = page.split('/').collect();
+    path.pop();
+    let to_top = "../".repeat(path.len());
+    for step in file.split('/') {
+        if step == ".." {
+            path.pop();
+        } else {
+            path.push(step);
+        }
+    }
+    let path = path.join("/");
+    match places.get(&path) {
+        Some(place) if *place == path => None,
+        Some(place) => Some(format!("{to_top}{place}{fragment}")),
+        None => Some(format!("{REPOSITORY}/{path}{fragment}")),
+    }
+}
+
+/// Returns the files directly in a folder below `root` that git tracks. So an untracked file
+/// changes no package. Without git, in an unpacked archive of the source, the function returns all
+/// files.
+fn tracked(root: &Path, folder: &str) -> Result<Vec<PathBuf>> {
+    if !root.join(".git").exists() {
+        return files(&root.join(folder));
+    }
+    let mut list = Command::new("git");
+    list.arg("-C").arg(root).args(["ls-files", "-z", "--"]).arg(format!(":(glob){folder}/*"));
+    let listed = command::output(&mut list)?;
+    ensure!(!listed.is_empty(), "git tracks no file in {folder}");
+    Ok(listed.split_terminator('\0').map(|path| root.join(path)).collect())
 }
 
 /// Returns the files directly in a folder, in the order of their names.
@@ -189,6 +251,44 @@ mod tests {
         for item in items.iter().filter(|item| item.path.starts_with("lib/systemd")) {
             assert!(!String::from_utf8_lossy(&item.content).contains("/usr/local"), "{}", item.path);
         }
+    }
+
+    #[test]
+    fn an_untracked_page_reaches_no_package_and_without_git_all_pages_do() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
+        for page in ["docs/a.md", "docs/b.md", "docs/more/c.md"] {
+            fs::create_dir_all(root.join(page).parent().unwrap()).unwrap();
+            fs::write(root.join(page), page).unwrap();
+        }
+        let all = [root.join("docs/a.md"), root.join("docs/b.md")];
+        assert_eq!(tracked(root, "docs").unwrap(), all);
+        for arguments in [&["init", "--quiet"][..], &["add", "docs/a.md", "docs/more/c.md"]] {
+            command::run(Command::new("git").arg("-C").arg(root).args(arguments)).unwrap();
+        }
+        assert_eq!(tracked(root, "docs").unwrap(), all[..1]);
+    }
+
+    #[test]
+    fn a_link_of_a_packaged_page_leads_to_a_packaged_file_or_into_the_repository() {
+        let places = [("docs/a.md", "docs/a.md"), ("controller/rules.yml", "examples/rules.yml")]
+            .map(|(path, place)| (path.to_owned(), place.to_owned()));
+        let places = BTreeMap::from(places);
+        let text = "[a](a.md#part), [here](#part), [web](https://a.example/b), \
+                    [r](../controller/rules.yml), [s](../SECURITY.md#report)";
+        let expected = "[a](a.md#part), [here](#part), [web](https://a.example/b), \
+                        [r](../examples/rules.yml), \
+                        [s](https://github.com/deepres/deepres/blob/main/SECURITY.md#report)";
+        assert_eq!(linked(text, "docs/a.md", &places), expected);
+        assert_eq!(moved("docs/a.md", "README.md", &places), None);
+        let rules = moved("controller/rules.yml", "README.md", &places);
+        assert_eq!(rules.as_deref(), Some("examples/rules.yml"));
+
+        let items = documentation().unwrap();
+        let readme = items.iter().find(|item| item.path.ends_with("deepres/README.md")).unwrap();
+        let readme = String::from_utf8_lossy(&readme.content);
+        assert!(readme.contains(&format!("]({REPOSITORY}/SECURITY.md)")), "{readme}");
+        assert!(readme.contains("](examples/deepres.toml)") && readme.contains("](docs/page.png)"));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The part of `deepres ps` about programs that are metered from outside.
 
-use super::{Shown, cells, heads, pid, print_commands};
+use super::{Shown, cells, heads, pid, print_cut};
 use deepres_model::admin::{MeteredStatus, Status};
 use std::io::{self, Write};
 
@@ -10,7 +10,9 @@ pub fn print(status: &Status, shown: Shown, out: &mut impl Write) -> io::Result<
     if metering.processes.is_empty() {
         return Ok(());
     }
+    const TENANT: usize = 1;
     const PID: usize = 2;
+    const COMMAND: usize = 8;
     const FIELDS: [&str; 9] = [
         "state",
         "tenant",
@@ -29,7 +31,7 @@ pub fn print(status: &Status, shown: Shown, out: &mut impl Write) -> io::Result<
         rows.push(row);
     }
     writeln!(out)?;
-    print_commands(rows, shown, out)?;
+    print_cut(rows, &[COMMAND, TENANT], shown, out)?;
     for process in &metering.processes {
         if let Some(problem) = &process.problem {
             writeln!(out, "{}: {problem}", process.pid)?;

@@ -1,7 +1,7 @@
 //! The part of `deepres ps` about the requests of tenants with an SLO: latencies, goodput, and the
 //! delays of late requests.
 
-use super::{cells, heads, print_table, time};
+use super::{Shown, cells, heads, print_cut, time};
 use deepres_model::admin::{
     AccountStatus, LateStatus, OperatingPointStatus, RequestStatus, Status, TenantStatus,
 };
@@ -13,7 +13,7 @@ const FIELDS: [&str; 6] = ["slo_ns", "ended", "p50_ns", "p99_ns", "attained_ppm"
 const GOODPUT: usize = 5;
 
 /// Prints a table of the tenants with an SLO, and the delays of their late requests.
-pub fn print(status: &Status, out: &mut impl Write) -> io::Result<()> {
+pub fn print(status: &Status, shown: Shown, out: &mut impl Write) -> io::Result<()> {
     let accounts = status.tenants.iter().flat_map(|tenant| tenant.gpus.iter().map(move |gpu| (tenant, gpu)));
     let served: Vec<_> = accounts
         .filter_map(|(tenant, account)| Some((tenant, account, account.requests.as_ref()?)))
@@ -29,8 +29,8 @@ pub fn print(status: &Status, out: &mut impl Write) -> io::Result<()> {
         [cells(*tenant, &["name"]), cells(*account, &["gpu"]), figures].concat()
     };
     writeln!(out)?;
-    let rows: Vec<_> = std::iter::once(heads.concat()).chain(served.iter().map(row)).collect();
-    print_table(&rows, out)?;
+    let rows = std::iter::once(heads.concat()).chain(served.iter().map(row)).collect();
+    print_cut(rows, &[0], shown, out)?;
     for (tenant, account, requests) in served {
         if let Some(late) = &requests.late {
             writeln!(out, "{} on gpu {}: {}", tenant.name, account.gpu, delays(late))?;
@@ -83,6 +83,7 @@ pub fn point(point: &OperatingPointStatus, slo_ns: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ps::order::Order;
     use crate::top::tests::status;
 
     const MS: u64 = 1_000_000;
@@ -91,7 +92,8 @@ mod tests {
     fn the_table_has_the_tenants_with_an_slo_and_the_reasons_of_late_requests() {
         let mut status = status();
         let mut out = Vec::new();
-        print(&status, &mut out).unwrap();
+        let shown = Shown { is_verbose: false, is_wide: false, order: Order::Tenant };
+        print(&status, shown, &mut out).unwrap();
         assert!(out.is_empty(), "no tenant has an SLO");
         status.tenants[0].gpus[0].requests = Some(RequestStatus {
             slo_ns: 50 * MS,
@@ -111,7 +113,7 @@ mod tests {
             }),
             ..RequestStatus::default()
         });
-        print(&status, &mut out).unwrap();
+        print(&status, shown, &mut out).unwrap();
         let page = String::from_utf8(out).unwrap();
         assert!(page.lines().take(3).all(|line| line.len() <= super::super::COLUMNS), "{page}");
         let row = page.lines().nth(2).unwrap().split_whitespace().collect::<Vec<_>>().join(" ");

@@ -1,6 +1,6 @@
 //! The part of `deepres ps` about unmanaged processes.
 
-use super::{Shown, cells, heads, pid, print_commands};
+use super::{Shown, cells, heads, pid, print_cut};
 use deepres_model::admin::{Status, UnmanagedStatus};
 use std::io::{self, Write};
 
@@ -21,6 +21,10 @@ pub fn print(status: &Status, shown: Shown, out: &mut impl Write) -> io::Result<
         row[1] = pid(user.pid, user.container_pid);
         rows.push(row);
     }
+    const STATE: usize = 0;
+    const CONTAINER: usize = 3;
+    const SEEN_BY: usize = 5;
+    const COMMAND: usize = 6;
     writeln!(out)?;
-    print_commands(rows, shown, out)
+    print_cut(rows, &[COMMAND, SEEN_BY, CONTAINER, STATE], shown, out)
 }

@@ -79,7 +79,7 @@ pub fn lines(app: &App, width: usize, height: Option<usize>, has_colours: bool) 
     let foot = wrapped(&foot(app), width);
     let mut lines = vec![Line::styled(title(app), Modifier::BOLD)];
     let shown = app.status.gpus.iter().take(MOST_GPUS);
-    lines.extend(shown.map(|gpu| gpu_line(gpu, has_colours)));
+    lines.extend(shown.map(|gpu| gpu_line(gpu, width, has_colours)));
     let more = app.status.gpus.len().saturating_sub(MOST_GPUS);
     if more > 0 {
         lines.push(Line::raw(format!("{more} more GPUs")));
@@ -110,7 +110,7 @@ pub fn lines(app: &App, width: usize, height: Option<usize>, has_colours: bool) 
             lines.push(Line::raw("no tenants; start one with `deepres run -- COMMAND`"));
         }
         lines.push(Line::default());
-        lines.extend(details.into_iter().map(Line::raw));
+        lines.extend(details.iter().map(|line| Line::raw(cut(line, width))));
     }
     if let Some(height) = height {
         lines.resize(height.saturating_sub(foot.len()), Line::default());
@@ -154,18 +154,15 @@ fn title(app: &App) -> String {
     title
 }
 
-/// Returns the line about a GPU: its use in the last second, its memory and its holder.
-fn gpu_line(gpu: &GpuStatus, has_colours: bool) -> Line<'static> {
+/// Returns the line about a GPU: its use in the last second, its memory and its holder. The line
+/// takes at most `columns`.
+fn gpu_line(gpu: &GpuStatus, columns: usize, has_colours: bool) -> Line<'static> {
     let used_ppm = gpu.recent_share_ppm;
     let mut line = Line::raw(format!("gpu {:<2} {:>5} ", gpu.index, percent(used_ppm)));
     bar(used_ppm, used_ppm, GPU_BAR, has_colours).into_iter().for_each(|part| line.push_span(part));
-    line.push_span(format!(
-        "  {} of {}  {}  {}",
-        Bytes(gpu.held_bytes),
-        Bytes(gpu.memory_bytes),
-        phase(gpu),
-        gpu.name
-    ));
+    let (held, memory) = (Bytes(gpu.held_bytes), Bytes(gpu.memory_bytes));
+    let rest = format!("  {held} of {memory}  {}  {}", phase(gpu), gpu.name);
+    line.push_span(cut(&rest, columns.saturating_sub(line.width())));
     line
 }
 
@@ -359,33 +356,25 @@ pub mod tests {
 
     const NS_PER_S: u64 = 1_000_000_000;
     const MIB: u64 = 1 << 20;
+    /// The memory of a context.
+    const CONTEXT_BYTES: u64 = 36 * MIB;
     /// The widths of the recorded screens of [`status`], columns. If a screen differs from its
     /// record, the test prints the new screen.
     const WIDTHS: [u16; 2] = [80, 200];
     const HEIGHT: u16 = 16;
 
-    /// Returns a tenant with an account on GPU 0, which has a share and had another.
-    fn tenant(name: &str, entitled_ppm: u32, recent_share_ppm: u32) -> TenantStatus {
+    /// Returns a tenant with an account on GPU 0.
+    fn tenant(name: &str, gate: &str, figures: AccountStatus) -> TenantStatus {
+        let linear_bytes = figures.memory_bytes - CONTEXT_BYTES;
         let account = AccountStatus {
-            entitled_ppm: Some(entitled_ppm),
             entitled_by: "asked".to_owned(),
-            recent_share_ppm,
-            total_share_ppm: 157_000,
-            gpu_ns: 7 * NS_PER_S,
-            wait_ns: 9_200_000_000,
-            waits: 52,
-            kernel_launches: 481,
-            contended_ns: 9_300_000_000,
-            owed_ns: 6_510_000_000,
-            had_ns: 6_400_000_000,
-            memory_bytes: 536 * MIB,
-            memory_peak_bytes: 600 * MIB,
+            memory_peak_bytes: figures.memory_bytes + 64 * MIB,
             memory_by_kind: BTreeMap::from([
-                ("context".to_owned(), 36 * MIB),
-                ("linear".to_owned(), 500 * MIB),
+                ("context".to_owned(), CONTEXT_BYTES),
+                ("linear".to_owned(), linear_bytes),
             ]),
-            gate: Some("leased".to_owned()),
-            ..AccountStatus::default()
+            gate: Some(gate.to_owned()),
+            ..figures
         };
         let session = SessionStatus {
             id: 1,
@@ -405,16 +394,51 @@ pub mod tests {
         }
     }
 
-    /// Returns a status with three tenants: two compute, and the third is paused.
+    /// Returns a status with three tenants: two compute in turns, and the third has just been paused.
     pub fn status() -> Status {
-        let mut nightly = tenant("nightly", 100_000, 0);
-        (nightly.paused, nightly.gpus[0].is_lent, nightly.gpus[0].gate) =
-            (true, true, Some("paused".to_owned()));
+        let train = AccountStatus {
+            entitled_ppm: Some(700_000),
+            recent_share_ppm: 679_000,
+            total_share_ppm: 261_000,
+            gpu_ns: 46_900_000_000,
+            wait_ns: 44_600_000_000,
+            waits: 412,
+            kernel_launches: 3_207,
+            contended_ns: 92 * NS_PER_S,
+            owed_ns: 47_100_000_000,
+            had_ns: 45_800_000_000,
+            memory_bytes: 836 * MIB,
+            ..AccountStatus::default()
+        };
+        let finetune = AccountStatus {
+            entitled_ppm: Some(300_000),
+            recent_share_ppm: 317_000,
+            total_share_ppm: 223_000,
+            gpu_ns: 40_200_000_000,
+            wait_ns: 71_300_000_000,
+            kernel_launches: 2_741,
+            contended_ns: 91_500_000_000,
+            memory_bytes: 536 * MIB,
+            ..AccountStatus::default()
+        };
+        let nightly = AccountStatus {
+            entitled_ppm: Some(100_000),
+            recent_share_ppm: 4_000,
+            total_share_ppm: 69_000,
+            gpu_ns: 12_400_000_000,
+            wait_ns: 30_800_000_000,
+            kernel_launches: 848,
+            contended_ns: 33_700_000_000,
+            memory_bytes: 236 * MIB,
+            is_lent: true,
+            ..AccountStatus::default()
+        };
+        let nightly = TenantStatus { paused: true, ..tenant("nightly", "paused", nightly) };
         let gpu = GpuStatus {
             name: "Simulated H200".to_owned(),
             memory_bytes: 141 << 30,
-            held_bytes: 3 * 536 * MIB,
-            recent_share_ppm: 996_000,
+            held_bytes: (836 + 536 + 236) * MIB,
+            recent_share_ppm: PPM,
             phase: "leased".to_owned(),
             holder: Some("train".to_owned()),
             ..GpuStatus::default()
@@ -423,7 +447,7 @@ pub mod tests {
             now_ns: 1_000 * NS_PER_S,
             daemon: DaemonStatus { pid: 4711, version: "0.1.0".to_owned(), ..DaemonStatus::default() },
             gpus: vec![gpu],
-            tenants: vec![tenant("finetune", 300_000, 317_000), nightly, tenant("train", 700_000, 679_000)],
+            tenants: vec![tenant("finetune", "closed", finetune), nightly, tenant("train", "leased", train)],
             ..Status::default()
         }
     }
@@ -503,8 +527,12 @@ pub mod tests {
     }
 
     #[test]
-    fn one_frame_for_scripts_has_all_rows_and_no_keys() {
-        let lines = lines(&app(), 80, None, false);
+    fn one_frame_for_scripts_has_all_rows_no_keys_and_no_line_beyond_its_width() {
+        let mut app = app();
+        let status = &mut app.status;
+        status.gpus[0].holder = Some("vision/train-0/main".repeat(2));
+        status.tenants[2].sessions[0].client = "python train.py ".repeat(10);
+        let lines = lines(&app, 80, None, false);
         let text: Vec<String> = lines.iter().map(ToString::to_string).collect();
         assert!(text.iter().all(|line| Span::raw(line.as_str()).width() <= 80), "{text:?}");
         assert!(

@@ -60,6 +60,16 @@ fn systemd_stops_the_daemon_alone_because_its_movers_bring_suspended_tenants_bac
 }
 
 #[test]
+fn systemd_lets_the_daemon_serve_loopback_addresses_and_lets_no_other_machine_reach_it() {
+    let text = unit("deepres.service");
+    for line in
+        ["RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6", "IPAddressDeny=any", "IPAddressAllow=localhost"]
+    {
+        assert!(text.lines().any(|found| found == line), "the unit lacks {line}");
+    }
+}
+
+#[test]
 fn the_removal_of_the_package_waits_for_daemons_and_for_movers_by_the_names_of_their_commands() {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/debian/prerm");
     let script = std::fs::read_to_string(script).unwrap();

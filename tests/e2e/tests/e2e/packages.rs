@@ -1,5 +1,5 @@
-//! The packages of `cargo xtask dist` on users' machines: the Debian package under systemd, and the
-//! wheel in the Python environment of a user without root.
+//! The packages of `cargo xtask dist` on users' machines: the Debian package under systemd, the
+//! archive in a folder, and the wheel in the Python environment of a user without root.
 //!
 //! The packages are beside the product under test. `cargo xtask dist --built FOLDER` packs the
 //! product in a folder.
@@ -21,6 +21,10 @@ use deepres_e2e::users::{AS_NOBODY, NOBODY};
 const BOOTS_WITHIN: Duration = Duration::from_secs(60);
 /// The version of the next package. Debian's tools sort it after every version that deepres has.
 const NEXT_VERSION: &str = "999.0";
+/// The exit status of a daemon that finds no GPU.
+const NO_GPU: &str = "69";
+/// The blanks before each command on a page.
+const INDENT: &str = "    ";
 
 /// Returns the package whose file name ends in this way.
 fn package(ending: &str) -> PathBuf {
@@ -30,6 +34,22 @@ fn package(ending: &str) -> PathBuf {
     let found = packages.find(|path| path.to_string_lossy().ends_with(ending));
     found
         .unwrap_or_else(|| panic!("no {ending} in {0}; run `cargo xtask dist --built {0}`", folder.display()))
+}
+
+/// Returns the first block of commands on a page of `docs/`, for root.
+fn first_commands(page: &str) -> Vec<String> {
+    let text = fs::read_to_string(repository().join("docs").join(page)).expect("a page of the repository");
+    let block = text.lines().skip_while(|line| !line.starts_with(INDENT));
+    let commands = block.map_while(|line| line.strip_prefix(INDENT));
+    commands.map(|command| command.trim_start_matches("sudo ").to_owned()).collect()
+}
+
+/// Asserts that the processes have loaded this library.
+#[track_caller]
+fn assert_loaded(library: &Path, pids: &[u32]) {
+    let maps = |pid: &u32| fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    let maps: String = pids.iter().map(maps).collect();
+    assert!(maps.contains(&library.display().to_string()), "{} is not in {maps}", library.display());
 }
 
 /// A Debian 12 with systemd and the simulated driver, in a container.
@@ -74,6 +94,17 @@ impl<'a> System<'a> {
     #[track_caller]
     fn shell(&self, script: &str) -> String {
         self.call(&["bash", "-ec", script]).success().stdout
+    }
+
+    /// Does the first commands of a page, of which the last asks the daemon. Waits until the answer
+    /// contains `wanted`.
+    fn follow(&self, page: &str, wanted: &str) {
+        let commands = first_commands(page);
+        let (ask, before) = commands.split_last().expect("the page has commands");
+        self.shell(&before.join("\n"));
+        eventually(&format!("the daemon answers as docs/{page} says"), || {
+            self.call(&["bash", "-ec", ask]).stdout.contains(wanted)
+        });
     }
 
     /// Starts a job of `alice`, and waits until it launches.
@@ -127,6 +158,9 @@ fn a_plain_users_jobs_outlive_the_upgrade_the_removal_and_the_purge_of_the_debia
     system.shell(&format!("dpkg --install {}", deb.display()));
     system.shell("systemctl is-active deepres.service deepres.socket deepres-admin.socket");
     system.shell("deepres config check && test -s /usr/share/man/man1/deepres-run.1.gz");
+    system.shell("deepres cdi generate --name train --share 30% && test -s /etc/cdi/deepres.json");
+    system.follow("metrics.md", "deepres_");
+    system.follow("web.md", "<title>deepres</title>");
     let jobs = [system.job("first", "70%"), system.job("second", "30%")];
     let completed = system.shell(
         "source /usr/share/bash-completion/completions/deepres; COMP_WORDS=(deepres suspend fi); COMP_CWORD=2; \
@@ -141,7 +175,13 @@ fn a_plain_users_jobs_outlive_the_upgrade_the_removal_and_the_purge_of_the_debia
     assert!(shown.contains("/etc/deepres/deepres.toml") && shown.contains("61"), "{shown}");
     assert_eq!(system.ps().daemon_pid, before.daemon_pid, "a reload keeps the daemon");
 
-    system.shell(&format!("dpkg --install --force-confold {}", next.display()));
+    let upgrade = format!("dpkg --install --force-confold {}", next.display());
+    system.shell("echo 'nonsense = 1' >> /etc/deepres/deepres.toml");
+    let upgraded = system.call(&["bash", "-ec", &upgrade]).success();
+    assert!(upgraded.stderr.contains("mend the configuration"), "{}", upgraded.stderr);
+    assert_eq!(system.ps().daemon_pid, before.daemon_pid, "a faulty configuration keeps the old daemon");
+    system.shell("sed -i '$d' /etc/deepres/deepres.toml");
+    system.shell(&upgrade);
     let has_gone_on = |ps: &Ps| {
         names.iter().all(|name| {
             let now = ps.find(name).filter(|now| now.pids() == before.tenant(name).pids());
@@ -169,6 +209,56 @@ fn a_plain_users_jobs_outlive_the_upgrade_the_removal_and_the_purge_of_the_debia
          -not -path '/etc/systemd/system/deepres.service.d*'; ls -d /tmp/deepres-gpu* 2>/dev/null || true",
     );
     assert_eq!(left, "", "nothing is left");
+}
+
+#[test]
+#[ignore = "deep: installs the Debian package under systemd"]
+fn the_debian_package_installs_without_a_gpu_and_its_removal_ends_the_daemon_of_a_plain_user() {
+    let host = Host::new();
+    let Some(containers) = Containers::on(&host) else { return };
+    let deb = package("_amd64.deb");
+    let system = System::start(&host, &containers, &[deb.parent().expect("a file is in a folder")]);
+
+    system.shell("mv /etc/ld.so.conf.d/simgpu.conf /root && ldconfig");
+    system.shell(&format!("dpkg --install {}", deb.display()));
+    let status = system.shell("systemctl show --property ExecMainStatus --value deepres.service");
+    assert_eq!(status.trim(), NO_GPU, "the daemon ends");
+    system.shell("mv /root/simgpu.conf /etc/ld.so.conf.d && ldconfig && systemctl restart deepres");
+    system.shell("systemctl is-active deepres.service");
+
+    system.shell("systemctl stop deepres.service deepres.socket deepres-admin.socket");
+    let run = containers.exec(&system.container, &["--user", "alice"], &["deepres", "daemon"]);
+    let mut daemon = host.spawn(run);
+    daemon.await_error_line(|line| line.contains("the daemon is ready"));
+    system.shell("dpkg --remove deepres");
+    daemon.await_end().success();
+}
+
+#[test]
+#[ignore = "deep: unpacks the archive"]
+fn a_job_runs_by_the_archive_in_any_folder_and_the_packages_have_the_listed_checksums() {
+    let host = Host::new();
+    let archive = package("-x86_64-linux.tar.gz");
+    let mut check = host.command("sha256sum");
+    check.args(["--check", "SHA256SUMS"]).current_dir(archive.parent().expect("a file is in a folder"));
+    host.finish(check).success();
+    let mut unpack = host.command("tar");
+    unpack.args(["--one-top-level=archive", "--strip-components=1", "-xf"]).arg(&archive);
+    host.finish(unpack).success();
+
+    let folder = host.path().join("archive");
+    let deepres = || host.command(folder.join("bin/deepres"));
+    let mut run = deepres();
+    run.args(["run", "--name", "train", "--share", "70%", "--", &client()]);
+    let _job = host.start(run, "ready");
+    let ps = || {
+        let mut ask = deepres();
+        ask.args(["ps", "--json"]);
+        Ps::parse(&host.finish(ask).success().stdout)
+    };
+    let has_launched = |ps: &Ps| ps.find("train").is_some_and(|train| train.kernel_launches > 0);
+    let pids = await_value(ps, has_launched).tenant("train").pids();
+    assert_loaded(&folder.join("lib/deepres/libdeepres.so"), &pids);
 }
 
 /// Tests that measure. Each test runs alone on the machine.
@@ -235,10 +325,7 @@ mod measured {
             ask.args(["ps", "--json"]);
             Ps::parse(&host.finish(ask).success().stdout)
         };
-        let pids = ps().tenant(CLIENTS[0].name).pids();
-        let maps = |pid: &u32| fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
-        let maps: String = pids.iter().map(maps).collect();
-        assert!(maps.contains(&library.display().to_string()), "the wheel's library meters: {maps}");
+        assert_loaded(&library, &ps().tenant(CLIENTS[0].name).pids());
         thread::sleep(SETTLED);
         let (before, truth) = (ps(), host.truth());
         thread::sleep(MEASURED);
