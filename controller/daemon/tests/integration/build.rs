@@ -36,7 +36,6 @@ fn a_named_file_that_is_not_there_is_no_build_without_the_programs() {
 #[test]
 fn a_build_without_the_programs_says_how_to_get_them() {
     assert!(
-        script::WITHOUT.contains("without its eBPF programs")
-            && script::WITHOUT.contains("cargo xtask ebpf")
+        script::WITHOUT.contains("without its eBPF programs") && script::WITHOUT.contains("cargo xtask ebpf")
     );
 }
