@@ -142,7 +142,7 @@ fn print_page(args: &Args, out: &mut impl Write) -> Result<()> {
 
 /// The part of the status to print.
 #[derive(Debug, Clone, Copy)]
-struct Shown {
+pub struct Shown {
     is_verbose: bool,
     is_wide: bool,
     order: Order,
