@@ -1,7 +1,7 @@
 //! The deep track of `cargo xtask test`, and the page about its last pass.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
 
@@ -9,9 +9,11 @@ use anyhow::{Context as _, Result, ensure};
 use deepres_e2e::{containers, venv};
 
 use super::program::Program;
+use super::rest::Failed;
 use super::tally::Tally;
 use super::{
-    EndToEnd, cargo_tests, heading, is_timeless, measured, models, prepare, program, start_beside, together,
+    EndToEnd, MEASURES, cargo_tests, heading, is_timeless, measured, models, prepare, program, selected,
+    start_beside, together,
 };
 use crate::build::{self, Artefacts};
 use crate::sanitize::Sanitizer;
@@ -30,8 +32,8 @@ const COMMIT: &str = "Commit: ";
 /// The argument that selects the tests of both tracks.
 const BOTH_TRACKS: [&str; 1] = ["--include-ignored"];
 
-/// Runs the deep track.
-pub fn run(tally: &mut Tally) -> Result<()> {
+/// Makes everything that the tests of the deep track need besides the product.
+fn prepare_all() -> Result<()> {
     prepare(true)?;
     if rustix::process::geteuid().is_root() {
         containers::system_root()?;
@@ -43,12 +45,24 @@ pub fn run(tally: &mut Tally) -> Result<()> {
     for framework in venv::FRAMEWORKS {
         venv::framework(framework)?;
     }
+    Ok(())
+}
+
+/// Builds the product as users get it, and the clients that need it.
+fn product() -> Result<Artefacts> {
+    heading("cargo xtask dist");
+    let artefacts = dist::build()?;
+    venv::pycuda(&venv::clients()?, &artefacts.simgpu())?;
+    Ok(artefacts)
+}
+
+/// Runs the deep track.
+pub fn run(tally: &mut Tally) -> Result<()> {
+    prepare_all()?;
     thread::scope(|scope| {
         // The last step of the product's build uses one processor, and the models need no product.
         let mut beside = vec![start_beside(scope, |tally| models(tally, &BOTH_TRACKS))?];
-        heading("cargo xtask dist");
-        let artefacts = dist::build()?;
-        venv::pycuda(&venv::clients()?, &artefacts.simgpu())?;
+        let artefacts = product()?;
         heading("cargo build --workspace --lib --bins --tests");
         let programs = program::build_all()?;
         let mut end_to_end = EndToEnd::of(&programs, &artefacts, &BOTH_TRACKS)?;
@@ -76,6 +90,29 @@ pub fn run(tally: &mut Tally) -> Result<()> {
         others().try_for_each(|program| measured(tally, program, &[], &BOTH_TRACKS, &[]))
     })?;
     sanitizers()?.try_for_each(|sanitizer| cargo_tests(tally, &mut sanitizer.tests()?, &[]))
+}
+
+/// Runs the tests that failed in the last run of the whole track. Returns that run.
+///
+/// # Errors
+/// If the product changed since that run.
+pub fn run_rest(tally: &mut Tally) -> Result<Failed> {
+    let failed = Failed::read()?;
+    prepare_all()?;
+    let artefacts = product()?;
+    heading("cargo build --workspace --lib --bins --tests");
+    let programs = program::build_all()?;
+    let mut environment = EndToEnd::of(&programs, &artefacts, &BOTH_TRACKS)?.environment;
+    environment.push(("DEEPRES_CALLS_SECONDS", CALLS_SECONDS.as_ref()));
+    for (name, tests) in &failed.tests {
+        let found = programs.iter().find(|program| program.name == name.trim_end_matches(MEASURES));
+        let program = found.with_context(|| format!("only the whole track runs {name}"))?;
+        let names: Vec<&str> = tests.iter().map(String::as_str).collect();
+        let all = [&["--exact", "--test-threads=1"], &names[..], &BOTH_TRACKS].concat();
+        tally.tests(name, |one| program.run(&selected(&all, one), &environment))?;
+    }
+    ensure!(tally.passed() >= failed.names().count() as u64, "some of the failed tests are gone");
+    Ok(failed)
 }
 
 /// Returns the sanitizers.
@@ -130,7 +167,7 @@ pub fn check_last_pass() -> Result<()> {
     };
     let commit = text.lines().find_map(|line| line.strip_prefix(COMMIT));
     let commit = commit.with_context(|| format!("{NOTE} names no commit"))?.trim();
-    let mut ask = git(&["merge-base", "--is-ancestor", commit, "HEAD"]);
+    let mut ask = git(&crate::workspace(), &["merge-base", "--is-ancestor", commit, "HEAD"]);
     let status = ask.status().with_context(|| format!("cannot start: {}", command::shown(&ask)))?;
     ensure!(
         status.success(),
@@ -139,34 +176,49 @@ pub fn check_last_pass() -> Result<()> {
     Ok(())
 }
 
-/// Writes the page: the deep track passed on this commit. Writes nothing if the working tree
-/// differs from the commit.
-pub fn note_pass() -> Result<()> {
-    let changed = command::output(&mut git(&["status", "--porcelain"]))?;
-    if !changed.is_empty() {
-        eprintln!(
-            "{NOTE} does not note this pass, because the working tree differs from the commit\n{changed}"
-        );
-        return Ok(());
-    }
-    let commit = command::output(&mut git(&["rev-parse", "HEAD"]))?;
+/// Writes the page: the deep track passed on `commit`, the commit of the working tree. `rest` is the
+/// run of the whole track, if this run had only the tests that failed in it.
+pub fn note_pass(commit: &str, rest: Option<&Failed>) -> Result<()> {
     let date = command::output(Command::new("date").args(["--utc", "+%F"]))?;
+    let rest = rest.map_or_else(String::new, |whole| {
+        let names: Vec<String> = whole.names().map(|name| format!("- `{name}`\n")).collect();
+        format!(
+            "\nThe whole track ran on {}, where {} tests and checks passed. These tests failed there, and\n\
+             passed on the commit above, which has the same product:\n\n{}",
+            whole.commit,
+            whole.passed,
+            names.concat()
+        )
+    });
     let text = format!(
         "# The last pass of the deep track\n\n\
          `cargo xtask test --deep` writes this page. If the commit is no ancestor of the commit under test,\n\
-         `cargo xtask test` fails.\n\n{COMMIT}{}\nDate: {}\n",
-        commit.trim(),
+         `cargo xtask test` fails.\n\n{COMMIT}{commit}\nDate: {}\n{rest}",
         date.trim()
     );
     fs::write(note(), text).with_context(|| format!("cannot write {NOTE}"))
+}
+
+/// Returns the present commit. Returns `None` and says so if the working tree differs from it.
+pub fn commit() -> Result<Option<String>> {
+    let root = crate::workspace();
+    let changed = command::output(&mut git(&root, &["status", "--porcelain"]))?;
+    if !changed.is_empty() {
+        eprintln!(
+            "{NOTE} does not note this run, because the working tree differs from the commit\n{changed}"
+        );
+        return Ok(None);
+    }
+    Ok(Some(command::output(&mut git(&root, &["rev-parse", "HEAD"]))?.trim().to_owned()))
 }
 
 fn note() -> PathBuf {
     crate::workspace().join(NOTE)
 }
 
-fn git(arguments: &[&str]) -> Command {
+/// Returns a command of git in the checkout `root`.
+pub fn git(root: &Path, arguments: &[&str]) -> Command {
     let mut git = Command::new("git");
-    git.arg("-C").arg(crate::workspace()).args(arguments).stderr(Stdio::inherit());
+    git.arg("-C").arg(root).args(arguments).stderr(Stdio::inherit());
     git
 }

@@ -6,6 +6,7 @@
 mod deep;
 mod needs;
 pub mod program;
+mod rest;
 mod tally;
 mod unmeasured;
 
@@ -34,6 +35,10 @@ pub struct Options {
     /// also adds PyTorch, TensorFlow and JAX from PyPI (some 20 GB in the cache).
     #[arg(long)]
     deep: bool,
+    /// Run only the tests that failed in the last run of the deep track on this machine. If they pass
+    /// and the product has not changed since, the deep track has passed.
+    #[arg(long, requires = "deep")]
+    rest: bool,
 }
 
 /// The program of the end-to-end tests.
@@ -45,6 +50,9 @@ const TOGETHER: &str = "--test-threads=8";
 const TIMELESS: [&str; 2] = ["deepres-eval", "deepres-policy"];
 /// The module name of end-to-end tests that measure. Each of these tests runs alone on the machine.
 const MEASURED: &str = "::measured::";
+
+/// The end of the names of runs of such tests.
+const MEASURES: &str = ", tests that measure";
 
 /// Prints a heading, with the minutes and seconds since the first heading.
 fn heading(text: &str) {
@@ -59,15 +67,26 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     heading("packages that the tests need");
     needs::install(options.deep)?;
     let mut tally = Tally::default();
-    if options.deep {
+    let mut finished = None;
+    if options.rest {
+        finished = Some(deep::run_rest(&mut tally)?);
+    } else if options.deep {
         deep::run(&mut tally)?;
     } else {
         quick(&mut tally, options.filter.as_deref())?;
     }
     tally.judge(&unmeasured::last());
     unmeasured::note(&tally.unmeasured())?;
-    if options.deep && tally.is_passed() {
-        deep::note_pass()?;
+    if options.deep {
+        let commit = deep::commit()?;
+        if tally.is_passed()
+            && let Some(commit) = &commit
+        {
+            deep::note_pass(commit, finished.as_ref())?;
+        }
+        if finished.is_none() {
+            rest::record(&tally, commit)?;
+        }
     }
     Ok(tally.report())
 }
@@ -160,9 +179,7 @@ fn measured(
         return Ok(());
     }
     let all = [&["--exact", "--test-threads=1"], &names[..], arguments].concat();
-    tally.tests(&format!("{}, tests that measure", program.name), |one| {
-        program.run(&selected(&all, one), environment)
-    })
+    tally.tests(&format!("{}{MEASURES}", program.name), |one| program.run(&selected(&all, one), environment))
 }
 
 /// Makes everything that the tests need besides the product. If a test made these things during its

@@ -37,6 +37,8 @@ pub struct Tally {
     skips: BTreeSet<String>,
     /// The failures, with the test program or check that failed.
     failures: Vec<String>,
+    /// The failed tests of each run of a test program, as far as the program named them.
+    failed_tests: Vec<(String, Vec<String>)>,
 }
 
 impl Tally {
@@ -58,6 +60,7 @@ impl Tally {
         self.not_measured.extend(other.not_measured);
         self.skips.extend(other.skips);
         self.failures.extend(other.failures);
+        self.failed_tests.extend(other.failed_tests);
     }
 
     /// Runs the tests of a program and adds up the results.
@@ -122,6 +125,7 @@ impl Tally {
         if !failures.is_empty() {
             let names: Vec<String> = failures.into_iter().map(|failure| failure.name).collect();
             self.failures.push(format!("failed: {name}: {}", names.join(" ")));
+            self.failed_tests.push((name.to_owned(), names));
         }
         Ok(())
     }
@@ -129,6 +133,18 @@ impl Tally {
     /// Returns whether nothing failed.
     pub fn is_passed(&self) -> bool {
         self.failures.is_empty() && self.failed == 0
+    }
+
+    /// Returns the number of tests and checks that passed.
+    pub fn passed(&self) -> u64 {
+        self.passed
+    }
+
+    /// Returns the failed tests of each run of a test program. Returns `None` if nothing failed, or
+    /// if anything but named tests failed.
+    pub fn failed_tests(&self) -> Option<&[(String, Vec<String>)]> {
+        let has_only_tests = self.failed_tests.len() == self.failures.len();
+        (has_only_tests && !self.is_passed()).then_some(&self.failed_tests)
     }
 
     /// Judges the tests that the run skipped or did not measure. The method adds three kinds of
@@ -303,7 +319,7 @@ mod tests {
         let tally = measured(&[&[("a", 23.0)], &[]]);
         assert_eq!((tally.passed, tally.failed, tally.not_measured.len()), (10, 0, 0));
         assert!(tally.failures.is_empty());
-        let tally = measured(&[
+        let mut tally = measured(&[
             &[("a", 23.0), ("b", 1.5)],
             &[("a", 7.0)],
             &[("b", 0.9)],
@@ -313,6 +329,9 @@ mod tests {
         assert_eq!((tally.passed, tally.failed), (8, 1), "b failed while little was taken");
         assert_eq!(tally.not_measured, ["a"]);
         assert!(tally.failures[0].ends_with(": b"), "{}", tally.failures[0]);
+        assert_eq!(tally.failed_tests().unwrap(), [("tests".to_owned(), vec!["b".to_owned()])]);
+        tally.check("another check", Err(anyhow::anyhow!("it failed")));
+        assert_eq!(tally.failed_tests(), None);
         // A failure without a disturbance counts.
         let tally = measured(&[&[("a", 0.5)]]);
         assert_eq!((tally.passed, tally.failed, tally.not_measured.len()), (9, 1, 0));

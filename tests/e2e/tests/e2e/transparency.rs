@@ -150,7 +150,7 @@ fn a_gpu_client_with_a_dead_foreign_or_mute_socket_is_the_same() {
 }
 
 #[test]
-fn a_gpu_client_with_garbage_in_the_environment_is_the_same() {
+fn a_gpu_client_with_garbage_in_the_environment_is_the_same_or_has_no_gpu_if_a_limit_is_garbage() {
     let (host, _daemon) = Host::new().with_daemon();
     let bare = bare_client(&host);
     let garbage = [
@@ -163,18 +163,27 @@ fn a_gpu_client_with_garbage_in_the_environment_is_the_same() {
         "%s%n%s%n",
         &"z".repeat(10_000),
     ];
-    for variable in ["DEEPRES_SHARE", "DEEPRES_MEMORY", "DEEPRES_TENANT", "DEEPRES_LOG", "DEEPRES_SOCKET"] {
-        for value in garbage {
-            let mut command = host.preloaded(c_client("launches"));
-            command.env(variable, value);
-            let hooked = host.finish(command);
-            let shown: String = value.chars().take(20).collect();
-            assert_eq!(
-                (hooked.code, &hooked.stdout),
-                (0, &bare.stdout),
-                "{variable}={shown:?}: {}",
-                hooked.stderr
-            );
+    let with = |variable: &str, value: &str| {
+        let mut command = host.preloaded(c_client("launches"));
+        command.env(variable, value);
+        host.finish(command)
+    };
+    for value in garbage {
+        let shown: String = value.chars().take(20).collect();
+        let is_same = |variable: &str| {
+            let hooked = with(variable, value);
+            let found = (hooked.code, &hooked.stdout);
+            assert_eq!(found, (0, &bare.stdout), "{variable}={shown:?}: {}", hooked.stderr);
+        };
+        ["DEEPRES_TENANT", "DEEPRES_LOG", "DEEPRES_SOCKET"].into_iter().for_each(is_same);
+        for variable in ["DEEPRES_SHARE", "DEEPRES_MEMORY"] {
+            if value.is_empty() {
+                is_same(variable);
+                continue;
+            }
+            let hooked = with(variable, value);
+            assert_eq!(hooked.code, 1, "{variable}={shown:?}: {}", hooked.stderr);
+            assert!(hooked.stderr.contains(&format!("{variable}=")), "{variable}: {}", hooked.stderr);
         }
     }
 }
