@@ -144,7 +144,9 @@ impl<'host> Containers<'host> {
     #[track_caller]
     pub fn start_system(&self, options: &[&str]) -> Container {
         let root = system_root().unwrap_or_else(|error| panic!("the system's root: {error:#}"));
-        let options = [&["--systemd=always"], options].concat();
+        // As on a machine, root sees the programs of all users. All processes of a container have one
+        // weight together, as much as any other process of the machine by default.
+        let options = [&["--systemd=always", "--cap-add=SYS_PTRACE", "--cpu-shares=16384"], options].concat();
         self.start_on(&root, &options, Users::Shared, &[SYSTEM_INIT])
     }
 
